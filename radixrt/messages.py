@@ -1,0 +1,462 @@
+"""Every message that crosses a process boundary, and its wire form (msgpack through msgspec; nothing is pickled).
+
+    main -> tokenizer        GenerateReq, AbortReq, ControlReq
+    tokenizer -> scheduler   TokenizedReq, AbortReq, ControlReq
+    scheduler -> runner      ForwardStep, GrammarMask, DebugReq
+    runner -> scheduler      RunnerReady, StepOutput, StepFailed, DebugReply
+    scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
+    tokenizer -> main        TextBatch, EngineReady, ControlReply, SchedulerStats
+
+Columns of numbers are little-endian bytes (`pack_i32`, `unpack_i32`, `pack_f32`, `unpack_f32`), so a decode step of 256
+rows is a few byte strings and no per-row objects. A frame that does not decode raises `msgspec.DecodeError`
+(`msgspec.ValidationError` included) in the reader, which drops that frame and lives on.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from radixrt.sampling_params import SamplingParams
+
+I32 = np.dtype("<i4")
+F32 = np.dtype("<f4")
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+FINISH_STOP: Final = "stop"
+FINISH_LENGTH: Final = "length"
+FINISH_ABORT: Final = "abort"
+FINISH_ERROR: Final = "error"
+
+
+def pack_i32(values: npt.ArrayLike) -> bytes:
+    return np.ascontiguousarray(values, dtype=I32).tobytes()
+
+
+def unpack_i32(data: bytes) -> Int32Array:
+    """A read-only int32 view of the column."""
+    return np.frombuffer(data, dtype=I32)
+
+
+def pack_f32(values: npt.ArrayLike) -> bytes:
+    return np.ascontiguousarray(values, dtype=F32).tobytes()
+
+
+def unpack_f32(data: bytes) -> Float32Array:
+    """A read-only float32 view of the column."""
+    return np.frombuffer(data, dtype=F32)
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages: a tagged array on the wire."""
+
+
+# --- what requests and their ends are made of -----------------------------------------------------------------------
+
+
+class FinishError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended with an error: what `RequestError` is before a request is sent."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 500
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """The one end of a request.
+
+    Attributes:
+        reason: "stop" (end token, stop token or stop string), "length" (max_tokens or the context's end), "abort"
+            (the client went away or asked), "error" (see `error`).
+        matched: the stop token id or stop string that ended it, if one did.
+        error: set exactly when `reason` is "error".
+    """
+
+    reason: Literal["stop", "length", "abort", "error"]
+    matched: int | str | None = None
+    error: FinishError | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request. `cached_tokens` counts prompt tokens whose keys and values were found in the radix cache
+    at first admission (a re-admission after retraction is not a hit)."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds spent by one request, measured by the scheduler.
+
+    Attributes:
+        queue_s: from arrival at the scheduler to first admission into a batch.
+        prefill_s: from first admission to the first output token.
+        decode_s: from the first output token to the last.
+        retractions: how often the request was put back to waiting under memory pressure.
+    """
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    retractions: int = 0
+
+
+class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of n tokens, natural log of the model's own distribution (before temperature and penalties).
+
+    Attributes:
+        token_logprobs: float32[n], of the token itself.
+        top_ids: int32[n * k], ids of the k most probable tokens at each position, best first.
+        top_logprobs: float32[n * k], theirs.
+        k: alternatives per position; may be 0.
+    """
+
+    token_logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    k: int
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A conversation to be rendered by the model's chat template in the tokenizer process.
+
+    Attributes:
+        messages: JSON array of {"role", "content", ...} objects, contents already plain strings (or null).
+        add_generation_prompt: end with the header of an assistant turn.
+        continue_final_message: leave the last message open, so that the answer goes on with it.
+        template_kwargs: JSON object of further template variables.
+        tools: JSON array of tool definitions offered to the template, or None.
+    """
+
+    messages: bytes
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: bytes = b"{}"
+    tools: bytes | None = None
+
+
+# --- main -> tokenizer -> scheduler ---------------------------------------------------------------------------------
+
+
+class GenerateReq(Message, frozen=True, array_like=True, tag=True):
+    """One completion to generate. Exactly one of prompt, input_ids and chat is set.
+
+    Attributes:
+        rid: unique id of the request, at most 128 characters.
+        prompt: text, tokenized with the model's own special tokens added.
+        input_ids: int32[n] column.
+        chat: conversation for the chat template.
+        sampling: n is 1 here; the client sends n requests for n completions.
+        stream: text is wanted as it comes; otherwise one TextDelta ends the request and carries everything.
+        priority: higher is scheduled first under the priority policy, and kept longer by priority eviction.
+        cache_salt: namespace of the radix cache; requests share prefixes only within one.
+        timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
+    """
+
+    rid: str
+    sampling: SamplingParams
+    prompt: str | None = None
+    input_ids: bytes | None = None
+    chat: ChatPrompt | None = None
+    stream: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
+    """A request whose prompt is token ids, all within the vocabulary and the context. See `GenerateReq`."""
+
+    rid: str
+    input_ids: bytes
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+class AbortReq(Message, frozen=True, array_like=True, tag=True):
+    """Stop generating for rid; an unknown rid is not an error. reason "stop" means that the tokenizer saw a stop string
+    and has already ended the request towards its client."""
+
+    rid: str
+    reason: Literal["abort", "stop"] = "abort"
+
+
+class ControlReq(Message, frozen=True, array_like=True, tag=True):
+    """An operator's question or order to the scheduler, answered by one ControlReply with the same id.
+
+    op: "flush_cache" drops everything unlocked from the prefix cache; "check" runs the invariants and answers with the
+    first that fails; "drain" refuses new requests from now on and answers when the last running one has ended.
+    """
+
+    id: str
+    op: Literal["flush_cache", "check", "drain"]
+
+
+# --- scheduler -> tokenizer -> main ---------------------------------------------------------------------------------
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request (scheduler to tokenizer).
+
+    Attributes:
+        token_ids: int32[n] column of new output tokens; the stop token that ended the request is the last of them.
+        finish: set on the request's last delta, and there only.
+        usage, timings: set together with finish.
+        logprobs: n rows, for a request that asked.
+        prompt_logprobs: once, with the first output; rows for prompt tokens 1..len-1 (the first has none).
+    """
+
+    rid: str
+    token_ids: bytes = b""
+    finish: Finish | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+
+
+class TokenBatch(Message, frozen=True, array_like=True, tag=True):
+    deltas: list[TokenDelta]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One token with its log-probability (None for a prompt's first token) and the alternatives at its position."""
+
+    token_id: int
+    text: str
+    data: bytes
+    logprob: float | None
+    top: list[TokenLogprob] = []
+
+
+class TextDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New text of one request (tokenizer to main). `text` never ends inside a code point or inside a text that a stop
+    string could still claim; token_ids run ahead of it by what is held back.
+
+    Attributes:
+        token_ids: int32[n] column of the new output tokens.
+        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request.
+        finish, usage, timings: on the last delta, and there only.
+    """
+
+    rid: str
+    text: str = ""
+    token_ids: bytes = b""
+    finish: Finish | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_ids: bytes | None = None
+
+
+class TextBatch(Message, frozen=True, array_like=True, tag=True):
+    deltas: list[TextDelta]
+
+
+class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
+    """The scheduler and all its runners are ready (scheduler to tokenizer)."""
+
+    num_slots: int
+    max_running_requests: int
+    device: str
+    dtype: str
+
+
+class EngineReady(Message, frozen=True, array_like=True, tag=True):
+    """Tokenizer, scheduler and runners are ready (tokenizer to main).
+
+    max_input_tokens is the longest prompt that can be served: the context and the KV pool both bound it.
+    """
+
+    model: str
+    vocab_size: int
+    context_length: int
+    max_input_tokens: int
+    num_slots: int
+    max_running_requests: int
+    device: str
+    dtype: str
+    has_chat_template: bool
+
+
+class ControlReply(Message, frozen=True, array_like=True, tag=True):
+    id: str
+    ok: bool
+    message: str = ""
+
+
+class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
+    """A snapshot: gauges of the moment, and counters since the scheduler started."""
+
+    waiting: int
+    running: int
+    slots_total: int
+    slots_free: int
+    slots_evictable: int
+    slots_protected: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    evicted_tokens: int
+    retractions: int
+    finished: int
+    extend_steps: int
+    decode_steps: int
+    schedule_s: float
+    runner_s: float
+    commit_s: float
+
+
+# --- scheduler <-> runner -------------------------------------------------------------------------------------------
+
+
+class RowWrite(msgspec.Struct, frozen=True, array_like=True):
+    """req_to_token[req_pool_idx, start : start + len(slots)] = slots, on the runner's mirror, before the step runs."""
+
+    req_pool_idx: int
+    start: int
+    slots: bytes
+
+
+class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
+    """A request's sampling parameters, written into the runner's tables at req_pool_idx before the step runs.
+
+    Attributes:
+        seed: always set, 64-bit.
+        min_seq_len: no end or stop token is sampled while the sequence is shorter than this.
+        stop_ids: int32[m], the ids held back by min_seq_len (empty when it does not apply).
+        prompt_ids, output_ids: int32 columns, the tokens so far; only for a request with penalties.
+        logprobs: alternatives per output token, or -1 for no log-probabilities.
+        prompt_logprobs: alternatives per prompt token, or -1.
+    """
+
+    req_pool_idx: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int
+    logit_bias: dict[int, float] = {}
+    min_seq_len: int = 0
+    stop_ids: bytes = b""
+    prompt_ids: bytes = b""
+    output_ids: bytes = b""
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+class ForwardStep(Message, frozen=True, array_like=True, tag=True):
+    """One step for every rank, in order. B rows; T = sum of extend_lens new tokens.
+
+    Attributes:
+        mode: a `ForwardMode` value. In DECODE every row extends by its one future token: extend_lens and input_ids are
+            empty, and every row samples.
+        req_pool_idx: int32[B].
+        seq_lens: int32[B], length of each sequence including this step's tokens.
+        out_cache_loc: int32[T], the slots that the new keys and values go to; also what the mirror of req_to_token gets
+            at positions [seq_len - extend_len, seq_len).
+        extend_lens: int32[B], new tokens of each row.
+        input_ids: int32[T]; -1 means the row's future token.
+        samples: uint8[B], 1 for a row whose last position is sampled (a chunk in mid-prompt samples nothing).
+        row_writes: what else changes in req_to_token, applied first.
+        sampling_rows: parameters of rows that are new or changed, applied first.
+        logprob_rows: int32[P], rows whose prompt log-probabilities are wanted at every new position.
+        logprob_targets: int32[sum of their extend_lens], the next prompt token at each position, -1 at a prompt's last.
+        has_grammar: a GrammarMask for this step follows; the runner samples only when it has come.
+    """
+
+    step_id: int
+    mode: int
+    req_pool_idx: bytes
+    seq_lens: bytes
+    out_cache_loc: bytes
+    extend_lens: bytes = b""
+    input_ids: bytes = b""
+    samples: bytes = b""
+    row_writes: list[RowWrite] = []
+    sampling_rows: list[SamplingRow] = []
+    logprob_rows: bytes = b""
+    logprob_targets: bytes = b""
+    has_grammar: bool = False
+
+
+class GrammarMask(Message, frozen=True, array_like=True, tag=True):
+    """Allowed tokens of the constrained rows of one step.
+
+    Attributes:
+        rows: int32[m], indices among the step's sampling rows.
+        bits: uint32[m * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
+    """
+
+    step_id: int
+    rows: bytes
+    bits: bytes
+
+
+class RunnerReady(Message, frozen=True, array_like=True, tag=True):
+    rank: int
+    num_slots: int
+    vocab_size: int
+    device: str
+    dtype: str
+
+
+class StepOutput(Message, frozen=True, array_like=True, tag=True):
+    """What a step sampled. S rows, the step's rows with samples == 1, in order.
+
+    Attributes:
+        token_ids: int32[S].
+        logprobs: one entry for each sampling row that asked for logprobs, in order; each holds one position.
+        prompt_logprobs: one entry for each of the step's logprob_rows, in order.
+        row_errors: (sampling row, message) of rows whose sampling failed (their logits were not finite); their token id
+            is 0 and means nothing.
+        forward_s: seconds from the runner's taking the step to its having the answer.
+    """
+
+    step_id: int
+    token_ids: bytes
+    logprobs: list[LogprobColumns] = []
+    prompt_logprobs: list[LogprobColumns] = []
+    row_errors: list[tuple[int, str]] = []
+    forward_s: float = 0.0
+
+
+class StepFailed(Message, frozen=True, array_like=True, tag=True):
+    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost."""
+
+    step_id: int
+    rank: int
+    error: str
+    fatal: bool
+
+
+class DebugReq(Message, frozen=True, array_like=True, tag=True):
+    """Asks a runner for its mirror of req_to_token (tests): rows int32[m], lens int32[m]."""
+
+    rows: bytes
+    lens: bytes
+
+
+class DebugReply(Message, frozen=True, array_like=True, tag=True):
+    """The rows' slots, concatenated."""
+
+    slots: bytes
+
+
+ToTokenizer = GenerateReq | AbortReq | ControlReq | TokenBatch | SchedulerReady | ControlReply | SchedulerStats
+ToScheduler = TokenizedReq | AbortReq | ControlReq
+ToRunner = ForwardStep | GrammarMask | DebugReq
+FromRunner = RunnerReady | StepOutput | StepFailed | DebugReply
+ToMain = TextBatch | EngineReady | ControlReply | SchedulerStats

@@ -1,0 +1,184 @@
+"""`SamplingParams`: how one request's tokens are chosen and when it stops. Made by the client, frozen, sent as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from radixrt.errors import RequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 10_000
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1_024
+MAX_STOP_TOKEN_IDS = 1_024
+MAX_LOGIT_BIAS = 4_096
+DEFAULT_MAX_TOKENS = 128
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Parameters of one request's generation. Every field is checked by `validate`, which names the field.
+
+    Attributes:
+        max_tokens: most tokens to generate; None means up to the end of the context. 0 is allowed with
+            `prompt_logprobs` (score the prompt, generate nothing).
+        min_tokens: no end-of-sequence or stop token is sampled before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_p, top_k, min_p: nucleus mass in (0, 1], number of candidates (0 or -1: all), and least probability as a
+            fraction of the most probable token's, in [0, 1]. Applied in the order top_k, top_p, min_p.
+        repetition_penalty: in (0, 10], over prompt and output tokens (CTRL, arXiv 1909.05858); 1 is off.
+        frequency_penalty, presence_penalty: in [-2, 2], over output tokens, as OpenAI defines them; 0 is off.
+        logit_bias: token id -> value in [-100, 100] added to its logit.
+        stop: strings that end the output; not part of the text unless `include_stop_str_in_output`.
+        stop_token_ids: token ids that end the output, besides the model's own.
+        ignore_eos: the model's own end tokens do not end the output (`stop_token_ids` still do).
+        seed: 64-bit; the same seed gives the same tokens whatever else runs in the batch. None draws one.
+        n: number of independent completions.
+        logprobs: None for off, else how many alternatives to report beside each output token (0: only the chosen).
+        prompt_logprobs: the same for the prompt's tokens; such a request computes its whole prompt.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop string or stop token in the text.
+    """
+
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        # A single string is what most people pass; the wire always carries a tuple.
+        stop: Any = self.stop
+        if isinstance(stop, (str, list)):
+            msgspec.structs.force_setattr(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        ids: Any = self.stop_token_ids
+        if isinstance(ids, list):
+            msgspec.structs.force_setattr(self, "stop_token_ids", tuple(ids))
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    def validate(self, vocab_size: int | None = None) -> SamplingParams:
+        """Return self if every field is within its bounds.
+
+        Args:
+            vocab_size: number of token ids of the model; ids and counts are held against it when given.
+
+        Raises:
+            RequestError: naming the first field that is out of bounds and its bounds (`param`).
+        """
+        _integer(self, "max_tokens", 0, 10_000_000, optional=True)
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError(
+                "max_tokens must be at least 1 (0 is only useful with prompt_logprobs)", param="max_tokens"
+            )
+        _integer(self, "min_tokens", 0, 10_000_000)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        _number(self, "temperature", 0.0, 100.0)
+        _number(self, "top_p", 0.0, 1.0, open_low=True)
+        _integer(self, "top_k", -1, 2**31 - 1)
+        _number(self, "min_p", 0.0, 1.0)
+        _number(self, "repetition_penalty", 0.0, 10.0, open_low=True)
+        _number(self, "frequency_penalty", -2.0, 2.0)
+        _number(self, "presence_penalty", -2.0, 2.0)
+        _integer(self, "seed", -(2**63), 2**63 - 1, optional=True)
+        _integer(self, "n", 1, MAX_N)
+        most = MAX_LOGPROBS if vocab_size is None else min(MAX_LOGPROBS, vocab_size)
+        _integer(self, "logprobs", 0, most, optional=True)
+        _integer(self, "prompt_logprobs", 0, most, optional=True)
+        _flag(self, "ignore_eos")
+        _flag(self, "skip_special_tokens")
+        _flag(self, "include_stop_str_in_output")
+        self._validate_stops(vocab_size)
+        self._validate_logit_bias(vocab_size)
+        return self
+
+    def _validate_stops(self, vocab_size: int | None) -> None:
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) for s in self.stop):
+            raise RequestError("stop must be a string or a list of strings", param="stop")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
+            )
+        for text in self.stop:
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise RequestError(f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop")
+        if not isinstance(self.stop_token_ids, tuple):
+            raise RequestError("stop_token_ids must be a list of integers", param="stop_token_ids")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise RequestError(f"stop_token_ids holds more than {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
+        for token in self.stop_token_ids:
+            _token_id(token, "stop_token_ids", vocab_size)
+
+    def _validate_logit_bias(self, vocab_size: int | None) -> None:
+        if not isinstance(self.logit_bias, dict):
+            raise RequestError("logit_bias must map token ids to numbers", param="logit_bias")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise RequestError(f"logit_bias holds more than {MAX_LOGIT_BIAS} entries", param="logit_bias")
+        for token, bias in self.logit_bias.items():
+            _token_id(token, "logit_bias", vocab_size)
+            if not _is_number(bias) or not -100.0 <= bias <= 100.0:
+                raise RequestError("logit_bias values must be numbers between -100 and 100", param="logit_bias")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check(params: SamplingParams, name: str, kind: str, test: Callable[[Any], bool], bounds: str) -> None:
+    value = getattr(params, name)
+    if not test(value):
+        raise RequestError(f"{name} must be {kind} {bounds}, not {value!r:.40}", param=name)
+
+
+def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+    def ok(value: Any) -> bool:
+        return (optional and value is None) or (_is_integer(value) and low <= value <= high)
+
+    _check(params, name, "an integer", ok, f"between {low} and {high}")
+
+
+def _number(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+    def ok(value: Any) -> bool:
+        return _is_number(value) and (low < value if open_low else low <= value) and value <= high
+
+    _check(params, name, "a number", ok, f"{'above' if open_low else 'from'} {low:g} up to {high:g}")
+
+
+def _flag(params: SamplingParams, name: str) -> None:
+    _check(params, name, "true or false", lambda value: isinstance(value, bool), "")
+
+
+def _token_id(token: Any, param: str, vocab_size: int | None) -> None:
+    if not _is_integer(token) or token < 0 or (vocab_size is not None and token >= vocab_size):
+        limit = "" if vocab_size is None else f" below {vocab_size} (the vocabulary)"
+        raise RequestError(f"{param} holds {token!r:.40}, which is not a token id{limit}", param=param)
