@@ -1,0 +1,190 @@
+"""Chat templates: a conversation rendered to text the way transformers' `apply_chat_template` renders it.
+
+A template comes with a model and a conversation with a request; neither is trusted with more than the sandbox of
+`template_sandbox` gives.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from radixrt.errors import ModelLoadError, RequestError
+from radixrt.tokenizer.template_sandbox import Budget, BudgetExceeded, Sandbox
+
+MAX_RENDER_S = 5.0
+MAX_RENDER_CHARS = 64 * 1024 * 1024
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of an open message in the rendered text, which is cut there. Its last space shows whether the template
+strips message contents."""
+
+
+class RenderedTooLong(RequestError):
+    """The rendered text is longer than the caller can use."""
+
+
+class ChatTemplate:
+    """The chat templates of one model: "default" and possibly others by name, e.g. "tool_use".
+
+    Args:
+        templates: name -> Jinja source.
+        special_tokens: variables that every template sees, e.g. "bos_token".
+
+    Raises:
+        ModelLoadError: a template does not compile.
+    """
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._environment = Sandbox()
+        self._compiled: dict[str, jinja2.Template] = {}
+        for name, source in templates.items():
+            try:
+                self._compiled[name] = self._environment.from_string(source)
+            except jinja2.TemplateError as error:
+                raise ModelLoadError(
+                    f"the chat template {name!r} does not compile: {error}; give another with chat_template"
+                ) from error
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        config: Mapping[str, Any],
+        special_tokens: Mapping[str, str],
+        *,
+        override: str | os.PathLike[str] | None = None,
+    ) -> ChatTemplate | None:
+        """The templates of a model folder; None if it has none.
+
+        chat_template.jinja and the files in additional_chat_templates/ come before the tokenizer config's entry.
+
+        Args:
+            config: contents of tokenizer_config.json.
+            override: file with the only template to use.
+        """
+        if override is not None:
+            templates = {"default": _read_text(Path(override))}
+        else:
+            files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+            if (folder / "chat_template.jinja").is_file():
+                files["default"] = folder / "chat_template.jinja"
+            templates = {name: _read_text(path) for name, path in files.items()} or _from_config(config)
+        return cls(templates, special_tokens) if templates else None
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        max_chars: int = MAX_RENDER_CHARS,
+        max_seconds: float = MAX_RENDER_S,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: plain JSON values; keys whose value is None count as absent.
+            add_generation_prompt: end with the header of an assistant turn; not used with continue_final_message.
+            continue_final_message: leave the last message open at the end of its content.
+            variables: further template variables.
+
+        Raises:
+            RenderedTooLong: the text is longer than max_chars.
+            RequestError: anything else (param "messages" or "chat_template_kwargs"): the template refused or failed on
+                these messages, or took longer than max_seconds.
+        """
+        messages = _normalized(messages)
+        name, template = self._choose(tools)
+        values = {"documents": None, **self._special_tokens, **(variables or {})}
+        for reserved in RESERVED_VARIABLES:
+            if reserved in (variables or {}):
+                raise RequestError(f"{reserved} cannot be set by template variables", param="chat_template_kwargs")
+        final = _open_final_message(messages, self._sources[name]) if continue_final_message else None
+        values.update(
+            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt and not continue_final_message
+        )
+        try:
+            text = self._environment.render_within(template, values, Budget(max_seconds, max_chars))
+        except BudgetExceeded as error:
+            kind = RenderedTooLong if error.what == "characters" else RequestError
+            raise kind(f"rendering the messages took more {error.what} than it may", param="messages") from error
+        except Exception as error:  # a template is a program: it can fail in any way
+            reason = str(error)[:500] or type(error).__name__
+            raise RequestError(f"the chat template cannot render these messages: {reason}", param="messages") from error
+        return text if final is None else _cut_at_tag(text, final)
+
+    def _choose(self, tools: list[dict[str, Any]] | None) -> tuple[str, jinja2.Template]:
+        name = "tool_use" if tools is not None and "tool_use" in self._compiled else "default"
+        if name not in self._compiled:
+            names = ", ".join(sorted(self._compiled))
+            raise RequestError(f"the model has no default chat template, only: {names}", param="messages")
+        return name, self._compiled[name]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _from_config(config: Mapping[str, Any]) -> dict[str, str]:
+    entry = config.get("chat_template")
+    if isinstance(entry, str):
+        return {"default": entry}
+    if isinstance(entry, list):
+        entry = {one.get("name"): one.get("template") for one in entry if isinstance(one, dict)}
+    if not isinstance(entry, dict):
+        return {}
+    if not all(isinstance(text, str) for pair in entry.items() for text in pair):
+        raise ModelLoadError("chat_template in tokenizer_config.json must be a text or a list of named texts")
+    return entry
+
+
+def _normalized(messages: Any) -> list[dict[str, Any]]:
+    """A copy without the keys whose value is None, and with a message's reasoning under every name for it."""
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages must be a list of at least one message", param="messages")
+    result = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise RequestError(f"messages[{i}] must be an object with a role", param="messages")
+        kept = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((kept[field] for field in REASONING_FIELDS if field in kept), None)
+        if reasoning is not None:
+            kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+        result.append(kept)
+    return result
+
+
+def _open_final_message(messages: list[dict[str, Any]], source: str) -> str:
+    """Tag the end of the last message's content, and return that content."""
+    content = messages[-1].get("content")
+    if not isinstance(content, str):
+        raise RequestError("continue_final_message needs a last message with text as its content", param="messages")
+    if "content" not in source:
+        raise RequestError(
+            "the chat template does not show messages' content, so none can be continued", param="messages"
+        )
+    messages[-1]["content"] = content + CONTINUE_TAG
+    return content
+
+
+def _cut_at_tag(text: str, final: str) -> str:
+    tag = CONTINUE_TAG.strip()
+    if tag not in text or final.strip() not in text:
+        raise RequestError("the chat template changes the final message, so it cannot be continued", param="messages")
+    at = text.rindex(tag)
+    if text.startswith(CONTINUE_TAG, at):
+        return text[:at]
+    return text[:at].rstrip()  # the template strips contents, so the text before the tag may end in what it would strip

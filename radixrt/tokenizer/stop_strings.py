@@ -1,0 +1,98 @@
+"""Stop strings in a stream of text: nothing that a stop string could still claim is let out, and nothing else is held.
+
+All stop strings are followed at once, each by the automaton of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), so
+the work is linear in the text whatever the stop strings are, and the result does not depend on how the text is cut
+into pieces. A stop string that no part of the text has begun costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+
+@lru_cache(maxsize=512)
+def failure_table(pattern: str) -> list[int]:
+    """For each length n >= 1, at n - 1: the longest proper prefix of pattern[:n] that is also its suffix."""
+    table = [0] * len(pattern)
+    length = 0
+    for i in range(1, len(pattern)):
+        while length and pattern[i] != pattern[length]:
+            length = table[length - 1]
+        if pattern[i] == pattern[length]:
+            length += 1
+        table[i] = length
+    return table
+
+
+class StopMatcher:
+    """Finds the stop string that is complete first; of several that end together, the longest.
+
+    Args:
+        stops: non-empty strings.
+        include: whether the stop string itself stays in the text.
+
+    Attributes:
+        matched: the stop string found, or None.
+    """
+
+    __slots__ = ("_active", "_held", "_include", "_starting_with", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = list(dict.fromkeys(stops))
+        self._include = include
+        self._starting_with: dict[str, list[int]] = {}
+        for i, stop in enumerate(self._stops):
+            self._starting_with.setdefault(stop[0], []).append(i)
+        self._active: dict[int, int] = {}  # stop -> how many of its characters end the text so far (at least 1)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Take more text; return what can be let out. After a match: "", for ever."""
+        if self.matched is not None:
+            return ""
+        if not self._active and self._starting_with.keys().isdisjoint(text):
+            return text
+        joined = self._held + text
+        found = self._scan(text)
+        if found is None:
+            cut = len(joined) - max(self._active.values(), default=0)
+            self._held = joined[cut:]
+            return joined[:cut]
+        self.matched, end = found
+        end += len(self._held)
+        self._held = ""
+        return joined[: end if self._include else end - len(self.matched)]
+
+    def flush(self) -> str:
+        """The end of the text: what was held back can no longer become a stop string."""
+        held, self._held = self._held, ""
+        self._active.clear()
+        return held
+
+    def _scan(self, text: str) -> tuple[str, int] | None:
+        """Advance the automata; return the first match, if there is one, and the position in text after it."""
+        active, starting_with, stops = self._active, self._starting_with, self._stops
+        for position, char in enumerate(text, 1):
+            if active:
+                for i, length in list(active.items()):
+                    length = self._advance(i, length, char)
+                    if length:
+                        active[i] = length
+                    else:
+                        del active[i]
+            for i in starting_with.get(char, ()):
+                active.setdefault(i, 1)
+            if active:
+                done = [stops[i] for i, length in active.items() if length == len(stops[i])]
+                if done:
+                    return max(done, key=len), position
+        return None
+
+    def _advance(self, i: int, length: int, char: str) -> int:
+        stop = self._stops[i]
+        while length and stop[length] != char:
+            # A table is only made once a stop string of which two characters were seen breaks off.
+            length = failure_table(stop)[length - 1] if length > 1 else 0
+        return length + 1 if stop[length] == char else 0

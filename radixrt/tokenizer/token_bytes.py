@@ -1,0 +1,141 @@
+"""What each token id stands for: the bytes it adds to the text, read off the tokenizer's decoder.
+
+Three families of decoders turn a token into the same bytes wherever it stands, so text can be streamed by
+concatenating bytes:
+
+- "byte_level" (GPT-2, Llama 3, Qwen): each character of a token is one byte of the GPT-2 alphabet;
+- "byte_fallback" and plain replacements (Llama 2, Gemma, Phi-3): a token is text after its replacements, or one byte
+  written `<0x0A>`;
+- "metaspace" (Unigram models): the same, except for the text's first token, which loses its leading space.
+
+Any other decoder (WordPiece, CTC, ...) is family "other": it needs the tokens around a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte, inverted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+BYTE_OF_CHAR = _byte_level_alphabet()
+_CHARS = frozenset(BYTE_OF_CHAR)
+_TO_LATIN1 = {ord(char): byte for char, byte in BYTE_OF_CHAR.items()}
+
+
+@dataclass(frozen=True)
+class DecoderPlan:
+    """How tokens become bytes.
+
+    Attributes:
+        family: "byte_level", "text" (replacements, with or without byte fallback) or "other".
+        replacements: (pattern, content) pairs applied to each token in order; family "text" only.
+        byte_fallback: a token that reads `<0xNN>` after its replacements is that byte.
+        first_drops: character removed from the text's first token, or "".
+        strip_char, strip_left: this many leading characters are stripped off the whole text, if they are this one.
+    """
+
+    family: str
+    replacements: tuple[tuple[str, str], ...] = ()
+    byte_fallback: bool = False
+    first_drops: str = ""
+    strip_char: str = " "
+    strip_left: int = 0
+
+    def token_bytes(self, token: str, *, first: bool = False) -> bytes:
+        """The bytes that a token adds to the text; `first` when it is the first token of it."""
+        if self.family == "byte_level":
+            if _CHARS.issuperset(token):
+                return token.translate(_TO_LATIN1).encode("latin-1")
+            return token.encode()
+        if first and self.first_drops:
+            token = token.replace(self.first_drops, "")
+        for pattern, content in self.replacements:
+            token = token.replace(pattern, content)
+        if self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token[5] == ">":
+            try:
+                return bytes.fromhex(token[3:5])
+            except ValueError:
+                pass
+        return token.encode()
+
+
+def plan_decoder(backend: tokenizers.Tokenizer) -> DecoderPlan:
+    """Read the decoder of a tokenizer; family "other" for whatever does not fit the first two."""
+    if backend.decoder is None:
+        return DecoderPlan("other")
+    state = json.loads(backend.decoder.__getstate__())
+    stages = state["decoders"] if state["type"] == "Sequence" else [state]
+    kinds = [stage["type"] for stage in stages]
+    if kinds == ["ByteLevel"] or kinds == ["ByteLevel", "Fuse"]:
+        return DecoderPlan("byte_level")
+    return _plan_text(stages) or DecoderPlan("other")
+
+
+def _plan_text(stages: list[dict[str, Any]]) -> DecoderPlan | None:
+    """A plan for replacements, then at most one ByteFallback, then Fuse and a left Strip; None for other orders."""
+    replacements: list[tuple[str, str]] = []
+    first_drops = ""
+    rest = list(stages)
+    while rest and rest[0]["type"] in ("Replace", "Metaspace"):
+        stage = rest.pop(0)
+        if stage["type"] == "Metaspace":
+            if replacements:
+                return None  # what the first token loses would depend on the replacements before it
+            if stage.get("prepend_scheme", "always") != "never":
+                first_drops = stage["replacement"]
+            replacements.append((stage["replacement"], " "))
+        else:
+            pattern = stage["pattern"].get("String")
+            if not pattern:
+                return None
+            replacements.append((pattern, stage["content"]))
+    byte_fallback = bool(rest) and rest[0]["type"] == "ByteFallback"
+    if byte_fallback:
+        rest.pop(0)
+    if rest and rest[0]["type"] == "Fuse":
+        rest.pop(0)
+        if rest and rest[0]["type"] == "Strip" and rest[0]["stop"] == 0:
+            strip = rest.pop(0)
+            if not rest:
+                return DecoderPlan(
+                    "text", tuple(replacements), byte_fallback, first_drops, strip["content"], strip["start"]
+                )
+    if rest or not (replacements or byte_fallback):
+        return None
+    return DecoderPlan("text", tuple(replacements), byte_fallback, first_drops)
+
+
+def build_table(
+    backend: tokenizers.Tokenizer, plan: DecoderPlan, convert: Callable[[int], bytes] | None = None
+) -> list[bytes]:
+    """Bytes of every token id; b"" for an id that no token has.
+
+    Args:
+        convert: what gives a token's bytes when the plan's family is "other".
+    """
+    vocab = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocab.values(), default=-1) + 1)
+    if convert is not None:
+        for token_id in vocab.values():
+            table[token_id] = convert(token_id)
+    else:
+        token_bytes = plan.token_bytes
+        for token, token_id in vocab.items():
+            table[token_id] = token_bytes(token)
+    # An added token can share its id with a token of the model; the added one is what the decoder sees.
+    for token_id, added in backend.get_added_tokens_decoder().items():
+        table[token_id] = plan.token_bytes(added.content) if convert is None else convert(token_id)
+    return table

@@ -1,0 +1,244 @@
+"""`Tokenizer`: a model folder's tokenizer, its special and end tokens and its chat template.
+
+It goes through the `tokenizers` library directly: importing transformers costs seconds, so that is left for folders
+without a tokenizer.json, whose tokenizer transformers converts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from radixrt.errors import ModelLoadError
+from radixrt.tokenizer.chat_template import ChatTemplate
+from radixrt.tokenizer.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from radixrt.tokenizer.token_bytes import build_table, plan_decoder
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens that chat templates know by name."""
+
+SMALL_TEXT_CHARS = 32_768
+"""Above this the batch call of the library, which computes no offsets, is worth the threads that it starts."""
+
+NORMALIZED_SHRINKAGE = 4
+"""Most bytes of text that a Unicode normalization turns into one (a decomposed Hangul syllable: 9 into 3)."""
+
+
+class Tokenizer:
+    """Text to token ids and back. Build one with `from_folder`.
+
+    Attributes:
+        vocab_size: one more than the largest token id; the model may pad its own vocabulary beyond it.
+        special_ids: ids left out of the text by skip_special_tokens.
+        eos_ids: ids that end a text, from the generation config, the model config and the tokenizer's eos_token.
+        special_tokens: name -> text of the tokens that the model names, e.g. "bos_token".
+        chat_template: None if the model brings none.
+        max_bytes_per_token: no token stands for more bytes of a text than this; None where no bound is known (an
+            unknown token may swallow any number). Whitespace that added tokens absorb is not counted.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_ids: Sequence[int] = (),
+        special_tokens: dict[str, str] | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._plan = plan_decoder(backend)
+        convert = None if self._plan.family != "other" else lambda token: backend.decode([token], False).encode()
+        self._bytes = build_table(backend, self._plan, convert)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bytes_without_special = list(self._bytes)
+        for token_id in self.special_ids:
+            self._bytes_without_special[token_id] = b""
+        self._known_ids = frozenset(backend.get_vocab(with_added_tokens=True).values())
+        self._texts: dict[int, str] = {}
+        self.vocab_size = len(self._bytes)
+        self.eos_ids = tuple(sorted(set(eos_ids)))
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = chat_template
+        self.max_bytes_per_token = self._bound_bytes_per_token()
+
+    @classmethod
+    def from_folder(
+        cls, path: str | os.PathLike[str], *, chat_template_file: str | os.PathLike[str] | None = None
+    ) -> Tokenizer:
+        """Load from a Hugging Face folder, or from a tokenizer.json (its folder's other files count too).
+
+        Args:
+            chat_template_file: a Jinja chat template, in place of the model's own.
+
+        Raises:
+            ModelLoadError: naming the file that is missing or cannot be read.
+        """
+        path = Path(path)
+        folder, file = (path.parent, path) if path.is_file() else (path, path / "tokenizer.json")
+        if not folder.is_dir():
+            raise ModelLoadError(f"no tokenizer: {folder} is not a folder")
+        config = _read_json(folder / "tokenizer_config.json")
+        if file.is_file():
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises bare Exception
+                raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error}") from error
+        else:
+            backend = _convert_with_transformers(folder)
+        named = _named_tokens(folder, config)
+        try:
+            _add_missing_tokens(backend, config, named)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelLoadError(f"{folder / 'tokenizer_config.json'} declares tokens wrongly: {error!r}") from error
+        eos_ids = set(_eos_ids(folder))
+        if "eos_token" in named and (eos := backend.token_to_id(named["eos_token"])) is not None:
+            eos_ids.add(eos)
+        template = ChatTemplate.from_folder(folder, config, named, override=chat_template_file)
+        return cls(backend, eos_ids=tuple(eos_ids), special_tokens=named, chat_template=template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written in the text become their ids, as in transformers.
+
+        Args:
+            add_special_tokens: add what the model wants around a text (e.g. bos); False for a rendered chat.
+        """
+        try:
+            if len(text) <= SMALL_TEXT_CHARS:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except BaseException as error:
+            # A panic of the Rust library is no Exception, and would end the process for one text.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RuntimeError(f"the tokenizer cannot read this text: {error}") from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence, by the library."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text; b"" for an id that no token has. Not always UTF-8 by itself."""
+        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD where it is not UTF-8."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
+        return text
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token given as the vocabulary spells it, e.g. "<|im_end|>"."""
+        return self._backend.token_to_id(token)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental detokenizer for one output."""
+        plan = self._plan
+        table = self._bytes_without_special if skip_special_tokens else self._bytes
+        if plan.family == "byte_level":
+            return ByteDetokenizer(table)
+
+        def keeps(token_id: int) -> bool:
+            return token_id in self._known_ids and not (skip_special_tokens and token_id in self.special_ids)
+
+        if plan.family == "text":
+
+            def first_bytes(token_id: int) -> bytes | None:
+                if not keeps(token_id):
+                    return None
+                return plan.token_bytes(self._backend.id_to_token(token_id) or "", first=True)
+
+            return ByteDetokenizer(
+                table,
+                errors="radixrt_each_byte",
+                first_bytes=first_bytes if plan.first_drops else None,
+                strip_char=plan.strip_char,
+                strip_left=plan.strip_left,
+            )
+        return WindowDetokenizer(lambda ids: self._backend.decode(ids, skip_special_tokens=False), keeps)
+
+    def _bound_bytes_per_token(self) -> int | None:
+        if self._plan.family != "byte_level" and not getattr(self._backend.model, "byte_fallback", False):
+            return None
+        longest = max(map(len, self._bytes), default=0)
+        return longest if self._backend.normalizer is None else longest * NORMALIZED_SHRINKAGE
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object")
+    return value
+
+
+def _convert_with_transformers(folder: Path) -> tokenizers.Tokenizer:
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:
+        raise ModelLoadError(
+            f"{folder} has no tokenizer.json, and transformers cannot make one of what is there: {error}"
+        ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelLoadError(
+            f"{folder} has no tokenizer.json, and its {type(loaded).__name__} has no fast form; convert it first"
+        )
+    return backend
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token in a tokenizer config, where it is a string or an object with its "content"."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    # special_tokens_map.json is the older place, and counts only where the config has no list of added tokens.
+    older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
+    found = ((name, _content(older.get(name)) or _content(config.get(name))) for name in NAMED_TOKENS)
+    return {name: text for name, text in found if text is not None}
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
+    """Add the tokens that only the config declares, in the order and with the flags that transformers gives them."""
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing: dict[str, tokenizers.AddedToken] = {}
+    declared = config.get("added_tokens_decoder") or {}
+    for _, fields in sorted(declared.items(), key=lambda item: int(item[0])):
+        flags = {k: v for k, v in fields.items() if k in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        if fields["content"] in named.values():
+            flags["special"] = True
+        missing[fields["content"]] = tokenizers.AddedToken(fields["content"], **flags)
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    texts = [*named.values(), *map(_content, extra.values() if isinstance(extra, dict) else extra)]
+    for text in texts:
+        if text is not None:
+            missing.setdefault(text, tokenizers.AddedToken(text, special=True))
+    backend.add_tokens([token for text, token in missing.items() if text not in present])
+
+
+def _eos_ids(folder: Path) -> list[int]:
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        config = _read_json(folder / name)
+        for holder in (config, config.get("text_config") or {}):
+            value = holder.get("eos_token_id")
+            found += [value] if isinstance(value, int) else value or []
+    return found

@@ -1,0 +1,283 @@
+"""The worker's way out: tokens to text, stops, log-probabilities, and exactly one finish for each request."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from radixrt.messages import (
+    AbortReq,
+    Finish,
+    FinishError,
+    LogprobColumns,
+    TextDelta,
+    TokenBatch,
+    TokenDelta,
+    Usage,
+    pack_f32,
+    pack_i32,
+    unpack_i32,
+)
+from tests.tokenizer.worker_bench import TIMINGS, Bench
+
+
+def test_streaming(bench: Bench) -> None:
+    prompt = bench.start().input_ids
+    emoji = bench.tokenizer.encode("🙂")
+    first = bench.tokens(emoji[:1])
+    assert first == [TextDelta("r", "", pack_i32(emoji[:1]), prompt_ids=prompt)]
+    assert bench.tokens(emoji[1:]) == [TextDelta("r", "🙂", pack_i32(emoji[1:]))]
+    assert bench.tokens([]) == []
+    last = bench.tokens("a", finish=Finish("length"))
+    ids = pack_i32(bench.tokenizer.encode("a"))
+    assert last == [TextDelta("r", "a", ids, Finish("length"), Usage(9, 99, 5), TIMINGS)]
+    assert bench.tokens("late") == []
+    assert bench.worker.num_live == 0
+
+
+def test_not_streaming_gives_one_delta_with_everything(bench: Bench) -> None:
+    prompt = bench.start(stream=False).input_ids
+    assert bench.tokens("one ") == bench.tokens("two ") == []
+    (delta,) = bench.tokens("three", finish=Finish("length"))
+    ids = [*bench.tokenizer.encode("one "), *bench.tokenizer.encode("two "), *bench.tokenizer.encode("three")]
+    assert delta == TextDelta(
+        "r", "one two three", pack_i32(ids), Finish("length"), Usage(9, 99, 5), TIMINGS, prompt_ids=prompt
+    )
+
+
+def outcome(
+    bench: Bench, ids: list[int], sizes: list[int], finish: Finish, **options: Any
+) -> tuple[str, list[int], Any]:
+    """Text, token ids and finish that a client gets when the scheduler sends the ids in pieces of these sizes."""
+    bench.start("r", **options)
+    deltas, at, stopped = [], 0, False
+    for size in itertools.cycle(sizes):
+        last = at + size >= len(ids)
+        deltas += bench.tokens(ids[at : at + size], finish=finish if last and not stopped else None)
+        at += size
+        if not stopped and bench.scheduler.recv() is not None:
+            stopped = True
+        if last:
+            break
+    if stopped:
+        deltas += bench.tokens([], finish=Finish("abort"))
+    assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert deltas[0].prompt_ids is not None
+    assert bench.worker.num_live == 0
+    column = unpack_i32(b"".join(delta.token_ids for delta in deltas)).tolist()
+    finish_sent, usage = deltas[-1].finish, deltas[-1].usage
+    assert finish_sent is not None
+    assert usage is not None
+    if isinstance(finish_sent.matched, str):
+        assert usage.completion_tokens == len(column)
+    return "".join(delta.text for delta in deltas), column, finish_sent
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_pieces_and_streaming_make_no_difference(bench: Bench, data: st.DataObject) -> None:
+    letters = [bench.tokenizer.token_to_id(letter) or 0 for letter in "abÃ©"]  # the last two are the bytes of "é"
+    ids = data.draw(st.lists(st.sampled_from(letters), max_size=20))
+    stop = tuple(data.draw(st.lists(st.text("abé", min_size=1, max_size=4), max_size=3)))
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    options: dict[str, Any] = {"stop": stop, "include_stop_str_in_output": data.draw(st.booleans())}
+    expected = outcome(bench, ids, [1], Finish("length"), stream=True, **options)
+    for stream in (True, False):
+        assert outcome(bench, ids, sizes, Finish("length"), stream=stream, **options) == expected
+    text, column, finish = expected
+    whole = bench.tokenizer.decode(ids)
+    if finish.reason == "length":
+        assert text == whole
+        assert column == ids
+        assert not any(one in whole for one in stop)
+    else:
+        assert whole.startswith(text)
+        assert finish.matched in stop
+        before = bench.tokenizer.detokenizer().push(column[:-1])
+        assert not any(one in before for one in stop)
+
+
+def test_held_back_bytes_come_out_at_the_end(bench: Bench) -> None:
+    bench.start()
+    bench.tokens(bench.tokenizer.encode("🙂")[:1])
+    assert bench.tokens([], finish=Finish("abort"))[0].text == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("matched", "sampling", "text"),
+    [
+        ("<|im_end|>", {}, "bye"),
+        ("<|im_end|>", {"skip_special_tokens": False}, "bye"),
+        ("<|im_end|>", {"include_stop_str_in_output": True}, "bye"),
+        ("<|im_end|>", {"include_stop_str_in_output": True, "skip_special_tokens": False}, "bye<|im_end|>"),
+        ("<think>", {}, "bye"),
+        ("<think>", {"include_stop_str_in_output": True}, "bye<think>"),
+        (None, {"skip_special_tokens": False}, "bye"),  # an end token that the finish does not name
+    ],
+)
+@pytest.mark.parametrize("stop", [(), ("never",)])
+def test_the_stop_token_is_left_out_of_the_text(
+    bench: Bench, matched: str | None, sampling: dict[str, Any], text: str, stop: tuple[str, ...]
+) -> None:
+    bench.start(stop=stop, **sampling)
+    token = bench.tokenizer.token_to_id(matched or "<|im_end|>")
+    ids = [*bench.tokenizer.encode("bye"), token or 0]
+    (delta,) = bench.tokens(ids, finish=Finish("stop", token if matched else None))
+    assert delta.text == text
+    assert delta.token_ids == pack_i32(ids)
+
+
+def test_a_finish_by_length_or_by_a_grammar_leaves_nothing_out(bench: Bench) -> None:
+    for finish in (Finish("length"), Finish("stop")):
+        bench.start()
+        assert bench.tokens("bye", finish=finish)[0].text == "bye"
+
+
+def test_a_stop_string_ends_the_text_and_waits_for_the_scheduler(bench: Bench) -> None:
+    prompt = bench.start(stop=("END",))
+    assert bench.tokens("some EN")[0].text == "some "
+    (cut,) = bench.tokens("D and more")
+    assert (cut.text, cut.finish) == ("", None)
+    kept = len(unpack_i32(cut.token_ids))
+    assert bench.tokenizer.decode(unpack_i32(cut.token_ids).tolist()) == "D"
+    assert bench.scheduler.recv() == AbortReq("r", "stop")
+    assert bench.tokens("ignored") == []
+    assert bench.scheduler.recv() is None
+    (last,) = bench.tokens("too", finish=Finish("stop"))
+    completion = len(bench.tokenizer.encode("some EN")) + kept
+    usage = Usage(len(unpack_i32(prompt.input_ids)), completion, 5)
+    assert last == TextDelta("r", "", b"", Finish("stop", "END"), usage, TIMINGS)
+
+
+@pytest.mark.parametrize("reason", ["length", "stop", "abort"])
+def test_a_stop_string_in_the_scheduler_s_last_delta_needs_no_abort(bench: Bench, reason: Any) -> None:
+    bench.start(stream=False, stop=("END",))
+    (delta,) = bench.tokens("some END and", finish=Finish(reason))
+    assert delta.text == "some "
+    assert delta.finish == Finish("stop", "END")
+    assert delta.usage is not None
+    assert delta.usage.completion_tokens * 4 == len(delta.token_ids)
+    assert bench.scheduler.recv() is None
+    assert bench.worker.num_live == 0
+
+
+def test_a_stop_string_can_stay_in_the_text(bench: Bench) -> None:
+    bench.start(stream=False, stop=("END",), include_stop_str_in_output=True)
+    bench.tokens("some END and")
+    assert bench.tokens([], finish=Finish("stop"))[0].text == "some END"
+
+
+def test_text_that_no_stop_string_claimed_comes_out_at_the_end(bench: Bench) -> None:
+    bench.start(stop=("END",))
+    assert bench.tokens("some E")[0].text == "some "
+    assert bench.tokens("N", finish=Finish("length"))[0].text == "EN"
+
+
+def test_no_stop_string_is_seen_before_min_tokens(bench: Bench) -> None:
+    bench.start(stop=("a",), min_tokens=3)
+    (letter,) = bench.tokenizer.encode("a")
+    assert bench.tokens([letter])[0].text == "a"
+    assert bench.tokens([letter, letter, letter])[0].text == "a"
+    assert bench.scheduler.recv() == AbortReq("r", "stop")
+    (last,) = bench.tokens([], finish=Finish("stop"))
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 3
+
+
+def test_an_error_of_the_scheduler_reaches_the_client(bench: Bench) -> None:
+    bench.start()
+    finish = Finish("error", error=FinishError("queue full", None, "overloaded", 429))
+    assert bench.tokens([], finish=finish)[0].finish == finish
+
+
+def test_tokens_that_cannot_be_read_end_only_their_request(bench: Bench) -> None:
+    bench.start("good")
+    bench.start("r")
+    column = pack_i32(bench.tokenizer.encode("a"))
+    bad = TokenDelta("r", pack_i32([-1]))
+    bench.handle(TokenBatch([TokenDelta("good", column), bad, TokenDelta("unknown", column)]))
+    good, failed = bench.deltas()
+    assert good.text == "a"
+    assert failed.finish is not None
+    assert failed.finish.error is not None
+    assert failed.finish.error.status == 500
+    assert bench.scheduler.recv() == AbortReq("r")
+    assert bench.tokens("late") == bench.tokens([], finish=Finish("abort")) == []
+    assert bench.worker.num_live == 1
+    bench.start("r")
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_prompt_that_was_not_scored_to_its_end(bench: Bench, reason: Any) -> None:
+    bench.start(prompt_logprobs=0, prompt="a long enough prompt")
+    finish = Finish(reason, error=FinishError("deadline") if reason == "error" else None)
+    (delta,) = bench.tokens([], prompt_logprobs=columns([(-1.0, [])]), finish=finish)
+    assert delta.finish == finish
+    assert delta.prompt_logprobs is None
+
+
+def columns(rows: list[tuple[float, list[tuple[int, float]]]]) -> LogprobColumns:
+    k = len(rows[0][1])
+    top = [one for _, alternatives in rows for one in alternatives]
+    return LogprobColumns(
+        pack_f32([value for value, _ in rows]), pack_i32([i for i, _ in top]), pack_f32([v for _, v in top]), k
+    )
+
+
+def test_logprobs_stand_beside_their_tokens(bench: Bench) -> None:
+    prompt = unpack_i32(bench.start(logprobs=2, prompt_logprobs=0, prompt="hi!").input_ids).tolist()
+    emoji = bench.tokenizer.encode("🙂")[:2]
+    rows = [(-0.5, [(emoji[0], -0.5), (7, -2.0)]), (-math.inf, [(8, -0.25), (9, -4.0)])]
+    of_prompt = columns([(-float(i), []) for i in range(1, len(prompt))])
+    (delta,) = bench.tokens(emoji, logprobs=columns(rows), prompt_logprobs=of_prompt)
+    assert delta.logprobs is not None
+    assert delta.prompt_logprobs is not None
+    assert [(one.token_id, one.logprob) for one in delta.logprobs] == [(emoji[0], -0.5), (emoji[1], -math.inf)]
+    assert b"".join(one.data for one in delta.logprobs) == bench.tokenizer.token_bytes(
+        emoji[0]
+    ) + bench.tokenizer.token_bytes(emoji[1])
+    assert delta.logprobs[0].text == "\ufffd"
+    assert [(one.token_id, one.logprob) for one in delta.logprobs[1].top] == [(8, -0.25), (9, -4.0)]
+    assert delta.prompt_logprobs[0].logprob is None
+    assert [one.token_id for one in delta.prompt_logprobs] == prompt
+    assert [one.logprob for one in delta.prompt_logprobs[1:]] == [-float(i) for i in range(1, len(prompt))]
+    assert "".join(one.text for one in delta.prompt_logprobs) == "hi!"
+    (last,) = bench.tokens([5], logprobs=columns([(-1.0, [(5, -1.0), (6, -3.0)])]), finish=Finish("length"))
+    assert last.logprobs is not None
+    assert len(last.logprobs) == 1
+    assert last.prompt_logprobs is None
+
+
+def test_logprobs_end_with_the_stop_string(bench: Bench) -> None:
+    bench.start(stream=False, stop=("b",), logprobs=0)
+    ids = [bench.tokenizer.token_to_id(char) or 0 for char in "abc"]
+    bench.tokens(ids, logprobs=columns([(-1.0, []), (-2.0, []), (-3.0, [])]))
+    (last,) = bench.tokens([], finish=Finish("stop"))
+    assert last.logprobs is not None
+    assert [one.text for one in last.logprobs] == ["a", "b"]
+    assert last.text == "a"
+
+
+def test_scoring_a_prompt_without_output(bench: Bench) -> None:
+    prompt = unpack_i32(bench.start(stream=False, max_tokens=0, prompt_logprobs=1, prompt="hi!").input_ids)
+    rows = columns([(-1.0, [(5, -0.1)])] * (len(prompt) - 1))
+    (delta,) = bench.tokens([], prompt_logprobs=rows, finish=Finish("length"))
+    assert delta.prompt_logprobs is not None
+    assert len(delta.prompt_logprobs) == len(prompt)
+    assert delta.text == ""
+    assert delta.token_ids == b""
+    assert delta.logprobs is None
+
+
+@pytest.mark.parametrize("wrong", [columns([(-1.0, [])] * 2), LogprobColumns(pack_f32([1.0]), b"", b"", 3)])
+def test_columns_that_do_not_fit_end_the_request(bench: Bench, wrong: LogprobColumns) -> None:
+    bench.start(logprobs=0)
+    (delta,) = bench.tokens([5], logprobs=wrong)
+    assert delta.finish is not None
+    assert delta.finish.reason == "error"
+    assert bench.scheduler.recv() == AbortReq("r")

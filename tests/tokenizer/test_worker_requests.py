@@ -1,0 +1,191 @@
+"""The worker's way in: valid requests reach the scheduler, and others end with their error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from radixrt.messages import (
+    AbortReq,
+    ChatPrompt,
+    ControlReply,
+    ControlReq,
+    EngineReady,
+    Finish,
+    GenerateReq,
+    SchedulerReady,
+    TokenizedReq,
+    pack_i32,
+    unpack_i32,
+)
+from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.tokenizer import Tokenizer
+from radixrt.tokenizer.worker import max_input_tokens
+from tests.tokenizer.worker_bench import CONTEXT, Bench
+
+
+def chat(messages: Any, **options: Any) -> ChatPrompt:
+    return ChatPrompt(msgspec.json.encode(messages), **options)
+
+
+def test_a_prompt_is_tokenized_and_passed_on(bench: Bench) -> None:
+    sampling = SamplingParams(max_tokens=3, stop=("x",))
+    bench.handle(GenerateReq("r", sampling, prompt="hi there", priority=3, cache_salt="s", timeout_s=4.0))
+    ids = pack_i32(bench.tokenizer.encode("hi there"))
+    assert bench.scheduler.recv() == TokenizedReq("r", ids, sampling, 3, "s", 4.0)
+    assert bench.main.recv() is None
+
+
+def test_ids_are_passed_on_as_they_are(bench: Bench) -> None:
+    bench.handle(GenerateReq("r", SamplingParams(), input_ids=pack_i32([5, 6, 7])))
+    sent = bench.scheduler.recv()
+    assert isinstance(sent, TokenizedReq)
+    assert sent.input_ids == pack_i32([5, 6, 7])
+
+
+def test_a_chat_is_rendered_and_its_special_tokens_are_ids_once(loaded: dict[str, Tokenizer], bench: Bench) -> None:
+    bench.handle(GenerateReq("r", SamplingParams(), chat=chat([{"role": "user", "content": "hi"}])))
+    sent = bench.scheduler.recv()
+    assert isinstance(sent, TokenizedReq)
+    ids = unpack_i32(sent.input_ids).tolist()
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert bench.tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert ids.count(bench.tokenizer.token_to_id("<|im_start|>")) == 2
+
+
+def test_a_continued_chat_and_template_variables(bench: Bench) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    prompt = chat(messages, continue_final_message=True, template_kwargs=b'{"x": 1}', tools=b"[{}]")
+    bench.handle(GenerateReq("r", SamplingParams(), chat=prompt))
+    sent = bench.scheduler.recv()
+    assert isinstance(sent, TokenizedReq)
+    assert bench.tokenizer.decode(unpack_i32(sent.input_ids).tolist()).endswith("assistant\nWell")
+
+
+OK = SamplingParams()
+HI = [{"role": "user", "content": "hi"}]
+BAD_REQUESTS = {
+    "empty prompt": (GenerateReq("r", OK, prompt=""), "prompt"),
+    "empty ids": (GenerateReq("r", OK, input_ids=b""), "input_ids"),
+    "half an id": (GenerateReq("r", OK, input_ids=b"abc"), "input_ids"),
+    "negative id": (GenerateReq("r", OK, input_ids=pack_i32([1, -1])), "input_ids"),
+    "id beyond the vocabulary": (GenerateReq("r", OK, input_ids=pack_i32([1, 10**6])), "input_ids"),
+    "no prompt": (GenerateReq("r", OK), "prompt"),
+    "two prompts": (GenerateReq("r", OK, prompt="a", input_ids=pack_i32([1])), "prompt"),
+    "empty chat": (GenerateReq("r", OK, chat=chat([])), "messages"),
+    "chat of strings": (GenerateReq("r", OK, chat=chat(["hi"])), "messages"),
+    "chat is an object": (GenerateReq("r", OK, chat=chat({})), "messages"),
+    "chat is no JSON": (GenerateReq("r", OK, chat=ChatPrompt(b"\xff[")), "messages"),
+    "chat nested too deep": (GenerateReq("r", OK, chat=ChatPrompt(b"[" * 100_000)), "messages"),
+    "half a surrogate": (GenerateReq("r", OK, chat=ChatPrompt(b'[{"role":"user","content":"\\ud800"}]')), "messages"),
+    "content is missing": (GenerateReq("r", OK, chat=chat([{"role": "user"}])), "messages"),
+    "variables are a list": (GenerateReq("r", OK, chat=chat(HI, template_kwargs=b"[]")), "chat_template_kwargs"),
+    "variables replace messages": (
+        GenerateReq("r", OK, chat=chat(HI, template_kwargs=b'{"messages": []}')),
+        "chat_template_kwargs",
+    ),
+    "tools are a string": (GenerateReq("r", OK, chat=chat(HI, tools=b'"x"')), "tools"),
+    "no rid": (GenerateReq("", OK, prompt="a"), "rid"),
+    "long rid": (GenerateReq("r" * 129, OK, prompt="a"), "rid"),
+    "NaN timeout": (GenerateReq("r", OK, prompt="a", timeout_s=math.nan), "timeout_s"),
+    "timeout in the past": (GenerateReq("r", OK, prompt="a", timeout_s=-1.0), "timeout_s"),
+    "NaN temperature": (GenerateReq("r", SamplingParams(temperature=math.nan), prompt="a"), "temperature"),
+    "n": (GenerateReq("r", SamplingParams(n=2), prompt="a"), "n"),
+    "stop token beyond the vocabulary": (
+        GenerateReq("r", SamplingParams(stop_token_ids=(10**6,)), prompt="a"),
+        "stop_token_ids",
+    ),
+    "bias beyond the vocabulary": (GenerateReq("r", SamplingParams(logit_bias={10**6: 1.0}), prompt="a"), "logit_bias"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+def test_a_bad_request_ends_with_its_error(bench: Bench, name: str) -> None:
+    message, param = BAD_REQUESTS[name]
+    error = bench.refused(message)
+    assert (error.param, error.status) == (param, 400)
+    assert error.message
+    bench.start()  # and the next one is served
+
+
+def test_a_model_without_chat_template(loaded: dict[str, Tokenizer]) -> None:
+    assert "no chat template" in Bench(loaded["gemma_like"]).refused(GenerateReq("r", OK, chat=chat(HI))).message
+
+
+def test_ids_of_the_tokenizer_that_the_model_lacks(tokenizer: Tokenizer) -> None:
+    error = Bench(tokenizer, vocab_size=300).refused(GenerateReq("r", OK, prompt="<think>"))
+    assert error.param == "prompt"
+    assert "300" in error.message
+
+
+def test_the_longest_prompt_is_served_and_one_more_token_is_not(bench: Bench) -> None:
+    bench.handle(GenerateReq("fits", OK, input_ids=pack_i32([5] * (CONTEXT - 1))))
+    assert isinstance(bench.scheduler.recv(), TokenizedReq)
+    bench.handle(GenerateReq("r", OK, input_ids=pack_i32([5] * CONTEXT)))
+    (delta,) = bench.deltas()
+    assert delta.finish is not None
+    assert delta.finish.error is not None
+    error = delta.finish.error
+    assert (error.code, error.status, error.param) == ("context_length_exceeded", 400, "input_ids")
+    assert f"maximum context length is {CONTEXT} tokens" in error.message
+    assert f"resulted in {CONTEXT} tokens" in error.message
+
+
+def test_a_huge_prompt_is_refused_without_tokenizing_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    text = "word " * 1_600_000
+    for message in (
+        GenerateReq("r", OK, prompt=text),
+        GenerateReq("r", OK, chat=chat([{"role": "user", "content": text}])),
+    ):
+        error = bench.refused(message)
+        assert error.code == "context_length_exceeded"
+        assert f"more than {CONTEXT - 1} tokens" in error.message
+
+
+def test_a_failure_of_the_tokenizer_itself_ends_only_that_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.tokenizer, "encode", lambda *_: 1 / 0)
+        assert bench.refused(GenerateReq("r", OK, prompt="a")).status == 500
+    bench.start()
+
+
+def test_a_live_rid_is_not_disturbed_by_a_second_request(bench: Bench) -> None:
+    bench.start("r")
+    bench.handle(GenerateReq("r", OK, prompt="again"))
+    assert bench.scheduler.recv() is None
+    assert bench.deltas() == []
+    assert bench.tokens("a")[0].text == "a"
+    bench.tokens([], finish=Finish("length"))
+    bench.start("r")  # once it has ended, the id is free
+
+
+def test_what_is_not_its_own_passes_through(bench: Bench) -> None:
+    for message in (AbortReq("unknown"), ControlReq("1", "check")):
+        bench.handle(message)
+        assert bench.scheduler.recv() == message
+    bench.handle(ControlReply("1", True))
+    assert bench.main.recv() == ControlReply("1", True)
+
+
+@pytest.mark.parametrize(("num_slots", "longest"), [(1000, CONTEXT - 1), (50, 49), (1, 0)])
+def test_ready(bench: Bench, num_slots: int, longest: int) -> None:
+    bench.handle(SchedulerReady(num_slots, 8, "cpu", "float32"))
+    vocab_size = bench.tokenizer.vocab_size
+    assert bench.main.recv() == EngineReady("test", vocab_size, CONTEXT, longest, num_slots, 8, "cpu", "float32", True)
+    assert max_input_tokens(CONTEXT, num_slots) == longest
+    message = GenerateReq("r", OK, input_ids=pack_i32([5] * (longest + 1)))
+    assert bench.refused(message).code == "context_length_exceeded"
+
+
+def test_a_prompt_that_is_no_text(bench: Bench) -> None:
+    bench.worker.handle(GenerateReq("r", OK, prompt="half \ud800"))  # cannot cross the wire, but comes from Python
+    (delta,) = bench.deltas()
+    assert delta.finish is not None
+    assert delta.finish.error is not None
+    assert delta.finish.error.param == "prompt"
