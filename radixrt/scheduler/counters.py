@@ -1,0 +1,21 @@
+"""Running totals of the scheduler, for `SchedulerStats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """Counts since start; seconds are summed over steps: deciding, waiting for the runner, and committing."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    retractions: int = 0
+    finished: int = 0
+    extend_steps: int = 0
+    decode_steps: int = 0
+    schedule_s: float = 0.0
+    runner_s: float = 0.0
+    commit_s: float = 0.0

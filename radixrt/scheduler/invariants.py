@@ -1,0 +1,70 @@
+"""Invariants of the scheduler's state: run after every step in tests and with `check_invariants`, and when idle."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixrt.errors import InvariantError
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.messages import Int32Array
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.scheduler import Scheduler
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Every invariant of slots, tree and rows.
+
+    Raises:
+        InvariantError: the first that does not hold, with its figures.
+    """
+    kv = scheduler.kv
+    kv.allocator.check_invariants()
+    kv.cache.check_invariants([r.last_node for r in scheduler.active])
+    check_slots(scheduler)
+    check_rows(scheduler)
+
+
+def check_slots(scheduler: Scheduler) -> None:
+    """free + evictable + protected + private == num_slots, private sets disjoint from one another and from slot 0.
+
+    A request's private slots are whole pages: row[protected_len:kv_len] rounded up to a page.
+    """
+    kv = scheduler.kv
+    private = [_private_pages(scheduler, r) for r in scheduler.active]
+    pages = np.concatenate([np.empty(0, np.int32), *private])
+    if len(np.unique(pages)) != len(pages) or 0 in pages:
+        raise InvariantError("two requests share a private page, or one holds the padding page")
+    allocator: TokenToKVPoolAllocator = kv.allocator
+    parts = (
+        allocator.available(), kv.cache.evictable_size, kv.cache.protected_size, len(pages) * allocator.page_size
+    )  # fmt: skip
+    if sum(parts) != allocator.num_slots:
+        raise InvariantError(
+            f"free {parts[0]} + evictable {parts[1]} + protected {parts[2]} + private {parts[3]} = {sum(parts)}, "
+            f"not the pool's {allocator.num_slots}"
+        )
+
+
+def _private_pages(scheduler: Scheduler, req: Req) -> Int32Array:
+    kv = scheduler.kv
+    row = kv.rows.table[req.req_pool_idx, req.protected_len : req.kv_len]
+    return np.unique(row // kv.allocator.page_size)
+
+
+def check_rows(scheduler: Scheduler) -> None:
+    """Rows in use and active requests are one to one, and row[:protected_len] equals the slots on the tree path."""
+    kv = scheduler.kv
+    rows = [r.req_pool_idx for r in scheduler.active]
+    if len(set(rows)) != len(rows) or 0 in rows:
+        raise InvariantError(f"active requests hold rows {rows}")
+    in_use = len(kv.rows.table) - 1 - kv.rows.available()
+    if in_use != len(rows):
+        raise InvariantError(f"{in_use} rows are in use by {len(rows)} active requests")
+    for req in scheduler.active:
+        if req.state not in (ReqState.PREFILL, ReqState.RUNNING):
+            raise InvariantError(f"request {req.rid} is active but {req.state.value}")
+        path = kv.cache.path_slots(req.last_node)
+        if len(path) != req.protected_len:
+            raise InvariantError(f"request {req.rid} protects {req.protected_len} slots but its path has {len(path)}")
+        if not np.array_equal(kv.rows.table[req.req_pool_idx, : req.protected_len], path):
+            raise InvariantError(f"request {req.rid}: its row does not equal the slots on its tree path")

@@ -1,0 +1,60 @@
+"""Which waiting request comes first.
+
+Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
+order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
+
+lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
+and depth-first over the radix tree, heaviest subtree first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.req import Req
+
+PATIENCE_S = 10.0
+WINDOW = 128
+"""Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
+would cost more than the better order saves."""
+
+Order = Callable[[list[Req], KVManager], list[Req]]
+
+
+def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
+    """The first WINDOW waiting requests in the order in which admission should try them (all of them for fcfs)."""
+    by_arrival = sorted(waiting, key=lambda r: (-r.priority, r.seq))
+    if policy == "fcfs" or len(by_arrival) < 2:
+        return by_arrival
+    window = by_arrival[:WINDOW]
+    patient = [r for r in window if now - r.arrived_at <= PATIENCE_S]
+    overdue = [r for r in window if now - r.arrived_at > PATIENCE_S]
+    arranged = _ORDERS[policy](patient, kv)
+    arranged.sort(key=lambda r: -r.priority)  # stable: the policy's order within one priority
+    return sorted(overdue + arranged, key=lambda r: -r.priority) if overdue else arranged
+
+
+def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
+    lens = {r.rid: kv.match_len(r) for r in reqs}
+    return sorted(reqs, key=lambda r: -lens[r.rid])
+
+
+def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
+    """Sorting by the path of (weight, node) pairs from the root is a depth-first walk, heaviest child first, that
+    takes the requests that end at a node before those that go deeper."""
+    paths: dict[str, list[Any]] = {}
+    weight: Counter[int] = Counter()
+    for r in reqs:
+        node, path = kv.cache.match_node(r.known_ids[:-1], r.namespace), []
+        while node is not None:
+            path.append(node)
+            weight[id(node)] += 1
+            node = node.parent
+        paths[r.rid] = path[::-1]
+    return sorted(reqs, key=lambda r: tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))))
+
+
+_ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}

@@ -1,0 +1,133 @@
+"""`Req`: one request inside the scheduler, which alone reads and writes it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+
+from radixrt.constrained.grammar import Grammar
+from radixrt.messages import Finish, Int32Array, TokenizedReq
+from radixrt.sampling_params import SamplingParams
+
+
+class ReqState(enum.Enum):
+    """Where a request stands. WAITING holds no row and no slot; PREFILL and RUNNING hold a row; FINISHED nothing."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Req:
+    """One request.
+
+    Attributes:
+        ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
+        num_pending: tokens sampled by steps that are in flight: their number is known, their ids are not yet.
+        kv_len: positions [0, kv_len) have, or will have once the steps in flight have run, keys and values in the slots
+            row[:kv_len] of req_to_token.
+        protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
+            row[protected_len:kv_len] are private to this request.
+        cached_tokens: prompt tokens found in the cache when first admitted; -1 before that.
+        sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "arrived_at",
+        "cached_tokens",
+        "deadline",
+        "finish",
+        "first_token_at",
+        "grammar",
+        "ids",
+        "known_len",
+        "kv_len",
+        "last_node",
+        "last_token_at",
+        "max_len",
+        "namespace",
+        "num_pending",
+        "priority",
+        "prompt_len",
+        "protected_len",
+        "req_pool_idx",
+        "retractions",
+        "rid",
+        "sampling",
+        "sampling_row_due",
+        "seed",
+        "seq",
+        "state",
+        "stop_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self, message: TokenizedReq, ids: Int32Array, *, seq: int, seed: int, eos_ids: frozenset[int], max_len: int,
+        now: float, timeout_s: float, grammar: Grammar | None,
+    ) -> None:  # fmt: skip
+        self.rid = message.rid
+        self.sampling: SamplingParams = message.sampling
+        self.prompt_len = len(ids)
+        self.known_len = len(ids)
+        self.ids: Int32Array = np.empty(len(ids) + 64, np.int32)
+        self.ids[: len(ids)] = ids
+        self.num_pending = 0
+        self.kv_len = 0
+        self.req_pool_idx = 0
+        self.last_node: Any = None
+        self.protected_len = 0
+        self.namespace = message.cache_salt
+        self.priority = message.priority
+        self.seq = seq
+        self.seed = seed
+        self.deadline = now + timeout_s
+        self.state = ReqState.WAITING
+        self.finish: Finish | None = None
+        self.grammar = grammar
+        self.cached_tokens = -1
+        self.sampling_row_due = True
+        stop = frozenset(self.sampling.stop_token_ids)
+        self.stop_ids = stop if self.sampling.ignore_eos else stop | eos_ids
+        most = self.sampling.max_tokens
+        self.max_len = max_len if most is None else min(max_len, self.prompt_len + most)
+        self.arrived_at = now
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at = now
+        self.retractions = 0
+
+    @property
+    def seq_len(self) -> int:
+        """Length of the sequence with the tokens that are still in flight."""
+        return self.known_len + self.num_pending
+
+    @property
+    def num_output(self) -> int:
+        return self.known_len - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be sampled by steps not yet submitted."""
+        return self.max_len - self.seq_len
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Log-probabilities of the prompt need its logits, so no part of it may come from the cache."""
+        return self.sampling.prompt_logprobs is not None and self.num_output == 0
+
+    @property
+    def known_ids(self) -> Int32Array:
+        """int32 view [known_len]."""
+        return self.ids[: self.known_len]
+
+    def append(self, token: int) -> None:
+        if self.known_len == len(self.ids):
+            grown = np.empty(2 * len(self.ids), np.int32)
+            grown[: self.known_len] = self.ids
+            self.ids = grown
+        self.ids[self.known_len] = token
+        self.known_len += 1

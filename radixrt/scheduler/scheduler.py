@@ -1,0 +1,398 @@
+"""`Scheduler`: decides every step. Sans-io: no sockets, no clock, no torch; callers pass `now` in seconds.
+
+Three verbs on two objects: `add` and `abort` change what is wanted, `next_batch` decides a step, `commit` takes its
+answer. Deltas for the tokenizer gather until `take_deltas`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import numpy as np
+
+from radixrt.config import SchedulerConfig
+from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
+from radixrt.messages import (
+    FINISH_ABORT,
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    Finish,
+    FinishError,
+    GrammarMask,
+    Int32Array,
+    StepOutput,
+    TokenDelta,
+    TokenizedReq,
+    pack_i32,
+    unpack_i32,
+)
+from radixrt.scheduler.admission import NewTokenRatio
+from radixrt.scheduler.counters import Counters
+from radixrt.scheduler.deltas import DeltaWriter
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.policy import arrange
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
+
+DEFER_TOKENS = 32
+"""A waiting request is held back while an earlier one computes at least this many tokens that it could reuse."""
+EXPIRY_CHECK_S = 0.05
+"""Deadlines are looked at this often, not at every step."""
+
+
+class Scheduler:
+    """See the module's docstring.
+
+    Args:
+        config: policy, limits and budgets.
+        kv: owner of all slots and rows.
+        context_length: longest sequence, prompt and output together.
+        eos_ids: the model's own end tokens.
+        vocab_size: for grammar masks.
+        random_seed: of the seeds given to requests that bring none.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
+        random_seed: int = 0,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._kv = kv
+        self._max_len = min(context_length, kv.allocator.num_slots)
+        self._eos_ids = frozenset(eos_ids)
+        self._mask_words = bitmask_words(vocab_size)
+        self._seeds = random.Random(random_seed)
+        self._ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._reqs: dict[str, Req] = {}
+        self._waiting: list[Req] = []
+        self._active: list[Req] = []  # PREFILL and RUNNING, in order of admission
+        self._next_seq = 0
+        self._next_step = 0
+        self._num_inflight = 0
+        self._recovering = False
+        self._next_expiry_check = 0.0
+        self._writer = DeltaWriter()
+        self.counters = Counters()
+
+    # --- what is wanted ---
+
+    def add(self, message: TokenizedReq, now: float, grammar: Grammar | None = None) -> None:
+        """Queue a request. One that cannot be served gets its error finish instead; nothing is raised."""
+        ids = unpack_i32(message.input_ids)
+        error = self._refusal(message, len(ids))
+        if error is not None:
+            self._writer.refuse(message.rid, error, len(ids))
+            return
+        seed = message.sampling.seed
+        req = Req(
+            message,
+            ids,
+            seq=self._next_seq,
+            seed=self._seeds.getrandbits(63) if seed is None else seed,
+            eos_ids=self._eos_ids,
+            max_len=self._max_len,
+            now=now,
+            timeout_s=self._config.request_timeout_s if message.timeout_s is None else message.timeout_s,
+            grammar=grammar,
+        )
+        self._next_seq += 1
+        self._reqs[req.rid] = req
+        self._waiting.append(req)
+
+    def _refusal(self, message: TokenizedReq, length: int) -> FinishError | None:
+        if message.rid in self._reqs:
+            return FinishError(f"request id {message.rid!r} is in use", param="rid", status=400)
+        if not 0 < length < self._max_len:
+            return FinishError(
+                f"the prompt has {length} tokens; this engine takes 1 to {self._max_len - 1} "
+                "(the context and the KV pool bound it)",
+                param="prompt", code="context_length_exceeded", status=400,
+            )  # fmt: skip
+        if len(self._waiting) >= self._config.max_queued_requests:
+            return FinishError(
+                f"the queue is full ({self._config.max_queued_requests} requests wait); try again later",
+                code="queue_full", status=429,
+            )  # fmt: skip
+        return None
+
+    def abort(self, rid: str, now: float) -> None:
+        """End a request wherever it stands; an unknown rid does nothing."""
+        req = self._reqs.get(rid)
+        if req is not None:
+            self._end(req, Finish(FINISH_ABORT), now)
+
+    def take_deltas(self) -> list[TokenDelta]:
+        return self._writer.take()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active(self) -> list[Req]:
+        """Requests that hold a row; read only."""
+        return self._active
+
+    @property
+    def kv(self) -> KVManager:
+        return self._kv
+
+    @property
+    def num_inflight(self) -> int:
+        return self._num_inflight
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._reqs and not self._num_inflight
+
+    # --- deciding a step ---
+
+    def next_batch(self, now: float) -> ScheduleBatch | None:
+        """The next step, its slots allocated; None if there is nothing to do before the steps in flight are committed."""
+        self._expire(now)
+        if self._recovering:
+            return None
+        while True:
+            decode = [r for r in self._active if r.state is ReqState.RUNNING and r.remaining > 0]
+            decode_slots = self._decode_slots(decode) if decode else np.empty(0, np.int32)
+            if decode_slots is not None:
+                chunks = self._plan_chunks(now)
+                if chunks or decode:
+                    return self._batch(chunks, decode, decode_slots)
+                if not any(r.state is ReqState.PREFILL for r in self._active):
+                    return None
+            # Out of room. Steps in flight may free some; only a drained pipeline may retract.
+            if self._num_inflight or not self._retract_one():
+                return None
+
+    def _batch(self, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array) -> ScheduleBatch:
+        writes = self._kv.take_row_writes()
+        step_id = self._next_step
+        if chunks:
+            batch = extend_batch(step_id, chunks, decode, decode_slots, writes)
+            self.counters.extend_steps += 1
+        else:
+            idx = np.array([r.req_pool_idx for r in decode], np.int32)
+            batch = decode_batch(step_id, decode, idx, decode_slots, writes)
+            self.counters.decode_steps += 1
+            self._ratio.decoded()
+        for req in batch.requests:
+            req.sampling_row_due = False
+        for req in batch.sampled:
+            req.num_pending += 1
+            req.state = ReqState.RUNNING
+        for chunk in chunks:
+            # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
+            self._kv.publish(chunk.req)
+        self._next_step += 1
+        self._num_inflight += 1
+        return batch
+
+    def _decode_slots(self, decode: list[Req]) -> Int32Array | None:
+        idx = np.array([r.req_pool_idx for r in decode], np.int32)
+        kv_lens = np.array([r.kv_len for r in decode], np.int32)
+        slots = self._kv.extend_decode(idx, kv_lens)
+        if slots is not None:
+            for req in decode:
+                req.kv_len += 1
+        return slots
+
+    def _plan_chunks(self, now: float) -> list[Chunk]:
+        """Chunks of prompts for this step: those under way first, then newly admitted ones, within the token budget."""
+        budget = self._config.chunked_prefill_size
+        chunks: list[Chunk] = []
+        for req in self._active:
+            if req.state is ReqState.PREFILL and budget > 0:
+                budget -= self._add_chunk(req, budget, chunks)
+        if self._waiting and budget > 0 and len(self._active) < self._config.max_running_requests:
+            self._admit(budget, chunks, now)
+        return chunks
+
+    def _add_chunk(self, req: Req, budget: int, chunks: list[Chunk]) -> int:
+        """Append the request's next chunk; returns its tokens, 0 if there is no room for it."""
+        start = req.kv_len
+        num_new = min(req.known_len - start, budget)
+        slots = self._kv.extend(req, num_new)
+        if slots is None:
+            return 0
+        chunks.append(Chunk(req, start, slots, is_last=req.kv_len == req.known_len))
+        return num_new
+
+    def _admit(self, budget: int, chunks: list[Chunk], now: float) -> None:
+        reserved = sum(self._ratio.reserve(r) for r in self._active)
+        for req in arrange(self._config.schedule_policy, self._waiting, self._kv, now):
+            if budget <= 0 or len(self._active) >= self._config.max_running_requests:
+                return
+            if self._is_deferred(req):
+                continue
+            prefix = self._kv.lock_prefix(req)
+            req.kv_len = len(prefix)
+            need = self._ratio.reserve(req)
+            req.kv_len = 0
+            if self._active and reserved + need > self._kv.reachable_slots:
+                self._kv.unlock_prefix(req)
+                return
+            self._kv.take_row(req, prefix)
+            self._waiting.remove(req)
+            self._active.append(req)
+            self._admitted(req, len(prefix), now)
+            used = self._add_chunk(req, budget, chunks)
+            if used == 0:  # the estimate was too hopeful: it keeps its prefix and tries again at the next step
+                return
+            budget -= used
+            reserved += self._ratio.reserve(req)
+
+    def _admitted(self, req: Req, cached: int, now: float) -> None:
+        req.state = ReqState.PREFILL
+        req.sampling_row_due = True
+        if req.cached_tokens < 0:
+            req.cached_tokens = cached
+            req.admitted_at = now
+            self.counters.prompt_tokens += req.prompt_len
+            self.counters.cached_tokens += cached
+
+    def _is_deferred(self, req: Req) -> bool:
+        """True while an active request is computing a prefix of this one's input that it can reuse a step later."""
+        if req.computes_whole_prompt or not self._kv.cache.shares:
+            return False
+        have = -1
+        for other in self._active:
+            if other.state is not ReqState.PREFILL or other.namespace != req.namespace:
+                continue
+            common = _common_prefix(other.known_ids, req.known_ids[:-1])
+            if common < DEFER_TOKENS:
+                continue
+            if have < 0:
+                have = self._kv.match_len(req)
+            if common - have >= DEFER_TOKENS:
+                return True
+        return False
+
+    def _retract_one(self) -> bool:
+        """Put the least deserving active request back to waiting, if another can go on; its work stays cached."""
+        if len(self._active) < 2:
+            return False
+        req = min(self._active, key=lambda r: (r.priority, -r.seq))
+        self._retract(req, keep=True)
+        self._ratio.retracted(self._active)
+        return True
+
+    def _retract(self, req: Req, *, keep: bool) -> None:
+        self._kv.release(req, keep=keep)
+        self._active.remove(req)
+        req.num_pending = 0
+        if req.num_output == 0:
+            self._writer.drop_prompt_logprobs(req)  # they will be computed again
+        req.state = ReqState.WAITING
+        req.retractions += 1
+        self.counters.retractions += 1
+        self._waiting.insert(0, req)
+
+    def _expire(self, now: float) -> None:
+        if now < self._next_expiry_check:
+            return
+        self._next_expiry_check = now + EXPIRY_CHECK_S
+        expired = [r for r in self._reqs.values() if r.deadline <= now]
+        for req in expired:
+            waited = now - req.arrived_at
+            error = FinishError(f"the request's deadline passed after {waited:.1f} s", code="timeout", status=408)
+            self._end(req, Finish(FINISH_ERROR, error=error), now)
+
+    # --- taking the answer ---
+
+    def fill_mask(self, batch: ScheduleBatch) -> GrammarMask:
+        """Masks of the batch's constrained rows. All earlier steps are committed, so every grammar is up to date."""
+        bits: Bitmask = np.full((len(batch.grammar_rows), self._mask_words), 0xFFFFFFFF, np.uint32)
+        for row, i in zip(bits, batch.grammar_rows, strict=True):
+            req = batch.sampled[i]
+            if req.finish is None and req.grammar is not None:
+                req.grammar.fill(row)
+        return GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), bits.tobytes())
+
+    def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
+        """Take the answer of the oldest step in flight: append tokens, finish requests, free what they held."""
+        self._num_inflight -= 1
+        if self._recovering:
+            self._recover_when_drained()
+            return
+        self._writer.store_prompt_logprobs(batch.prompt_logprobs, output.prompt_logprobs)
+        errors = dict(output.row_errors)
+        logprobs = iter(output.logprobs)
+        for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
+            columns = next(logprobs) if req.sampling.logprobs is not None else None
+            if req.state is not ReqState.RUNNING:
+                continue  # ended while the step was in flight
+            req.num_pending -= 1
+            if i in errors:
+                self._end(req, Finish(FINISH_ERROR, error=FinishError(errors[i])), now)
+                continue
+            self.counters.generated_tokens += 1
+            finish = self._append(req, token, now)
+            self._writer.token(req, token, columns)
+            if finish is not None:
+                self._end(req, finish, now)
+
+    def _append(self, req: Req, token: int, now: float) -> Finish | None:
+        if req.first_token_at is None:
+            req.first_token_at = now
+        req.last_token_at = now
+        if req.prompt_len == req.max_len:  # max_tokens 0: only the prompt was to be scored
+            return Finish(FINISH_LENGTH)
+        req.append(token)
+        if req.grammar is not None and not req.grammar.accept(token):
+            return Finish(FINISH_ERROR, error=FinishError("the sampled token is not allowed by the request's grammar"))
+        if token in req.stop_ids:
+            return Finish(FINISH_STOP, matched=token)
+        if req.grammar is not None and req.grammar.is_terminated():
+            return Finish(FINISH_STOP)
+        if req.known_len >= req.max_len:
+            return Finish(FINISH_LENGTH)
+        return None
+
+    def _end(self, req: Req, finish: Finish, now: float) -> None:
+        """The request's one end, from any state: give back what it holds and say so."""
+        if req.state is ReqState.WAITING:
+            self._waiting.remove(req)
+        else:
+            self._active.remove(req)
+            self._kv.release(req, keep=not self._recovering)
+        req.state = ReqState.FINISHED
+        req.finish = finish
+        del self._reqs[req.rid]
+        self.counters.finished += 1
+        self._writer.finish(req, finish, now)
+
+    # --- failure of a step, flushing ---
+
+    def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:
+        """The oldest step in flight raised: end its requests, then recompute all others from their known tokens.
+
+        What the step should have written is missing from its slots, and later steps in flight may have read them, so
+        their answers are dropped and the cache restarts empty.
+        """
+        self._num_inflight -= 1
+        self._recovering = True
+        for req in batch.requests:
+            if req.finish is None:
+                self._end(req, Finish(FINISH_ERROR, error=FinishError(f"the step failed: {error}")), now)
+        self._recover_when_drained()
+
+    def _recover_when_drained(self) -> None:
+        if self._num_inflight == 0:
+            for req in reversed(list(self._active)):
+                self._retract(req, keep=False)
+            self._kv.cache.reset()
+            self._recovering = False
+
+    def flush_cache(self) -> None:
+        """Drop everything from the cache that no active request holds."""
+        self._kv.cache.evict(self._kv.cache.evictable_size)
+
+
+def _common_prefix(a: Int32Array, b: Int32Array) -> int:
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return n if n == 0 or not differs[first] else first

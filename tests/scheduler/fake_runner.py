@@ -1,0 +1,238 @@
+"""A runner without a model that notices every mistake of the scheduler's.
+
+Each slot holds a digest of all tokens up to its position, computed from what the row's slots really hold, and the next
+token is a function of that digest. So a request's output equals `expected_output` only if every slot that it read held
+exactly its own prefix, whatever was cached, shared, chunked, freed, re-used or retracted on the way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from radixrt.config import SchedulerConfig
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.chunk_cache import ChunkCache
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.messages import (
+    Finish,
+    ForwardStep,
+    GrammarMask,
+    LogprobColumns,
+    StepFailed,
+    StepOutput,
+    TokenDelta,
+    TokenizedReq,
+    Usage,
+    pack_f32,
+    pack_i32,
+    unpack_i32,
+)
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.invariants import check_scheduler
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
+from radixrt.scheduler.scheduler import Scheduler
+
+VOCAB = 50
+EOS = 0
+MODULUS = (1 << 61) - 1
+
+
+def digest(before: int, token: int) -> int:
+    return (before * 1_000_003 + token * 7919 + 12345) % MODULUS
+
+
+def next_token(state: int) -> int:
+    return (state >> 7) % VOCAB
+
+
+def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: int) -> tuple[list[int], str]:
+    """What a request must generate, computed with no engine at all."""
+    ids = list(prompt)
+    state = 0
+    for token in ids:
+        state = digest(state, token)
+    out: list[int] = []
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    most = max_len - len(ids) if sampling.max_tokens is None else min(sampling.max_tokens, max_len - len(ids))
+    while True:
+        token = next_token(state)
+        out.append(token)
+        state = digest(state, token)
+        if token in stops:
+            return out, "stop"
+        if len(out) >= most:
+            return out, "length"
+
+
+class FakeRunner:
+    """Runs the steps of one scheduler; keeps the mirror and the slots' contents."""
+
+    def __init__(self, num_slots: int, max_requests: int, max_context: int) -> None:
+        self.mirror = np.zeros((max_requests + 1, max_context), np.int32)
+        self.content: list[int | None] = [None] * (num_slots + 64)
+        self.future = [-1] * (max_requests + 1)
+        self.tokens_computed = 0
+        self.masks: dict[int, GrammarMask] = {}
+        self.params: dict[int, object] = {}
+
+    def run(self, step: ForwardStep) -> StepOutput:
+        for write in step.row_writes:
+            slots = unpack_i32(write.slots)
+            self.mirror[write.req_pool_idx, write.start : write.start + len(slots)] = slots
+        for row in step.sampling_rows:
+            self.params[row.req_pool_idx] = row
+        idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+        locs = unpack_i32(step.out_cache_loc)
+        if step.mode == DECODE:
+            extends, ids, samples = np.ones(len(idx), int), -np.ones(len(idx), int), [1] * len(idx)
+        else:
+            extends, ids, samples = unpack_i32(step.extend_lens), unpack_i32(step.input_ids), list(step.samples)
+        assert 0 not in locs, "slot 0 is padding"
+        assert len(set(idx.tolist())) == len(idx), "a row twice in one step"
+        assert len(set(locs.tolist())) == len(locs), "a slot twice in one step"
+        sampled: list[int] = []
+        scored = unpack_i32(step.logprob_rows).tolist()
+        prompt_logprobs = []
+        at = 0
+        for i, (row, length, new) in enumerate(zip(idx.tolist(), seq_lens.tolist(), extends.tolist(), strict=True)):
+            self.mirror[row, length - new : length] = locs[at : at + new]
+            state = 0 if length == new else self.content[self.mirror[row, length - new - 1]]
+            assert state is not None, "read a slot that was never written"
+            self._check_prefix(row, length - new)
+            for slot, token in zip(locs[at : at + new].tolist(), ids[at : at + new].tolist(), strict=True):
+                if token < 0:
+                    token = self.future[row]
+                    assert token >= 0, "a future token that was never sampled"
+                state = digest(state, token)
+                self.content[slot] = state
+                self.tokens_computed += 1
+            if i in scored:
+                prompt_logprobs.append(_columns(new))
+            at += new
+            if samples[i]:
+                sampled.append(next_token(state))
+                self.future[row] = sampled[-1]
+        return StepOutput(step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs)
+
+    def _check_prefix(self, row: int, length: int) -> None:
+        for slot in self.mirror[row, :length].tolist():
+            assert slot != 0, "the row points at the padding slot"
+            assert self.content[slot] is not None, "the row points at a slot that was never written"
+
+
+def _columns(n: int) -> LogprobColumns:
+    return LogprobColumns(pack_f32(np.zeros(n)), b"", b"", 0)
+
+
+class Harness:
+    """A scheduler and a fake runner, stepped by hand."""
+
+    def __init__(
+        self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
+        eviction: str = "lru", check: bool = True, **config: object,
+    ) -> None:  # fmt: skip
+        self.config = SchedulerConfig(**{"max_running_requests": 4, **config})  # type: ignore[arg-type]
+        allocator = TokenToKVPoolAllocator(num_slots, page_size)
+        self.cache = RadixCache(allocator, eviction) if cache else ChunkCache(allocator)
+        rows = ReqToTokenPool(self.config.max_running_requests, max_context)
+        self.scheduler = Scheduler(
+            self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
+            vocab_size=VOCAB,
+        )  # fmt: skip
+        self.runner = FakeRunner(num_slots + page_size, self.config.max_running_requests, max_context)
+        self.max_len = min(max_context, num_slots)
+        self.depth = depth
+        self.check = check
+        self.now = 0.0
+        self.inflight: deque[ScheduleBatch] = deque()
+        self.poisoned: set[int] = set()
+        self.steps: list[ForwardStep] = []
+        self.batches: list[ScheduleBatch] = []
+        self.outputs: dict[str, list[int]] = {}
+        self.finishes: dict[str, Finish] = {}
+        self.usages: dict[str, Usage] = {}
+        self.prompt_logprobs: dict[str, LogprobColumns] = {}
+        self.requests: dict[str, TokenizedReq] = {}
+
+    def add(self, rid: str, prompt: list[int], *, grammar: object = None, **fields: object) -> None:
+        envelope = {k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s") if k in fields}
+        sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
+        message = TokenizedReq(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
+        self.requests.setdefault(rid, message)
+        self.scheduler.add(message, self.now, grammar)  # type: ignore[arg-type]
+
+    def submit(self) -> bool:
+        """One next_batch; True if it gave a step."""
+        batch = self.scheduler.next_batch(self.now)
+        if batch is None:
+            return False
+        self.inflight.append(batch)
+        self.steps.append(batch.step)
+        self.batches.append(batch)
+        self._verify()
+        return True
+
+    def commit(self) -> bool:
+        if not self.inflight:
+            return False
+        batch = self.inflight.popleft()
+        if batch.grammar_rows:
+            self.runner.masks[batch.step_id] = self.scheduler.fill_mask(batch)
+        if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
+            output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)))
+        else:
+            output = self.runner.run(batch.step)
+        self.scheduler.commit(batch, output, self.now)
+        self._take()
+        self._verify()
+        return True
+
+    def fail(self) -> None:
+        batch = self.inflight.popleft()
+        self.poisoned.update(b.step_id for b in self.inflight)
+        self.scheduler.fail(batch, StepFailed(batch.step_id, 0, "boom", fatal=False).error, self.now)
+        self._take()
+        self._verify()
+
+    def turn(self) -> bool:
+        """What the loop does in one turn, at this harness's depth."""
+        did = False
+        while len(self.inflight) < self.depth and self.submit():
+            did = True
+        return self.commit() or did
+
+    def drain(self, limit: int = 10_000) -> None:
+        while self.turn():
+            limit -= 1
+            assert limit, "the scheduler does not come to an end"
+        self._take()
+
+    def _take(self) -> None:
+        deltas: list[TokenDelta] = self.scheduler.take_deltas()
+        for delta in deltas:
+            assert delta.rid not in self.finishes, "a delta after the finish"
+            self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
+            if delta.prompt_logprobs is not None:
+                assert delta.rid not in self.prompt_logprobs
+                self.prompt_logprobs[delta.rid] = delta.prompt_logprobs
+            if delta.finish is not None:
+                self.finishes[delta.rid] = delta.finish
+                assert delta.usage is not None
+                self.usages[delta.rid] = delta.usage
+
+    def _verify(self) -> None:
+        if self.check:
+            check_scheduler(self.scheduler)
+
+    def assert_output(self, rid: str) -> None:
+        """The request ended on its own, with exactly the tokens that its prompt determines."""
+        request = self.requests[rid]
+        tokens, reason = expected_output(unpack_i32(request.input_ids).tolist(), request.sampling, self.max_len)
+        assert self.outputs[rid] == tokens
+        assert self.finishes[rid].reason == reason
+        assert self.usages[rid].completion_tokens == len(tokens)

@@ -1,0 +1,118 @@
+"""Random sequences of everything that can happen to the scheduler, on pools too small for what is asked."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.scheduler.fake_runner import VOCAB, Harness
+
+PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.aborted: set[str] = set()
+        self.disturbed: set[str] = set()
+
+    @initialize(
+        num_slots=st.sampled_from([24, 32, 48, 96]),
+        page_size=st.sampled_from([1, 1, 2, 8]),
+        depth=st.sampled_from([1, 2]),
+        cache=st.booleans(),
+        eviction=st.sampled_from(["lru", "lfu", "fifo", "priority"]),
+        policy=st.sampled_from(["fcfs", "lpm", "dfs-weight"]),
+        chunk=st.sampled_from([1, 3, 16, 1000]),
+        conservativeness=st.sampled_from([0.0, 0.3, 1.0]),
+        rows=st.integers(1, 5),
+    )
+    def start(self, num_slots, page_size, depth, cache, eviction, policy, chunk, conservativeness, rows) -> None:
+        self.h = Harness(
+            num_slots=num_slots, page_size=page_size, depth=depth, cache=cache, eviction=eviction,
+            schedule_policy=policy, chunked_prefill_size=chunk, schedule_conservativeness=conservativeness,
+            max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
+        )  # fmt: skip
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        suffix=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12),
+        max_tokens=st.sampled_from([1, 2, 5, 30, None]),
+        stops=st.lists(st.integers(0, VOCAB - 1), max_size=3),
+        ignore_eos=st.booleans(),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "a"]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+    )
+    def add(self, prefix, suffix, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs) -> None:
+        self.count += 1
+        self.h.add(
+            f"r{self.count}", prefix + suffix, max_tokens=max_tokens, stop_token_ids=tuple(stops),
+            ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
+        )  # fmt: skip
+
+    @rule(n=st.integers(1, 6))
+    def turn(self, n: int) -> None:
+        for _ in range(n):
+            self.h.turn()
+
+    @rule()
+    def submit_only(self) -> None:
+        if len(self.h.inflight) < self.h.depth:
+            self.h.submit()
+
+    @precondition(lambda self: self.count > 0)
+    @rule(data=st.data())
+    def abort(self, data) -> None:
+        rid = f"r{data.draw(st.integers(1, self.count))}"
+        self.disturbed.add(rid)
+        self.h.scheduler.abort(rid, self.h.now)
+        self.h._take()
+        self.h._verify()
+
+    @rule()
+    def abort_unknown(self) -> None:
+        self.h.scheduler.abort("nobody", self.h.now)
+
+    @rule()
+    def flush(self) -> None:
+        self.h.scheduler.flush_cache()
+        self.h._verify()
+
+    @precondition(lambda self: self.h.inflight)
+    @rule()
+    def step_fails(self) -> None:
+        self.disturbed.update(r.rid for r in self.h.inflight[0].requests)
+        self.h.fail()
+
+    @rule(seconds=st.sampled_from([1.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.h.now += seconds
+
+    def teardown(self) -> None:
+        if not hasattr(self, "h"):
+            return
+        h = self.h
+        h.drain()
+        assert h.scheduler.is_idle
+        assert h.finishes.keys() == h.requests.keys(), "every request ends exactly once"
+        for rid, finish in h.finishes.items():
+            if finish.reason in ("stop", "length"):
+                h.assert_output(rid)
+            elif finish.reason == "abort":
+                assert rid in self.disturbed
+            else:
+                assert finish.error is not None
+                known = ("timeout", "queue_full", "context_length_exceeded")
+                assert finish.error.code in known or rid in self.disturbed, finish
+        for rid, columns in h.prompt_logprobs.items():
+            assert len(columns.token_logprobs) // 4 == len(h.requests[rid].input_ids) // 4
+        kv = h.scheduler.kv
+        assert kv.allocator.available() + h.cache.evictable_size == kv.allocator.num_slots
+        assert kv.rows.available() == h.config.max_running_requests
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
