@@ -1,0 +1,88 @@
+"""Compiles the CPU attention kernel with the machine's own C++ compiler, once, into the user's cache folder.
+
+The kernel has a C interface and no torch headers, so this takes about two seconds. It is linked against no OpenMP
+library: it uses the one that torch has already loaded, so that both share one thread pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
+COMPILE_TIMEOUT_S = 120
+
+
+class KernelUnavailable(Exception):
+    """The kernel cannot be built or loaded here; says why."""
+
+
+def load_kernel(cache_dir: Path) -> ctypes.CDLL:
+    """The compiled kernel, from the cache folder or freshly built.
+
+    Raises:
+        KernelUnavailable: no compiler, or it failed.
+    """
+    openmp = _share_openmp_of_torch()
+    flags = (*FLAGS, "-fopenmp") if openmp else FLAGS
+    library = cache_dir / f"cpu_attention-{_identity(flags)}.so"
+    if not library.exists():
+        _compile(library, flags)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelUnavailable(f"the compiled kernel does not load: {error}") from error
+
+
+def _share_openmp_of_torch() -> bool:
+    """Make the OpenMP runtime that torch brought visible to libraries loaded later; False if it brought none."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        return True
+    return False
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        if name and shutil.which(name):
+            return name
+    raise KernelUnavailable("no C++ compiler was found (looked for $CXX, g++, clang++, c++)")
+
+
+def _identity(flags: tuple[str, ...]) -> str:
+    """Names what the binary depends on: the source, the flags, and the processor that -march=native means."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        cpu = "".join(line for line in text.splitlines() if line.startswith(("flags", "model name", "Features")))
+    except OSError:
+        cpu = platform.processor()
+    material = "\n".join([SOURCE.read_text(), *flags, cpu, platform.machine(), sys.platform])
+    return hashlib.sha256(material.encode()).hexdigest()[:16]
+
+
+def _compile(library: Path, flags: tuple[str, ...]) -> None:
+    compiler = _compiler()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        compiled, linked = Path(scratch) / "kernel.o", Path(scratch) / "kernel.so"
+        # Two steps, because -fopenmp at link time would pull in a second OpenMP runtime.
+        for command in (
+            [compiler, *flags, "-c", str(SOURCE), "-o", str(compiled)],
+            [compiler, "-shared", str(compiled), "-o", str(linked)],
+        ):
+            try:
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            except (OSError, subprocess.SubprocessError) as error:
+                output = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+                raise KernelUnavailable(f"{' '.join(command)} failed: {output[-400:]}") from error
+        os.replace(linked, library)

@@ -1,0 +1,78 @@
+"""The reference backend: plain torch operations, on any device. Other backends must equal it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
+from radixrt.executor.kv_cache import KVCache
+
+
+class TorchNativeBackend(AttentionBackend):
+    """Gathers each row's keys and values and calls scaled_dot_product_attention; decode rows are padded to one batch.
+
+    It copies the context at every step, which the other backends do not.
+    """
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        self._kv = kv_cache
+        self._slots: list[torch.Tensor] = []
+        self._padded: torch.Tensor | None = None
+        self._starts: list[int] = []
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        rows = batch.req_to_token[batch.req_pool_indices]
+        if batch.mode is ForwardMode.DECODE:
+            self._padded = rows[:, : batch.max_seq_len].to(torch.int64)
+            return
+        self._padded = None
+        self._slots = [row[:n].to(torch.int64) for row, n in zip(rows, batch.seq_lens_cpu.tolist(), strict=True)]
+        lens = batch.extend_lens_cpu.tolist()
+        self._starts = [sum(lens[:i]) for i in range(len(lens))]
+
+    def attend(
+        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        keys, values = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
+        keys.index_copy_(0, batch.out_cache_loc, k)
+        values.index_copy_(0, batch.out_cache_loc, v)
+        if self._padded is not None:
+            return self._decode(layer, q, keys, values, batch)
+        parts = []
+        lens = zip(batch.seq_lens_cpu.tolist(), batch.extend_lens_cpu.tolist(), strict=True)
+        for i, (seq_len, new) in enumerate(lens):
+            rows = q[self._starts[i] : self._starts[i] + new]
+            mask = self._mask(seq_len - new + torch.arange(new, device=q.device)[:, None], seq_len, layer)
+            parts.append(
+                _attention(layer, rows[None], keys[self._slots[i]][None], values[self._slots[i]][None], mask)[0]
+            )
+        return torch.cat(parts)
+
+    def _decode(
+        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        assert self._padded is not None
+        mask = self._mask((batch.seq_lens - 1)[:, None, None], self._padded.shape[1], layer)
+        return _attention(layer, q[:, None], keys[self._padded], values[self._padded], mask[:, None])[:, 0]
+
+    @staticmethod
+    def _mask(query_positions: torch.Tensor, length: int, layer: AttentionLayer) -> torch.Tensor:
+        """True where a query at the given position sees the key at each of `length` positions."""
+        positions = torch.arange(length, device=query_positions.device)
+        seen = positions <= query_positions
+        if layer.sliding_window is not None:
+            seen &= positions > query_positions - layer.sliding_window
+        return seen
+
+
+def _attention(
+    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """q [B, M, heads, D], k and v [B, N, kv_heads, D], mask broadcastable to [B, heads, M, N] -> [B, M, heads * D]."""
+    group = layer.num_heads // layer.num_kv_heads
+    k = k.repeat_interleave(group, dim=2).transpose(1, 2)
+    v = v.repeat_interleave(group, dim=2).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, scale=layer.scale)
+    return out.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1)

@@ -1,0 +1,102 @@
+"""The command line: `radixrt launch`, `radixrt generate`. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from radixrt._version import __version__
+from radixrt.config import SECTIONS, ServerConfig, field_type, make_config
+from radixrt.errors import RadixRTError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="radixrt", description="An inference engine for structured, multi-call programs."
+    )
+    parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    launch = commands.add_parser(
+        "launch", help="start the OpenAI-compatible server", description="Start the OpenAI-compatible server.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    _add_options(launch, server=True)
+
+    generate = commands.add_parser(
+        "generate", help="answer one prompt on the terminal", description="Answer one prompt on the terminal.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    generate.add_argument("prompt", help="what to ask; - reads it from standard input")
+    generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    generate.add_argument("--system", default=None, help="system message")
+    generate.add_argument("--max-tokens", type=int, default=256, help="most tokens to generate")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 always gives the likeliest answer")
+    _add_options(generate, server=False)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, *, server: bool) -> None:
+    """A flag for each field of the config's sections."""
+    for title, section in SECTIONS.items():
+        if section is ServerConfig and not server:
+            continue
+        group = parser.add_argument_group(title)
+        for field in dataclasses.fields(section):
+            kind, _ = field_type(section, field.name)
+            flag = "--" + field.name.replace("_", "-")
+            given: dict[str, Any] = {"help": field.metadata["help"], "default": field.default, "dest": field.name}
+            if kind is bool:
+                group.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
+            elif field.metadata["choices"]:
+                group.add_argument(flag, choices=field.metadata["choices"], **given)
+            else:
+                group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), **given)
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    fields = {field.name for section in SECTIONS.values() for field in dataclasses.fields(section)}
+    return {name: value for name, value in vars(args).items() if name in fields}
+
+
+def _log(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s main: %(message)s")
+
+
+def _launch(args: argparse.Namespace) -> int:
+    config = make_config(**_options(args))
+    _log(config.server.log_level)
+    from radixrt.server.launch import launch
+
+    return launch(config)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    _log("warning")
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    from radixrt.engine.terminal import answer
+
+    return answer(
+        prompt, options={"log_level": "warning", **_options(args)}, raw=args.raw, system=args.system,
+        max_tokens=args.max_tokens, temperature=args.temperature,
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake of the user's or a missing part is one line on stderr and exit code 2."""
+    args = build_parser().parse_args(argv)
+    try:
+        return {"launch": _launch, "generate": _generate}[args.command](args)
+    except RadixRTError as error:
+        print(f"radixrt: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

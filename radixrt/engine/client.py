@@ -1,0 +1,230 @@
+"""`EngineClient`: the main process's end of the engine. Sends requests, hands each delta to whoever waits for it.
+
+Threads: any thread and any event loop may submit; one receiver thread calls `dispatch`. Each open request belongs to
+one stream, removed when its one finish has been delivered, so that `open_requests` is what is truly unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import msgspec
+
+from radixrt.channel import Outbox
+from radixrt.errors import EngineError, RequestError
+from radixrt.messages import (
+    FINISH_ERROR,
+    AbortReq,
+    ControlReply,
+    ControlReq,
+    EngineReady,
+    Finish,
+    FinishError,
+    GenerateReq,
+    SchedulerStats,
+    TextBatch,
+    TextDelta,
+    ToMain,
+    ToTokenizer,
+)
+
+CONTROL_TIMEOUT_S = 30.0
+
+
+def new_rid() -> str:
+    return uuid.uuid4().hex
+
+
+def expand_n(request: GenerateReq) -> list[GenerateReq]:
+    """The n single-completion requests that a request with sampling.n stands for; a given seed counts up from itself."""
+    sampling = request.sampling
+    if sampling.n == 1:
+        return [request]
+    out = []
+    for i in range(sampling.n):
+        seed = None if sampling.seed is None else (sampling.seed + i + 2**63) % 2**64 - 2**63
+        one = msgspec.structs.replace(sampling, n=1, seed=seed)
+        out.append(msgspec.structs.replace(request, rid=f"{request.rid}-{i}", sampling=one))
+    return out
+
+
+def raise_for_error(finish: Finish) -> None:
+    """Raise the RequestError that an "error" finish carries; otherwise do nothing."""
+    if finish.error is not None:
+        e = finish.error
+        raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
+
+
+class _Stream:
+    """Where one request's deltas go: `put` into a queue, called in `loop` when the reader lives in an event loop."""
+
+    __slots__ = ("loop", "put")
+
+    def __init__(self, put: Callable[[TextDelta], None], loop: asyncio.AbstractEventLoop | None) -> None:
+        self.put = put
+        self.loop = loop
+
+
+def _put_all(items: list[tuple[_Stream, TextDelta]]) -> None:
+    for stream, delta in items:
+        stream.put(delta)
+
+
+class EngineClient:
+    """See the module's docstring.
+
+    Attributes:
+        info: what the engine is and holds, once ready.
+        failure: why the engine can no longer serve (a process died), or None.
+        draining: new requests are refused because the engine is shutting down.
+        stats: the latest snapshot from the scheduler, or None before the first.
+    """
+
+    def __init__(self, outbox: Outbox[ToTokenizer]) -> None:
+        self._outbox = outbox
+        self._lock = threading.Lock()  # guards the outbox (ZMQ sockets are not thread-safe) and _streams
+        self._streams: dict[str, _Stream] = {}
+        self._controls: dict[str, queue.SimpleQueue[ControlReply]] = {}
+        self._control_ids = itertools.count()
+        self.ready = threading.Event()
+        self.info: EngineReady | None = None
+        self.failure: str | None = None
+        self.draining = False
+        self.stats: SchedulerStats | None = None
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
+    # --- requests ---
+
+    def stream(self, request: GenerateReq) -> Iterator[TextDelta]:
+        """Send the request now and iterate over its deltas, the last of which has `finish`. Leaving early aborts it.
+
+        Raises:
+            RequestError: at once, if the engine is draining, has failed, or the rid is in use.
+        """
+        deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
+        self._submit(request, _Stream(deltas.put, None))
+        return self._iterate(request.rid, deltas)
+
+    def _iterate(self, rid: str, deltas: queue.SimpleQueue[TextDelta]) -> Iterator[TextDelta]:
+        finished = False
+        try:
+            while not finished:
+                delta = deltas.get()
+                finished = delta.finish is not None
+                yield delta
+        finally:
+            if not finished:
+                self.abort(rid)
+
+    def astream(self, request: GenerateReq) -> AsyncIterator[TextDelta]:
+        """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts the request."""
+        deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
+        self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
+        return self._aiterate(request.rid, deltas)
+
+    async def _aiterate(self, rid: str, deltas: asyncio.Queue[TextDelta]) -> AsyncIterator[TextDelta]:
+        finished = False
+        try:
+            while not finished:
+                delta = await deltas.get()
+                finished = delta.finish is not None
+                yield delta
+        finally:
+            if not finished:
+                self.abort(rid)
+
+    def abort(self, rid: str) -> None:
+        """Stop a request; its stream still gets one finish. An unknown or finished rid does nothing."""
+        if self.failure is None:
+            self._send(AbortReq(rid))
+
+    def _submit(self, request: GenerateReq, stream: _Stream) -> None:
+        request.sampling.validate()
+        with self._lock:
+            if self.failure is not None:
+                raise RequestError(self.failure, code="engine_dead", status=503)
+            if self.draining:
+                raise RequestError("the server is shutting down", code="shutting_down", status=503)
+            if request.rid in self._streams:
+                raise RequestError(f"request id {request.rid!r} is in use", param="rid")
+            self._streams[request.rid] = stream
+            self._outbox.send(request)
+
+    def _send(self, message: AbortReq | ControlReq) -> None:
+        with self._lock:
+            self._outbox.send(message)
+
+    # --- operators ---
+
+    def control(self, op: str, timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
+        """Ask the scheduler for "flush_cache", "check" or "drain" and wait for its answer.
+
+        Raises:
+            EngineError: the engine is dead or does not answer in time.
+        """
+        if self.failure is not None:
+            raise EngineError(self.failure)
+        control_id = str(next(self._control_ids))
+        answer: queue.SimpleQueue[ControlReply] = queue.SimpleQueue()
+        self._controls[control_id] = answer
+        try:
+            self._send(ControlReq(control_id, op))  # type: ignore[arg-type]
+            return answer.get(timeout=timeout_s)
+        except queue.Empty:
+            raise EngineError(f"the scheduler did not answer {op!r} within {timeout_s:g} s") from None
+        finally:
+            del self._controls[control_id]
+
+    # --- the receiver thread ---
+
+    def dispatch(self, message: ToMain) -> None:
+        """Take one message from the engine. Never raises because of its content."""
+        if isinstance(message, TextBatch):
+            self._deliver(message.deltas)
+        elif isinstance(message, SchedulerStats):
+            self.stats = message
+        elif isinstance(message, EngineReady):
+            self.info = message
+            self.ready.set()
+        elif isinstance(message, ControlReply):
+            waiting = self._controls.get(message.id)
+            if waiting is not None:
+                waiting.put(message)
+
+    def fail(self, reason: str) -> None:
+        """The engine is dead: end every open request with an error that says why, and refuse new ones."""
+        error = Finish(FINISH_ERROR, error=FinishError(reason, code="engine_dead", status=503))
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = reason
+            rids = list(self._streams)
+        self._deliver([TextDelta(rid, finish=error) for rid in rids])
+        for control_id, waiting in list(self._controls.items()):
+            waiting.put(ControlReply(control_id, ok=False, message=reason))
+
+    def _deliver(self, deltas: list[TextDelta]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, TextDelta]]] = {}
+        for delta in deltas:
+            if delta.finish is None:
+                stream = self._streams.get(delta.rid)
+            else:
+                with self._lock:
+                    stream = self._streams.pop(delta.rid, None)
+            if stream is None:
+                continue
+            if stream.loop is None:
+                stream.put(delta)
+            else:
+                by_loop.setdefault(stream.loop, []).append((stream, delta))
+        for loop, items in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_put_all, items)

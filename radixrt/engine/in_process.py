@@ -1,0 +1,119 @@
+"""`InProcessEngine`: tokenizer, scheduler and runner in one thread of the caller's process, with the same parts and
+the same messages as the processes. For notebooks, debugging and tests; a step of the model blocks nothing but itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from radixrt.channel import LocalChannel
+from radixrt.config import Config
+from radixrt.engine import parts
+from radixrt.engine.client import EngineClient
+from radixrt.engine.settings import EngineSettings
+from radixrt.errors import EngineError
+from radixrt.executor.uniproc_executor import UniProcExecutor
+from radixrt.messages import FromRunner, ToMain, ToScheduler, ToTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class _ThreadInbox:
+    """What the client sends; read by the engine's thread."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[ToTokenizer | None] = queue.SimpleQueue()
+
+    def send(self, message: ToTokenizer) -> None:
+        self.messages.put(message)
+
+    def close(self) -> None:
+        self.messages.put(None)
+
+
+class _ToClient:
+    """What the tokenizer sends to main: handed straight to the client."""
+
+    def __init__(self) -> None:
+        self.client: EngineClient | None = None
+
+    def send(self, message: ToMain) -> None:
+        if self.client is not None:
+            self.client.dispatch(message)
+
+    def close(self) -> None: ...
+
+
+class InProcessEngine:
+    """The same face as `Launcher`. With encode=True every message crosses its wire form (tests)."""
+
+    def __init__(self, config: Config, settings: EngineSettings, *, encode: bool = False) -> None:
+        self._config = config
+        self._settings = settings
+        self._encode = encode
+        self._inbox = _ThreadInbox()
+        self.client = EngineClient(self._inbox)
+        self._thread = threading.Thread(target=self._run, name="radixrt-engine", daemon=True)
+        self._stopping = False
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    def start(self) -> EngineClient:
+        """Raises EngineError if the model cannot be loaded."""
+        self._thread.start()
+        while not self.client.ready.wait(0.02):
+            if self.client.failure is not None:
+                raise EngineError(self.client.failure)
+        return self.client
+
+    def close(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._inbox.close()
+        self._thread.join()
+        self.client.fail("the engine was shut down")
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            logger.exception("the engine stopped")
+            self.client.fail(f"{type(error).__name__}: {error}")
+
+    def _serve(self) -> None:
+        def channel(kind: object) -> LocalChannel:  # type: ignore[type-arg]
+            return LocalChannel(kind if self._encode else None)
+
+        to_main = _ToClient()
+        to_main.client = self.client
+        to_scheduler = channel(ToScheduler)
+        to_tokenizer = channel(ToTokenizer)
+        answers = channel(FromRunner)
+        executor = UniProcExecutor(
+            parts.make_runner_worker(self._config, self._settings, answers), answers, encode=self._encode
+        )
+        tokenizer = parts.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
+        ready = executor.wait_ready(self._config.executor.start_timeout_s)
+        loop = parts.make_scheduler_loop(self._config, self._settings, ready, executor, to_scheduler, to_tokenizer)
+        self.scheduler_loop = loop
+        busy = True
+        while not self._stopping:
+            while (message := self._next(wait=not busy)) is not None:
+                tokenizer.handle(message)
+                busy = True
+            busy = loop.run_once(wait=False)
+            while (reply := to_tokenizer.recv()) is not None:
+                tokenizer.handle(reply)
+                busy = True
+        executor.close()
+
+    def _next(self, *, wait: bool) -> ToTokenizer | None:
+        try:
+            return self._inbox.messages.get(block=wait, timeout=0.05)
+        except queue.Empty:
+            return None

@@ -1,0 +1,109 @@
+"""Builds the tokenizer, the scheduler and the runner from settings: the same parts for every way of running them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from radixrt.channel import Inbox, Outbox
+from radixrt.config import Config
+from radixrt.engine.settings import EngineSettings
+from radixrt.messages import (
+    FromRunner,
+    RunnerReady,
+    SchedulerReady,
+    ToMain,
+    ToScheduler,
+    ToTokenizer,
+)
+
+if TYPE_CHECKING:
+    from radixrt.executor.base import Executor
+    from radixrt.executor.worker import Worker
+    from radixrt.scheduler.loop import SchedulerLoop
+    from radixrt.tokenizer.worker import TokenizerWorker
+
+# Imports stand inside the functions: each process loads only its own part, and only the runner's needs torch.
+
+
+def make_tokenizer(
+    config: Config, settings: EngineSettings, to_scheduler: Outbox[ToScheduler], to_main: Outbox[ToMain]
+) -> TokenizerWorker:
+    from radixrt.tokenizer.tokenizer import Tokenizer
+    from radixrt.tokenizer.worker import TokenizerWorker
+
+    template = config.model.chat_template
+    tokenizer = Tokenizer.from_folder(
+        Path(config.model.tokenizer or settings.folder), chat_template_file=None if template is None else Path(template)
+    )
+    return TokenizerWorker(
+        tokenizer,
+        model=settings.model_name,
+        vocab_size=settings.vocab_size,
+        context_length=settings.context_length,
+        to_scheduler=to_scheduler,
+        to_main=to_main,
+    )
+
+
+def make_runner_worker(config: Config, settings: EngineSettings, answers: Outbox[FromRunner], rank: int = 0) -> Worker:
+    from radixrt.executor.model_runner import ModelRunner, RunnerConfig
+    from radixrt.executor.worker import Worker
+
+    runner = ModelRunner(
+        RunnerConfig(
+            folder=settings.folder,
+            dtype=settings.dtype,
+            load_format=config.model.load_format,
+            device=config.executor.device,
+            attention_backend=config.executor.attention_backend,
+            num_threads=config.executor.num_threads,
+            context_length=settings.context_length,
+            max_running_requests=config.scheduler.max_running_requests,
+            page_size=config.cache.page_size,
+            kv_cache_tokens=config.cache.kv_cache_tokens,
+            memory_fraction=config.cache.memory_fraction,
+            random_seed=config.executor.random_seed,
+            kernel_cache=settings.kernel_cache,
+            show_progress=settings.show_progress,
+        )
+    )
+    return Worker(runner, answers, rank)
+
+
+def make_scheduler_loop(
+    config: Config, settings: EngineSettings, ready: RunnerReady, executor: Executor, inbox: Inbox[ToScheduler],
+    tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None,
+) -> SchedulerLoop:  # fmt: skip
+    """The scheduler around pools of the size that the runner reported; announces itself to the tokenizer."""
+    from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+    from radixrt.mem_cache.chunk_cache import ChunkCache
+    from radixrt.mem_cache.radix_cache import RadixCache
+    from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+    from radixrt.scheduler.kv_manager import KVManager
+    from radixrt.scheduler.loop import SchedulerLoop
+    from radixrt.scheduler.scheduler import Scheduler
+
+    allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
+    cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
+    rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
+    scheduler = Scheduler(
+        config.scheduler,
+        KVManager(cache, allocator, rows),
+        context_length=settings.context_length,
+        eos_ids=settings.eos_ids,
+        vocab_size=ready.vocab_size,
+        random_seed=config.executor.random_seed,
+    )
+    loop = SchedulerLoop(
+        scheduler,
+        executor,
+        inbox,
+        tokenizer,
+        max_inflight=config.scheduler.max_inflight_steps,
+        step_timeout_s=config.executor.step_timeout_s,
+        check_invariants=config.scheduler.check_invariants,
+        inbox_socket=inbox_socket,
+    )
+    loop.announce(SchedulerReady(ready.num_slots, config.scheduler.max_running_requests, ready.device, ready.dtype))
+    return loop

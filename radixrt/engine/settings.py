@@ -1,0 +1,71 @@
+"""`EngineSettings`: what every process of one engine agrees on, resolved once by the main process from the Config."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixrt.config import Config
+from radixrt.errors import ConfigError
+from radixrt.models.model_config import load_model_spec
+from radixrt.models.source import cache_folder, prepare_model, resolve_dtype
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Plain values, so that they cross to the workers as JSON.
+
+    Attributes:
+        folder: the model as a Hugging Face folder.
+        model_name: what clients call it.
+        dtype: resolved, never "auto".
+        context_length: longest sequence, prompt and output together, in tokens.
+        eos_ids: the model's own end tokens.
+        kernel_cache: folder for compiled kernels.
+    """
+
+    folder: str
+    model_name: str
+    dtype: str
+    context_length: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    kernel_cache: str
+    show_progress: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
+    """Find (and, the first time, convert or download) the model, and settle what depends on it.
+
+    Raises:
+        ModelLoadError, ConfigError: names what is missing or does not fit.
+    """
+    wanted = config.executor.device
+    device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
+    dtype = resolve_dtype(config.model.dtype, device)
+    prepared = prepare_model(config.model, device=device, show_progress=show_progress)
+    spec = load_model_spec(prepared.folder)
+    context = config.model.context_length or spec.context_length
+    if context > spec.context_length:
+        raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")
+    return EngineSettings(
+        folder=str(prepared.folder),
+        model_name=config.model.served_model_name or prepared.name,
+        dtype=dtype,
+        context_length=context,
+        vocab_size=spec.vocab_size,
+        eos_ids=tuple(spec.eos_token_ids),
+        kernel_cache=str(cache_folder() / "kernels"),
+        show_progress=show_progress,
+    )
+
+
+def _has_cuda() -> bool:
+    """Whether an NVIDIA driver is loaded; asks the system, because importing torch costs seconds."""
+    return Path("/proc/driver/nvidia/version").exists() or os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")

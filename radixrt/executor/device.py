@@ -1,0 +1,41 @@
+"""Questions about the machine a runner is on."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from radixrt.errors import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device for a config value of auto, cpu or cuda.
+
+    Raises:
+        ConfigError: CUDA was asked for and torch sees none.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but this torch sees no CUDA device; use --device cpu or install a CUDA build")
+    return torch.device("cuda")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a resolved config value (not "auto")."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def pick_threads(wanted: int | None) -> int:
+    """Threads of the CPU runner: what was asked for, else the cores that this process may use."""
+    return wanted if wanted is not None else len(os.sched_getaffinity(0))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,67 @@
+"""`KVCache`: the keys and values of every slot, and how many slots fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from radixrt.attention.base import AttentionLayer
+from radixrt.errors import ConfigError
+
+
+class KVCache:
+    """One tensor for the keys and one for the values of each layer, indexed by slot.
+
+    Attributes:
+        k, v: by layer, [page_size + num_slots, num_kv_heads, head_dim]; the first page is padding. Memory is committed
+            by the operating system as slots are first written.
+    """
+
+    def __init__(
+        self, layers: Sequence[AttentionLayer], num_slots: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def pool(layer: AttentionLayer) -> torch.Tensor:
+            # Zeros come from fresh pages at no cost on CPU; padding rows may be read and must hold numbers.
+            shape = (page_size + num_slots, layer.num_kv_heads, layer.head_dim)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.k = [pool(layer) for layer in layers]
+        self.v = [pool(layer) for layer in layers]
+
+
+def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
+    return sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in layers)
+
+
+def size_pool(
+    *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, useful_tokens: int
+) -> int:
+    """Slots of the pool, in whole pages.
+
+    Args:
+        wanted: what the user asked for, or None to size it from memory.
+        free_bytes: memory that is free on the device now.
+        fraction: part of it that the pool may take.
+        useful_tokens: more than this many tokens cannot be in use at once.
+
+    Raises:
+        ConfigError: not even one page fits, or what was asked for does not.
+    """
+    fits = int(free_bytes * fraction) // token_bytes
+    if wanted is not None:
+        if wanted * token_bytes > free_bytes:
+            raise ConfigError(
+                f"kv_cache_tokens={wanted} needs {wanted * token_bytes / 2**30:.1f} GiB, but only "
+                f"{free_bytes / 2**30:.1f} GiB are free; at most {free_bytes // token_bytes} tokens fit"
+            )
+        tokens = wanted
+    else:
+        tokens = min(fits, useful_tokens)
+    pages = tokens // page_size
+    if pages < 1:
+        raise ConfigError(
+            f"the KV pool has no room for one page of {page_size} tokens ({page_size * token_bytes} bytes) in "
+            f"{fraction:.0%} of {free_bytes} free bytes; raise memory_fraction or lower page_size"
+        )
+    return pages * page_size

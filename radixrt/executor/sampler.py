@@ -1,0 +1,233 @@
+"""`Sampler`: from a step's logits to one token per row.
+
+The order, each step only for the rows that need it: raw log-probabilities, logit_bias, penalties (repetition,
+frequency, presence), min_tokens, grammar mask, then argmax for greedy rows and temperature, top_k, top_p, min_p and a
+draw for the others. The flags that decide this are on the host, so on CUDA nothing here waits for the device; reading
+`SampleResult.logprobs` and `.row_errors` does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from radixrt.executor import draw
+from radixrt.executor.logprobs import LogprobTensors, gather_logprobs
+from radixrt.executor.sampling_tables import (
+    BIAS,
+    DRAW,
+    LOGPROBS,
+    MIN_LEN,
+    MIN_P,
+    PENALTY,
+    TOP_K,
+    TOP_P,
+    Index,
+    SamplingTables,
+)
+from radixrt.messages import Int32Array, LogprobColumns
+
+Rows = npt.NDArray[np.int64]
+Needs = npt.NDArray[np.uint8]
+_NO_ROWS: Rows = np.zeros(0, np.int64)
+Mask = tuple[Int32Array, npt.NDArray[np.uint32]]
+"""Of a GrammarMask: int32 [m] sampling rows, and uint32 [m, ceil(vocab / 32)] bits (or the same, flat)."""
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """What a step sampled, S rows, on the logits' device.
+
+    Attributes:
+        token_ids: int64 [S]; 0 for a row that failed.
+        best: float32 [S], each row's largest logit once biased, penalised and masked; not finite where a row failed.
+        gathered: log-probabilities of the rows that asked, in order.
+        num_alternatives: for each of those rows.
+    """
+
+    token_ids: torch.Tensor
+    best: torch.Tensor
+    gathered: LogprobTensors | None = None
+    num_alternatives: tuple[int, ...] = ()
+
+    @property
+    def logprobs(self) -> list[LogprobColumns]:
+        """One entry of one position for each row that asked, in order."""
+        return [] if self.gathered is None else self.gathered.rows(self.num_alternatives)
+
+    @property
+    def row_errors(self) -> list[tuple[int, str]]:
+        """(row, why) of the rows that have no token."""
+        best = self.best.cpu().numpy()
+        return [(i, _failure(float(best[i]))) for i in np.flatnonzero(~np.isfinite(best)).tolist()]
+
+    def to_host(self) -> SampleResult:
+        """A copy in host memory (pinned, if from CUDA): underway, and there once the stream has passed this point."""
+        return SampleResult(
+            self.token_ids.to("cpu", non_blocking=True),
+            self.best.to("cpu", non_blocking=True),
+            None if self.gathered is None else self.gathered.to_host(),
+            self.num_alternatives,
+        )
+
+
+def _failure(best: float) -> str:
+    if math.isnan(best):
+        return "the model's logits hold NaN"
+    if best > 0:
+        return "the model's logits hold infinity"
+    return "no token may be sampled: the grammar, min_tokens or the model's logits rule out all of them"
+
+
+class Sampler:
+    """Samples with the parameters in `tables`, and counts what it sampled for the rows with penalties."""
+
+    def __init__(self, tables: SamplingTables) -> None:
+        self._tables = tables
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self._mask_bytes = torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(tables.device)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: torch.Tensor, req_pool_idx: Index, seq_lens: Index, mask: Mask | None = None
+    ) -> SampleResult:
+        """Choose each row's next token, the one at position seq_lens[i] of its sequence.
+
+        Args:
+            logits: float32 [S, vocab], edited in place for rows with a bias, a penalty, min_tokens or a mask.
+            req_pool_idx: int [S], the rows' parameters.
+            seq_lens: int [S], length of the sequence whose last position gave the logits.
+            mask: allowed tokens of some rows.
+        """
+        t = self._tables
+        needs = t.needs[req_pool_idx]
+        every = int(np.bitwise_or.reduce(needs))
+        asked = _where(needs, every, LOGPROBS)
+        raw = _take(logits, asked).log_softmax(-1) if len(asked) else None
+        self._edit(logits, req_pool_idx, seq_lens, needs, every)
+        if mask is not None and len(mask[0]):
+            self._apply_mask(logits, mask)
+        token_ids, best = _argmax(logits)
+        drawn = _where(needs, every, DRAW)
+        if len(drawn):
+            idx, lens = req_pool_idx[drawn], seq_lens[drawn]
+            _put(token_ids, drawn, self._draw(_take(logits, drawn), _take(best, drawn), idx, lens, needs[drawn]))
+        token_ids.masked_fill_(~best.isfinite(), 0)
+        penalised = _where(needs, every, PENALTY)
+        if len(penalised):
+            t.count(req_pool_idx[penalised], _take(token_ids, penalised))
+        if raw is None:
+            return SampleResult(token_ids, best)
+        ks = tuple(t.logprobs[req_pool_idx[asked]].tolist())
+        return SampleResult(token_ids, best, gather_logprobs(raw, _take(token_ids, asked), max(ks)), ks)
+
+    def _edit(self, logits: torch.Tensor, idx: Index, seq_lens: Index, needs: Needs, every: int) -> None:
+        """Bias, penalties and held-back stop tokens, in place."""
+        t = self._tables
+        biased = _where(needs, every, BIAS)
+        if len(biased):
+            entries = [t.bias(int(i)) for i in idx[biased]]
+            ids, values = torch.cat([e[0] for e in entries]), torch.cat([e[1] for e in entries])
+            at = (_repeat(biased, [len(e[0]) for e in entries], logits.device), ids)
+            logits[at] = logits[at] + values
+        penalised = _where(needs, every, PENALTY)
+        if len(penalised):
+            self._penalise(logits, penalised, idx[penalised])
+        held = _where(needs, every, MIN_LEN)
+        held = held[seq_lens[held] < t.min_seq_len[idx[held]]]
+        if len(held):
+            stops = [t.stops(int(i)) for i in idx[held]]
+            logits[_repeat(held, [len(s) for s in stops], logits.device), torch.cat(stops)] = -torch.inf
+
+    def _penalise(self, logits: torch.Tensor, rows: Rows, idx: Index) -> None:
+        """Repetition (CTRL, arXiv 1909.05858) over prompt and output, then frequency and presence over output."""
+        t = self._tables
+        counts = t.counts(idx)
+        params = np.stack([t.repetition[idx], t.frequency[idx], t.presence[idx]]).astype(np.float32)
+        repetition, frequency, presence = torch.from_numpy(params).to(logits.device)[:, :, None]
+        if logits.is_cuda:
+            _put(logits, rows, _penalised(_take(logits, rows), counts, repetition, frequency, presence))
+            return
+        # Few tokens have been seen, and on the CPU looking for them costs less than computing with all.
+        row, token = counts.nonzero(as_tuple=True)
+        at = (torch.from_numpy(rows)[row], token)
+        logits[at] = _penalised(logits[at], counts[row, token], repetition[row, 0], frequency[row, 0], presence[row, 0])
+
+    def _apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
+        rows, bits = mask
+        data = np.ascontiguousarray(bits, dtype="<u4").view(np.uint8).reshape(-1)
+        index = torch.from_numpy(data).to(logits.device).int()
+        added = self._mask_bytes.index_select(0, index).view(len(rows), -1)[:, : logits.shape[1]]
+        logits.index_add_(0, torch.from_numpy(rows.astype(np.int64)).to(logits.device), added)
+
+    def _draw(
+        self, logits: torch.Tensor, best: torch.Tensor, idx: Index, seq_lens: Index, needs: Needs
+    ) -> torch.Tensor:
+        """int64 [D], a token for each row: logits float32 [D, vocab], best float32 [D]."""
+        t = self._tables
+        k = t.top_k[idx]
+        host = np.stack([draw.uniforms(t.seed[idx], seq_lens), t.temperature[idx], t.top_p[idx], t.min_p[idx], k])
+        u, temperature, top_p, min_p, top_k = torch.from_numpy(host).to(logits.device, non_blocking=True)
+        temperature = temperature.float()
+        weights = draw.token_weights(logits, best, temperature)
+        some = np.flatnonzero(needs & TOP_K)
+        if len(some):
+            x, ks = _take(logits, some), _take(top_k, some).long()
+            cutoff = draw.top_k_cutoff(x, _take(temperature, some), ks, _take(top_p, some), int(k[some].max()))
+            _put(weights, some, cutoff.apply(_take(weights, some), x))
+        some = np.flatnonzero(needs & (TOP_K | TOP_P) == TOP_P)
+        if len(some):
+            x, part = _take(logits, some), _take(weights, some)
+            cutoff = draw.top_p_cutoff(x, _take(temperature, some), _take(top_p, some), part)
+            _put(weights, some, cutoff.apply(part, x))
+        some = np.flatnonzero(needs & MIN_P)
+        if len(some):
+            part, least = _take(weights, some), _take(min_p, some).float()[:, None]
+            _put(weights, some, part.masked_fill_(part < least, 0.0))
+        return draw.inverse_cdf(weights, u)
+
+
+def _penalised(
+    x: torch.Tensor, counts: torch.Tensor, repetition: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor
+) -> torch.Tensor:
+    """Logits like x after the penalties; counts as in `SamplingTables.counts`."""
+    x = torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x)
+    outputs = counts >> 1  # over ONE_OUTPUT: the lowest bit is IN_PROMPT
+    return x - frequency * outputs - presence * (outputs > 0)
+
+
+def _argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [S] and float32 [S]: each row's first largest logit, or its first NaN. numpy's argmax is the faster."""
+    if logits.is_cuda:
+        ids = logits.argmax(-1)
+        return ids, logits.gather(1, ids[:, None])[:, 0]
+    array = logits.numpy()
+    at = array.argmax(-1)
+    return torch.from_numpy(at), torch.from_numpy(array[np.arange(len(at)), at])
+
+
+def _where(needs: Needs, every: int, bit: int) -> Rows:
+    return np.flatnonzero(needs & bit) if every & bit else _NO_ROWS
+
+
+def _take(values: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """values[rows] for distinct ascending rows; values itself, not a copy, when those are all of them."""
+    if len(rows) == len(values):
+        return values
+    return values.index_select(0, torch.from_numpy(rows).to(values.device))
+
+
+def _put(values: torch.Tensor, rows: Rows, part: torch.Tensor) -> None:
+    """values[rows] = part, for rows as in `_take`; nothing to do for what `_take` gave when it is values itself."""
+    if len(rows) < len(values):
+        values.index_copy_(0, torch.from_numpy(rows).to(values.device), part)
+    elif part is not values:
+        values.copy_(part)
+
+
+def _repeat(rows: Rows, counts: list[int], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.repeat(rows, counts)).to(device)

@@ -1,0 +1,69 @@
+"""`UniProcExecutor`: rank 0 in the scheduler's own process and thread."""
+
+from __future__ import annotations
+
+from radixrt.channel import LocalChannel
+from radixrt.errors import EngineError
+from radixrt.executor.base import Executor
+from radixrt.executor.worker import Worker
+from radixrt.messages import (
+    DebugReply,
+    DebugReq,
+    ForwardStep,
+    FromRunner,
+    GrammarMask,
+    RunnerReady,
+    StepFailed,
+    StepOutput,
+    ToRunner,
+    pack_i32,
+)
+
+
+class UniProcExecutor(Executor):
+    """A step runs when it is submitted, or, if it is constrained, when its mask comes.
+
+    Args:
+        worker: drives the runner; answers into `answers`.
+        encode: each message crosses its wire form on the way, as it would between processes (tests).
+    """
+
+    def __init__(self, worker: Worker, answers: LocalChannel[FromRunner], *, encode: bool = False) -> None:
+        self._worker = worker
+        self._inbox: LocalChannel[ToRunner] = LocalChannel(ToRunner if encode else None)
+        self._answers = answers
+
+    def wait_ready(self, timeout_s: float) -> RunnerReady:
+        self._worker.start()
+        message = self._answers.recv()
+        if not isinstance(message, RunnerReady):
+            raise EngineError(f"the runner failed to start: {message!r:.400}")
+        return message
+
+    def submit(self, step: ForwardStep) -> None:
+        self._deliver(step)
+
+    def send_mask(self, mask: GrammarMask) -> None:
+        self._deliver(mask)
+
+    def recv(self) -> StepOutput | StepFailed | None:
+        message = self._answers.recv()
+        if message is None or isinstance(message, (StepOutput, StepFailed)):
+            return message
+        raise EngineError(f"unexpected {type(message).__name__} from the runner")
+
+    def debug_rows(self, rows: list[int], lens: list[int]) -> DebugReply:
+        self._deliver(DebugReq(pack_i32(rows), pack_i32(lens)))
+        reply = self._answers.recv()
+        if not isinstance(reply, DebugReply):
+            raise EngineError(f"expected a DebugReply, got {reply!r:.100}")
+        return reply
+
+    def close(self) -> None:
+        self._worker.shutdown()
+
+    def _deliver(self, message: ToRunner) -> None:
+        self._inbox.send(message)
+        received = self._inbox.recv()
+        if received is not None:
+            self._worker.handle(received)

@@ -1,0 +1,23 @@
+"""RMS normalization."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radixrt.layers.linear import meta_parameter
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, computed in float32 and rounded once (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = meta_parameter(size, dtype=dtype)
+        self._shape = (size,)
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., size] -> [..., size], same dtype."""
+        return F.rms_norm(x, self._shape, self.weight, self._eps)

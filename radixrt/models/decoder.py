@@ -1,0 +1,197 @@
+"""The one decoder that Llama, Mistral, Qwen2 and Qwen3 are, by the flags of a `DecoderSpec`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.executor.forward_batch import ForwardBatch
+from radixrt.layers.activation import silu_and_mul
+from radixrt.layers.linear import Linear, meta_parameter
+from radixrt.layers.norm import RMSNorm
+from radixrt.layers.rotary import RotaryTable, apply_rotary
+from radixrt.models.model_config import DecoderSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """A tensor that a checkpoint must hold."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class Attention(nn.Module):
+    """Self-attention with fused q, k and v projections."""
+
+    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._rotated = spec.num_heads + spec.num_kv_heads
+        self.layer = AttentionLayer(
+            layer_id=layer_id,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.head_dim**-0.5,
+            sliding_window=spec.sliding_windows[layer_id],
+        )
+        rows = (self._rotated + spec.num_kv_heads) * spec.head_dim
+        self.qkv_proj = Linear(spec.hidden_size, rows, spec.qkv_bias, dtype)
+        self.o_proj = Linear(spec.num_heads * spec.head_dim, spec.hidden_size, spec.o_bias, dtype)
+        self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype) if spec.qk_norm else None
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: ForwardBatch,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        heads = self.layer.num_heads
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.layer.head_dim)
+        qk = qkv[:, : self._rotated]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
+        qk = apply_rotary(qk, *rotation)  # one operation for the heads of q and of k
+        out = attention.attend(self.layer, qk[:, :heads], qk[:, heads:], qkv[:, self._rotated :], batch)
+        projected: torch.Tensor = self.o_proj(out)
+        return projected
+
+
+class FeedForward(nn.Module):
+    """SiLU-gated feed-forward layer with fused gate and up projections."""
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(spec.hidden_size, 2 * spec.intermediate_size, spec.mlp_bias, dtype)
+        self.down_proj = Linear(spec.intermediate_size, spec.hidden_size, spec.mlp_bias, dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        out: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm and beside a residual."""
+
+    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype)
+        self.attention = Attention(spec, layer_id, dtype)
+        self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype)
+        self.feed_forward = FeedForward(spec, dtype)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: ForwardBatch,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; may overwrite its input."""
+        hidden = hidden.add_(self.attention(self.input_norm(hidden), rotation, batch, attention))
+        return hidden.add_(self.feed_forward(self.post_attention_norm(hidden)))
+
+
+class Decoder(nn.Module):
+    """A causal language model. Parameters start on the meta device; `radixrt.executor.weights` sets them.
+
+    Args:
+        spec: a spec whose `decoder` is set; positions up to its context_length can be computed.
+        dtype: of weights and activations.
+    """
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        if spec.decoder is None:
+            raise ValueError(f"{spec.architecture} is not an architecture of this decoder")
+        self._spec, self._context_length, self._dtype = spec.decoder, spec.context_length, dtype
+        decoder = spec.decoder
+        self.embed_tokens = meta_parameter(spec.vocab_size, decoder.hidden_size, dtype=dtype)
+        layers = [DecoderLayer(decoder, i, dtype) for i in range(decoder.num_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.attention_layers = [layer.attention.layer for layer in layers]
+        self.norm = RMSNorm(decoder.hidden_size, decoder.rms_norm_eps, dtype)
+        self.lm_head = Linear(decoder.hidden_size, spec.vocab_size, False, dtype)
+        self._rotary: RotaryTable | None = None
+
+    def finalize(self) -> None:
+        """Make what is derived from the parameters. Call once, when they are all set."""
+        device = self.embed_tokens.device
+        self._rotary = RotaryTable(self._spec.rope, self._spec.head_dim, self._context_length, self._dtype, device)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """One step over T tokens.
+
+        Args:
+            input_ids, positions: int64 [T].
+            batch: handed to the backend, which has been prepared for it.
+
+        Returns:
+            [T, hidden], the final norm applied.
+        """
+        assert self._rotary is not None, "finalize was not called"
+        rotation = self._rotary.at(positions)
+        hidden = F.embedding(input_ids, self.embed_tokens)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, batch, attention)
+        out: torch.Tensor = self.norm(hidden)
+        return out
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, hidden] -> float32 [S, vocab]."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits.float()
+
+    def checkpoint_tensors(self) -> dict[str, tuple[CheckpointTensor, ...]]:
+        """For each parameter, the checkpoint's tensors that make it up, concatenated along dimension 0.
+
+        The head is listed also where it is tied; the loader takes the embedding if the checkpoint has no head.
+        """
+        sources = {}
+        for name, parameter in self.named_parameters():
+            module, _, kind = name.rpartition(".")
+            parts = self._parts(module.rpartition(".")[2]) or {"": parameter.shape[0]}
+            prefix = _checkpoint_prefix(name, fused=len(parts) > 1)
+            sources[name] = tuple(
+                CheckpointTensor(f"{prefix}.{part}.{kind}" if part else prefix, (rows, *parameter.shape[1:]))
+                for part, rows in parts.items()
+            )
+        return sources
+
+    def _parts(self, module: str) -> dict[str, int] | None:
+        """Rows that each projection has in a fused module; None for a module that is not fused."""
+        spec = self._spec
+        if module == "qkv_proj":
+            kv_rows = spec.num_kv_heads * spec.head_dim
+            return {"q_proj": spec.num_heads * spec.head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
+        if module == "gate_up_proj":
+            return {"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size}
+        return None
+
+
+_RENAMED = {
+    "input_norm": "input_layernorm",
+    "attention": "self_attn",
+    "post_attention_norm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+}
+
+
+def _checkpoint_prefix(name: str, *, fused: bool) -> str:
+    """The checkpoint's name of a parameter, or of the module around a fused one."""
+    if name == "embed_tokens":
+        return "model.embed_tokens.weight"
+    if name.startswith("lm_head."):
+        return name
+    path = [_RENAMED.get(part, part) for part in name.split(".")]
+    return ".".join(["model", *(path[:-2] if fused else path)])

@@ -1,0 +1,109 @@
+"""Architectures without a class of ours run through transformers' code and give its logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixrt.errors import ModelLoadError
+from radixrt.executor.weights import load_model
+from radixrt.models.model_config import load_model_spec
+from tests.models.dense_attention import run_in_steps
+from tests.models.test_decoder import sequences, transformers_logits
+from tests.tiny_models import COMMON, save_random_model
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("Phi3Config", {"sliding_window": 9, "pad_token_id": 2}),
+    "olmo2": ("Olmo2Config", {}),
+    "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 11}),
+    "gpt-neox": ("GPTNeoXConfig", {}),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": 9}),
+    "granite": ("GraniteConfig", {"logits_scaling": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layer_interval": 2}),
+    "cohere": ("CohereConfig", {"logit_scale": 0.2}),
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gemma2-softcap": ("Gemma2Config", {"head_dim": 16}, "softcap"),
+    "gpt-oss-sinks": ("GptOssConfig", {"head_dim": 16, "num_local_experts": 4}, "s_aux"),
+    "mamba": ("MambaConfig", {"state_size": 4}, "mixes tokens|attention interface|cannot run"),
+    "falcon-alibi": ("FalconConfig", {"alibi": True}, "attention interface"),
+    "lfm2-conv": ("Lfm2Config", {"full_attn_idxs": [1]}, "layer_types conv"),
+    "phi3-longrope": (
+        "Phi3Config",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        "rope_type longrope",
+    ),
+}
+
+
+def make_folder(folder: Path, config_class: str, overrides: dict[str, Any]) -> Path:
+    import transformers
+
+    return save_random_model(folder, getattr(transformers, config_class)(**{**COMMON, **overrides}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, *CASES[case])
+    spec = load_model_spec(folder)
+    assert spec.decoder is None
+    model = load_model(folder, spec, dtype="float32", device="cpu")
+    inputs = sequences(2)
+    for ours, theirs in zip(run_in_steps(model, inputs), transformers_logits(folder, inputs), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_run_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    config_class, overrides, reason = REFUSED[case]
+    folder = make_folder(tmp_path, config_class, overrides)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model(folder, load_model_spec(folder), dtype="float32", device="cpu")
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    fields = {"architectures": ["NoSuchForCausalLM"], "vocab_size": 8, "max_position_embeddings": 8, "model_type": "x"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match="NoSuchForCausalLM"):
+        load_model(tmp_path, load_model_spec(tmp_path), dtype="float32", device="cpu")
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, n_positions=64)
+    config.architectures = ["T5ForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="encoder-decoder"):
+        load_model(tmp_path, load_model_spec(tmp_path), dtype="float32", device="cpu")
+
+
+def test_dummy_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, *CASES["olmo2"])
+    (folder / "model.safetensors").unlink()
+    inputs = sequences(1)
+    one, same, other = (
+        run_in_steps(
+            load_model(folder, load_model_spec(folder), dtype="float32", device="cpu", load_format="dummy", seed=seed),
+            inputs,
+        )[0]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)

@@ -1,0 +1,106 @@
+"""Tiny random models with a real tokenizer, made with transformers' save_pretrained.
+
+The folders are what a hub would deliver: config.json, generation_config.json, model.safetensors, tokenizer.json,
+tokenizer_config.json with a chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 512
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ENDOFTEXT_ID, IM_START_ID, IM_END_ID = 0, 1, 2
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,  # wide enough that two implementations agree on the greedy token
+    "bos_token_id": IM_START_ID,
+    "eos_token_id": IM_END_ID,
+    "pad_token_id": IM_END_ID,
+    "tie_word_embeddings": False,
+}
+CONFIG_CLASSES = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "mistral": {"sliding_window": 8, "head_dim": 16},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+}
+TRAINING_TEXT = (
+    "The quick brown fox jumps over the lazy dog. What is the capital of France? The capital of France is Paris.",
+    '{"name": "Ada", "age": 36, "tags": ["a", "b"], "ok": true, "nothing": null}',
+    "Once upon a time there was a small engine that shared its prefixes with everyone who asked politely.",
+    "Numbers 0 1 2 3 4 5 6 7 8 9 10 100 2026; symbols ()[]{}<>!?,.:;-_+*/=; naïve café, Zürich, 東京, 😀.",
+)
+
+
+def make_tiny_model(folder: Path, kind: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny random model of one of KINDS in float32, with its tokenizer, and return the folder.
+
+    Args:
+        overrides: fields of the configuration class, e.g. num_hidden_layers=2 or sliding_window=None.
+    """
+    import transformers
+
+    fields = {**COMMON, **DEFAULTS[kind], **overrides}
+    save_random_model(folder, getattr(transformers, CONFIG_CLASSES[kind])(**fields), seed=seed)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_random_model(folder: Path, config: Any, *, seed: int = 0) -> Path:
+    """Write a random float32 model of any transformers configuration (no tokenizer)."""
+    import torch
+    import transformers
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight")):  # not left at zero and one, where a missing one would not show
+                torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.2)
+    model.generation_config.eos_token_id = [IM_END_ID, ENDOFTEXT_ID]
+    model.save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE of VOCAB_SIZE tokens at most, SPECIAL_TOKENS first, and a chat template."""
+    import tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[AddedToken(text, special=True) for text in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[IM_START_ID],
+        "eos_token": SPECIAL_TOKENS[IM_END_ID],
+        "pad_token": SPECIAL_TOKENS[IM_END_ID],
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": COMMON["max_position_embeddings"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
