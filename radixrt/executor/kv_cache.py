@@ -22,9 +22,12 @@ class KVCache:
         self, layers: Sequence[AttentionLayer], num_slots: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def pool(layer: AttentionLayer) -> torch.Tensor:
-            # Zeros come from fresh pages at no cost on CPU; padding rows may be read and must hold numbers.
+            # Empty, not zeros: zeroing would commit all of the memory at once. Only the padding page is ever read
+            # before it is written, and must hold numbers.
             shape = (page_size + num_slots, layer.num_kv_heads, layer.head_dim)
-            return torch.zeros(shape, dtype=dtype, device=device)
+            slots = torch.empty(shape, dtype=dtype, device=device)
+            slots[:page_size].zero_()
+            return slots
 
         self.k = [pool(layer) for layer in layers]
         self.v = [pool(layer) for layer in layers]

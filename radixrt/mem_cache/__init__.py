@@ -1,0 +1,22 @@
+"""Which request and which prefix owns which KV slot: integers only, no tensors, no torch."""
+
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.chunk_cache import ChunkCache
+from radixrt.mem_cache.eviction import EVICTION_POLICIES
+from radixrt.mem_cache.prefix_cache import CacheStats, InsertResult, MatchResult, PrefixCache
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.tree_node import TreeNode
+
+__all__ = [
+    "EVICTION_POLICIES",
+    "CacheStats",
+    "ChunkCache",
+    "InsertResult",
+    "MatchResult",
+    "PrefixCache",
+    "RadixCache",
+    "ReqToTokenPool",
+    "TokenToKVPoolAllocator",
+    "TreeNode",
+]

@@ -1,0 +1,290 @@
+"""The prefix cache as a radix tree over runs of tokens (SGLang, Zheng et al. 2024, arXiv:2312.07104).
+
+Cost is by the path, never by the tree: a match or insert is one dict look-up and one memory comparison for each node on
+the path, and an eviction one pop from a sorted set for each leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from radixrt.errors import InvariantError
+from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
+from radixrt.mem_cache.eviction import leaf_order
+from radixrt.mem_cache.invariants import check_radix_cache
+from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult, PrefixCache
+from radixrt.mem_cache.tree_node import NO_CHILDREN, RootNode, TreeNode
+
+_NO_SLOTS = np.frombuffer(b"", dtype=I32)
+
+
+class _Descent(NamedTuple):
+    """How far a key leads into a tree. Lengths are in bytes, 4 a token.
+
+    Attributes:
+        path: nodes whose whole run lies on the key, without the root.
+        length: sum of their runs.
+        partial: the node whose run starts with the key's next page but does not lie on the key as a whole.
+        common: whole pages that it shares with the key; 0 without one.
+    """
+
+    path: list[TreeNode]
+    length: int
+    partial: TreeNode | None
+    common: int
+
+
+class RadixCache(PrefixCache):
+    """One tree for each namespace; their unlocked leaves are evicted in one common order.
+
+    Slots in the tree are the cache's own; it gives them back to the allocator by evict and reset, and in no other way.
+    A node's end is stable: when a node is split, the node object keeps the suffix and a new parent takes the prefix, so
+    a request may hold the node where its prefix ends for as long as it holds a lock on it.
+
+    Args:
+        allocator: where evicted slots go; gives the page size.
+        eviction_policy: "lru"; "lfu" (fewest matches); "fifo" (oldest insert); "priority" (lowest, then LRU).
+
+    Raises:
+        ValueError: no such policy.
+    """
+
+    shares = True
+
+    def __init__(self, allocator: TokenToKVPoolAllocator, eviction_policy: str = "lru") -> None:
+        super().__init__(allocator)
+        self._page_bytes = 4 * self.page_size
+        # The roots that have children, and the default one. A root without children is worth nothing, so a namespace
+        # that nothing is cached for costs nothing: match_prefix makes up a root for it, which goes when its lock goes.
+        self._default_root = RootNode("")
+        self._roots = {"": self._default_root}
+        self._leaves = leaf_order(eviction_policy)  # exactly the leaves with lock_ref 0
+        self._evictable_size = 0
+        self._protected_size = 0
+        self._clock = 0  # of last_access and created: the number of matches and inserts so far
+
+    @property
+    def evictable_size(self) -> int:
+        return self._evictable_size
+
+    @property
+    def protected_size(self) -> int:
+        return self._protected_size
+
+    # --- look up and add ---
+
+    def match_prefix(self, key: Int32Array, namespace: str = "") -> MatchResult:
+        root = self._roots.get(namespace) or RootNode(namespace)
+        path, length, partial, common = self._descend(root, _to_bytes(key))
+        if partial is not None:
+            path.append(self._split(partial, common))
+            length += common
+        matched = length >> 2
+        stats = self.stats
+        stats.queries += 1
+        stats.hit_tokens += matched
+        stats.miss_tokens += len(key) - matched
+        if not path:
+            return MatchResult(_NO_SLOTS, root)
+
+        self._clock = now = self._clock + 1
+        end = path[-1]
+        was_evictable = end.lock_ref == 0 and not end.children  # only the end of a path can be a leaf
+        if was_evictable:
+            self._leaves.discard(end)
+        for node in path:
+            node.last_access = now
+            node.hits += 1
+        if was_evictable:
+            self._leaves.add(end)
+        return MatchResult(np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32), end)
+
+    def match_len(self, key: Int32Array, namespace: str = "") -> int:
+        root = self._roots.get(namespace)
+        if root is None:
+            return 0
+        descent = self._descend(root, _to_bytes(key))
+        return (descent.length + descent.common) >> 2
+
+    def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
+        root = self._roots.get(namespace)
+        if root is None:
+            return None
+        descent = self._descend(root, _to_bytes(key))
+        return descent.partial or (descent.path[-1] if descent.path else None)
+
+    def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
+        if len(key) != len(slots):
+            raise ValueError(f"{len(key)} tokens but {len(slots)} slots")
+        root = self._roots.get(namespace) or RootNode(namespace)
+        retained = len(key) - len(key) % self.page_size
+        if retained == 0:
+            return InsertResult(0, root, 0)
+        key_bytes = _to_bytes(key[:retained])
+        path, length, partial, common = self._descend(root, key_bytes)
+        if partial is not None:
+            path.append(self._split(partial, common))
+            length += common
+
+        self._clock = now = self._clock + 1
+        end = path[-1] if path else root
+        if end.lock_ref == 0 and not end.children:
+            self._leaves.discard(end)
+        for node in path:
+            node.last_access = now
+            node.priority = max(node.priority, priority)
+        existing = length >> 2
+        if existing < retained:
+            leaf = TreeNode(end, key_bytes[length:], _to_bytes(slots[existing:retained]), now, priority)
+            end.add_child(key_bytes[length : length + self._page_bytes], leaf)
+            self._roots[namespace] = root
+            self._evictable_size += retained - existing
+            self.stats.inserted_tokens += retained - existing
+            end = leaf
+        if end.lock_ref == 0 and not end.children:
+            self._leaves.add(end)
+        return InsertResult(existing, end, retained)
+
+    def _descend(self, root: TreeNode, key: bytes) -> _Descent:
+        path: list[TreeNode] = []
+        length = 0
+        page_bytes = self._page_bytes
+        node = root
+        while True:
+            # Past the last whole page this slice is too short to be any child's first page.
+            child = node.children.get(key[length : length + page_bytes])
+            if child is None:
+                return _Descent(path, length, None, 0)
+            run = child.key_bytes
+            if not key.startswith(run, length):
+                return _Descent(path, length, child, self._common_pages(run, key, length))
+            path.append(child)
+            length += len(run)
+            node = child
+
+    def _common_pages(self, run: bytes, key: bytes, start: int) -> int:
+        """Bytes of the whole pages that run and key[start:] begin with in common."""
+        count = min(len(run), len(key) - start) >> 2
+        differs = np.frombuffer(run, I32, count) != np.frombuffer(key, I32, count, start)
+        first = int(differs.argmax())
+        common = first if differs[first] else count
+        return (common - common % self.page_size) << 2
+
+    def _split(self, node: TreeNode, length: int) -> TreeNode:
+        """Gives the first `length` bytes of the node's run to a new parent, and returns that.
+
+        The node object keeps the suffix, because requests and `_leaves` refer to it as the end of its path. Every lock
+        on it covers the prefix as well, so the parent has the same lock_ref and no size changes; nor does any field by
+        which the node is sorted in `_leaves`.
+        """
+        page_bytes = self._page_bytes
+        above = node.parent
+        assert above is not None  # a root has no run to split
+        prefix = TreeNode(above, node.key_bytes[:length], node.value_bytes[:length], node.created, node.priority)
+        prefix.lock_ref = node.lock_ref
+        prefix.last_access = node.last_access
+        prefix.hits = node.hits
+        node.key_bytes = node.key_bytes[length:]
+        node.value_bytes = node.value_bytes[length:]
+        node.parent = prefix
+        prefix.add_child(node.key_bytes[:page_bytes], node)
+        above.children[prefix.key_bytes[:page_bytes]] = prefix
+        return prefix
+
+    # --- locks ---
+
+    def inc_lock_ref(self, node: TreeNode) -> None:
+        if node.parent is None and node.key_bytes:
+            raise InvariantError(f"{node!r} is locked after it was evicted")
+        if node.lock_ref == 0 and not node.children:
+            self._leaves.discard(node)
+        above: TreeNode | None = node
+        while above is not None:
+            if above.lock_ref == 0:
+                size = len(above.key_bytes) >> 2
+                self._evictable_size -= size
+                self._protected_size += size
+            above.lock_ref += 1
+            above = above.parent
+
+    def dec_lock_ref(self, node: TreeNode) -> None:
+        if node.lock_ref < 1:
+            raise InvariantError(f"{node!r} is unlocked more often than locked")
+        above: TreeNode | None = node
+        while above is not None:
+            above.lock_ref -= 1
+            if above.lock_ref == 0:
+                size = len(above.key_bytes) >> 2
+                self._evictable_size += size
+                self._protected_size -= size
+            above = above.parent
+        if node.lock_ref == 0 and not node.children and node.parent is not None:
+            self._leaves.add(node)
+
+    # --- drop ---
+
+    def evict(self, num_slots: int) -> int:
+        leaves = self._leaves
+        freed: list[bytes] = []
+        missing = 4 * num_slots
+        while missing > 0 and leaves:
+            leaf: TreeNode = leaves.pop(0)
+            freed.append(leaf.value_bytes)
+            missing -= len(leaf.value_bytes)
+            parent = leaf.parent
+            assert parent is not None  # a root is never in _leaves
+            parent.remove_child(leaf.key_bytes[: self._page_bytes])
+            leaf.parent = None
+            if not parent.children:
+                if isinstance(parent, RootNode):
+                    self._forget_root(parent)
+                elif parent.lock_ref == 0:
+                    leaves.add(parent)
+        return self._give_back(freed)
+
+    def reset(self) -> bool:
+        if self._protected_size:
+            return False
+        freed = []
+        for node in list(self.iter_nodes()):
+            freed.append(node.value_bytes)
+            node.parent = None  # no cycles are left, so the memory goes without a garbage collection
+            node.children = NO_CHILDREN
+        self._leaves.clear()
+        for root in list(self._roots.values()):
+            root.children = NO_CHILDREN
+            self._forget_root(root)
+        self._give_back(freed)
+        return True
+
+    def _give_back(self, runs: list[bytes]) -> int:
+        """Frees the slots of nodes just taken out of the tree, all of them evictable; returns how many."""
+        slots = np.frombuffer(b"".join(runs), dtype=I32)
+        self.allocator.free(slots)
+        self._evictable_size -= len(slots)
+        self.stats.evicted_tokens += len(slots)
+        return len(slots)
+
+    def _forget_root(self, root: RootNode) -> None:
+        if root is not self._default_root:
+            del self._roots[root.namespace]
+
+    # --- look around ---
+
+    def path_slots(self, node: TreeNode) -> Int32Array:
+        return np.frombuffer(b"".join([above.value_bytes for above in node.path()]), dtype=I32)
+
+    def iter_nodes(self) -> Iterator[TreeNode]:
+        for root in self._roots.values():
+            yield from root.descendants()
+
+    def check_invariants(self, live_nodes: Iterable[TreeNode] | None = None) -> None:
+        """The equations of radixrt.mem_cache.invariants.check_radix_cache."""
+        check_radix_cache(self, self._roots, self._leaves, live_nodes)
+
+
+def _to_bytes(ids: Int32Array) -> bytes:
+    return np.asarray(ids, dtype=I32).tobytes()

@@ -1,0 +1,193 @@
+"""Real processes, really killed: who notices, what clients hear, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+import radixrt
+from radixrt.errors import EngineError
+from tests.conftest import ServerProcess
+
+LONG = {"temperature": 0, "max_tokens": 4000, "ignore_eos": True}
+
+
+def socket_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("radixrt-*"))
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny_models import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "long", "llama", max_position_embeddings=65536)
+
+
+@pytest.fixture
+def tiny_server(long_model: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(
+        "--model", str(long_model), "--dtype", "float32", "--kv-cache-tokens", "70000", "--num-threads", "1",
+        "--served-model-name", "tiny", "--grace-s", "1.5",
+    ).wait_ready()  # fmt: skip
+    yield server
+    if server.process.poll() is None:
+        server.process.kill()
+        server.process.wait()
+
+
+def workers(server: ServerProcess) -> dict[str, psutil.Process]:
+    """By kind: tokenizer, scheduler, runner."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return {c.cmdline()[-1]: c for c in children if "radixrt.engine.worker" in c.cmdline()}
+
+
+def generate(server: ServerProcess, **body: object) -> httpx.Response:
+    payload = {"text": "hello", "sampling_params": {"temperature": 0, "max_tokens": 4}, **body}
+    return httpx.post(f"{server.url}/generate", json=payload, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "scheduler", "runner"])
+def test_a_killed_worker_ends_every_request_and_health_within_a_second(tiny_server: ServerProcess, kind: str) -> None:
+    names = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
+    before = workers(tiny_server)
+    assert set(before) == set(names)
+    answers: list[httpx.Response] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=LONG))) for _ in range(3)
+    ]
+    for t in threads:
+        t.start()
+    time.sleep(0.5)
+    assert not answers
+    before[kind].kill()
+    killed = time.monotonic()
+    assert wait_for(lambda: httpx.get(f"{tiny_server.url}/health").status_code == 503, 1.0)
+    for t in threads:
+        t.join(2)
+    assert len(answers) == 3
+    assert time.monotonic() - killed < 3
+    for answer in answers:
+        assert answer.status_code == 503
+        assert f"{names[kind]} process" in answer.json()["error"]["message"]
+        assert "signal 9" in answer.json()["error"]["message"]
+    assert generate(tiny_server).status_code == 503
+    assert wait_for(lambda: all(gone(p.pid) for p in before.values()), 5)
+
+
+def test_sigterm_drains_and_leaves_nothing(tiny_server: ServerProcess) -> None:
+    folders = socket_folders()
+    before = workers(tiny_server)
+    answers: list[httpx.Response] = []
+    short = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
+    thread = threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=short)))
+    thread.start()
+    time.sleep(0.05)
+    tiny_server.process.terminate()
+    time.sleep(0.15)
+    if tiny_server.process.poll() is None and thread.is_alive():
+        assert generate(tiny_server).status_code == 503, "a new request during the drain"
+    thread.join(30)
+    assert answers[0].status_code == 200
+    assert answers[0].json()["meta_info"]["completion_tokens"] == 300
+    assert tiny_server.process.wait(20) == 0
+    assert all(gone(p.pid) for p in before.values())
+    assert len(socket_folders()) < len(folders)
+
+
+def test_requests_that_outlast_the_grace_time_are_ended(tiny_server: ServerProcess) -> None:
+    answers: list[httpx.Response] = []
+    forever = {"temperature": 0, "max_tokens": 60000, "ignore_eos": True}
+    thread = threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=forever)))
+    thread.start()
+    time.sleep(0.3)
+    tiny_server.process.terminate()
+    tiny_server.process.wait(20)
+    thread.join(5)
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_however_the_main_process_ends_nothing_stays(tiny_server: ServerProcess, how: signal.Signals) -> None:
+    before = workers(tiny_server)
+    folders = socket_folders()
+    tiny_server.process.send_signal(how)
+    tiny_server.process.wait(20)
+    assert wait_for(lambda: all(gone(p.pid) for p in before.values()), 5)
+    assert wait_for(lambda: len(socket_folders()) < len(folders), 2)
+
+
+def test_a_broken_model_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    server = ServerProcess("--model", str(tmp_path))
+    assert server.process.wait(60) == 2
+    server._reader.join(5)
+    assert any("radixrt:" in line and str(tmp_path) in line for line in server.lines), server.lines
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_the_offline_engine_reports_a_killed_runner(long_model: Path) -> None:
+    engine = radixrt.Engine(str(long_model), dtype="float32", kv_cache_tokens=8192, num_threads=1, show_progress=False)
+    with engine:
+        os.kill(engine.pids["ModelRunner"], signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"ModelRunner process .* signal 9"):
+            engine.generate("hello", {"max_tokens": 4000, "ignore_eos": True})
+
+
+def test_an_engine_that_nobody_closed_leaves_nothing(long_model: Path) -> None:
+    script = (
+        "import json, radixrt\n"
+        f"e = radixrt.Engine({str(long_model)!r}, dtype='float32', kv_cache_tokens=4096, show_progress=False)\n"
+        "print(json.dumps(e.pids), flush=True)\n"
+    )
+    folders = socket_folders()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    pids = json.loads(done.stdout)
+    assert len(pids) == 3
+    assert wait_for(lambda: all(gone(pid) for pid in pids.values()), 5)
+    assert socket_folders() <= folders
+
+
+def test_garbage_on_a_socket_is_dropped(long_model: Path) -> None:
+    import zmq
+
+    with radixrt.Engine(str(long_model), dtype="float32", kv_cache_tokens=4096, show_progress=False) as engine:
+        folder = engine._launcher._folder  # type: ignore[union-attr]
+        assert os.stat(folder).st_mode & 0o777 == 0o700
+        context = zmq.Context()
+        for name in ("tokenizer", "scheduler", "runner-0", "answers", "main"):
+            socket = context.socket(zmq.PUSH)
+            socket.connect(f"ipc://{folder}/{name}")
+            for frame in (b"", b"\x00", b"\x93\xa4nope", b"\xff" * 1000):
+                socket.send(frame)
+            socket.close(linger=500)
+        context.term()
+        assert engine.generate("hello", {"max_tokens": 3, "temperature": 0}).usage.completion_tokens > 0
+        engine.check_invariants()
