@@ -1,4 +1,4 @@
-"""`SamplingParams`: how one request's tokens are chosen and when it stops. Made by the client, frozen, sent as it is."""
+"""`SamplingParams`: how one request's tokens are chosen and when it stops. Made by the client, frozen, sent as is."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def new_rid() -> str:
 
 
 def expand_n(request: GenerateReq) -> list[GenerateReq]:
-    """The n single-completion requests that a request with sampling.n stands for; a given seed counts up from itself."""
+    """The n single-completion requests that sampling.n stands for; a given seed counts up from itself."""
     sampling = request.sampling
     if sampling.n == 1:
         return [request]
@@ -125,7 +125,7 @@ class EngineClient:
                 self.abort(rid)
 
     def astream(self, request: GenerateReq) -> AsyncIterator[TextDelta]:
-        """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts the request."""
+        """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts it."""
         deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
         return self._aiterate(request.rid, deltas)

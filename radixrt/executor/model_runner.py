@@ -171,7 +171,7 @@ class ModelRunner:
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
         out_cache_loc: Int32Array, sampled: npt.NDArray[Any],
     ) -> ForwardBatch:  # fmt: skip
-        """A batch of prompt chunks and of decode rows riding along (see `ForwardStep` for shapes; sampled: bool [B])."""
+        """A batch of prompt chunks and decode rows riding along (shapes: see `ForwardStep`; sampled: bool [B])."""
         ends = np.cumsum(extend_lens)
         prefix_lens = seq_lens - extend_lens
         positions = np.arange(len(input_ids)) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)

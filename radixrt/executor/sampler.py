@@ -33,6 +33,7 @@ from radixrt.messages import Int32Array, LogprobColumns
 
 Rows = npt.NDArray[np.int64]
 Needs = npt.NDArray[np.uint8]
+Uniforms = npt.NDArray[np.float64]
 _NO_ROWS: Rows = np.zeros(0, np.int64)
 Mask = tuple[Int32Array, npt.NDArray[np.uint32]]
 """Of a GrammarMask: int32 [m] sampling rows, and uint32 [m, ceil(vocab / 32)] bits (or the same, flat)."""
@@ -84,10 +85,15 @@ def _failure(best: float) -> str:
 
 
 class Sampler:
-    """Samples with the parameters in `tables`, and counts what it sampled for the rows with penalties."""
+    """Samples with the parameters in `tables`, and counts what it sampled for the rows with penalties.
 
-    def __init__(self, tables: SamplingTables) -> None:
+    Args:
+        rowwise: draw filtered rows one by one in numpy (see `radixrt.executor.draw`); by default, on the CPU.
+    """
+
+    def __init__(self, tables: SamplingTables, *, rowwise: bool | None = None) -> None:
         self._tables = tables
+        self._rowwise = tables.device.type == "cpu" if rowwise is None else rowwise
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._mask_bytes = torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(tables.device)
 
@@ -114,8 +120,9 @@ class Sampler:
         token_ids, best = _argmax(logits)
         drawn = _where(needs, every, DRAW)
         if len(drawn):
-            idx, lens = req_pool_idx[drawn], seq_lens[drawn]
-            _put(token_ids, drawn, self._draw(_take(logits, drawn), _take(best, drawn), idx, lens, needs[drawn]))
+            idx = req_pool_idx[drawn]
+            u = draw.uniforms(t.seed[idx], seq_lens[drawn])
+            _put(token_ids, drawn, self._draw(_take(logits, drawn), _take(best, drawn), idx, u, needs[drawn]))
         token_ids.masked_fill_(~best.isfinite(), 0)
         penalised = _where(needs, every, PENALTY)
         if len(penalised):
@@ -153,7 +160,8 @@ class Sampler:
             _put(logits, rows, _penalised(_take(logits, rows), counts, repetition, frequency, presence))
             return
         # Few tokens have been seen, and on the CPU looking for them costs less than computing with all.
-        row, token = counts.nonzero(as_tuple=True)
+        flat = np.flatnonzero(counts.numpy().reshape(-1) != 0)
+        row, token = torch.from_numpy(flat // t.vocab_size), torch.from_numpy(flat % t.vocab_size)
         at = (torch.from_numpy(rows)[row], token)
         logits[at] = _penalised(logits[at], counts[row, token], repetition[row, 0], frequency[row, 0], presence[row, 0])
 
@@ -164,14 +172,39 @@ class Sampler:
         added = self._mask_bytes.index_select(0, index).view(len(rows), -1)[:, : logits.shape[1]]
         logits.index_add_(0, torch.from_numpy(rows.astype(np.int64)).to(logits.device), added)
 
-    def _draw(
-        self, logits: torch.Tensor, best: torch.Tensor, idx: Index, seq_lens: Index, needs: Needs
-    ) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs) -> torch.Tensor:
         """int64 [D], a token for each row: logits float32 [D, vocab], best float32 [D]."""
         t = self._tables
+        if not self._rowwise:
+            return self._draw_dense(logits, best, idx, u, needs)
+        token_ids = torch.zeros(len(idx), dtype=torch.int64)
+        plain = np.flatnonzero(needs & (TOP_K | TOP_P | MIN_P) == 0)
+        if len(plain):
+            x, biggest = _take(logits, plain), _take(best, plain)
+            _put(token_ids, plain, self._draw_dense(x, biggest, idx[plain], u[plain], needs[plain]))
+        array, tops, found = logits.numpy(), best.tolist(), token_ids.numpy()
+        for i in np.flatnonzero(needs & (TOP_K | TOP_P | MIN_P)).tolist():
+            if math.isfinite(tops[i]):
+                r = idx[i]
+                found[i] = draw.draw_row(
+                    array[i],
+                    tops[i],
+                    float(u[i]),
+                    float(t.temperature[r]),
+                    int(t.top_k[r]),
+                    float(t.top_p[r]),
+                    float(t.min_p[r]),
+                )
+        return token_ids
+
+    def _draw_dense(
+        self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs
+    ) -> torch.Tensor:
+        """As `_draw`, all rows at once and without waiting for the device."""
+        t = self._tables
         k = t.top_k[idx]
-        host = np.stack([draw.uniforms(t.seed[idx], seq_lens), t.temperature[idx], t.top_p[idx], t.min_p[idx], k])
-        u, temperature, top_p, min_p, top_k = torch.from_numpy(host).to(logits.device, non_blocking=True)
+        host = np.stack([u, t.temperature[idx], t.top_p[idx], t.min_p[idx], k])
+        where, temperature, top_p, min_p, top_k = torch.from_numpy(host).to(logits.device, non_blocking=True)
         temperature = temperature.float()
         weights = draw.token_weights(logits, best, temperature)
         some = np.flatnonzero(needs & TOP_K)
@@ -188,7 +221,7 @@ class Sampler:
         if len(some):
             part, least = _take(weights, some), _take(min_p, some).float()[:, None]
             _put(weights, some, part.masked_fill_(part < least, 0.0))
-        return draw.inverse_cdf(weights, u)
+        return draw.inverse_cdf(weights, where)
 
 
 def _penalised(

@@ -54,7 +54,9 @@ def load_model(
         return kind.from_folder(  # type: ignore[no-any-return]
             folder, spec, DTYPES[dtype], torch.device(device), load_format == "dummy", seed, show_progress
         )
-    model = kind(spec, DTYPES[dtype])
+    # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels want one dtype.
+    residual_dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES[dtype]
+    model = kind(spec, DTYPES[dtype], residual_dtype)
     tied = spec.decoder.tie_word_embeddings
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied)

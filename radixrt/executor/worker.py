@@ -1,7 +1,7 @@
 """`Worker`: drives one ModelRunner through the messages of its inbox, in order, and answers each step.
 
 A constrained step samples only when its mask has come. The scheduler sends that mask before any later step, so the
-worker never has to look past it; and it answers step N before it waits for the mask of step N+1, which needs that answer.
+worker never has to look past it; and it answers step N before it waits for mask N+1, which needs that answer.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from radixrt.scheduler.req import Req
 
 
 class DeltaWriter:
-    """At most one token of a request is open at a time: a token that ends its request leaves in one delta with the end."""
+    """At most one token of a request is open at a time; one that ends its request leaves in one delta with the end."""
 
     def __init__(self) -> None:
         self._deltas: list[TokenDelta] = []

@@ -107,7 +107,7 @@ class KVManager:
         req.protected_len = result.retained_len
 
     def release(self, req: Req, *, keep: bool = True) -> None:
-        """Give up the row and every private slot; what was computed stays in the tree, unlocked, unless keep is False."""
+        """Give up the row and every private slot; what was computed stays in the tree, unlocked, if keep."""
         if keep:
             self.publish(req)
         row = self.rows.table[req.req_pool_idx]

@@ -150,7 +150,7 @@ class Scheduler:
     # --- deciding a step ---
 
     def next_batch(self, now: float) -> ScheduleBatch | None:
-        """The next step, its slots allocated; None if there is nothing to do before the steps in flight are committed."""
+        """The next step, its slots allocated; None if there is nothing to do before those in flight are committed."""
         self._expire(now)
         if self._recovering:
             return None

@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "schedule_conservativeness": 0.0,
         "max_running_requests": 8,
         "prefix_cache": False,
-    },  # fmt: skip
+    },
 }
 
 
@@ -50,7 +50,7 @@ def prompts() -> list[list[int]]:
 
     base = text(48)
     out = [base, base[:-1], [*base[:-1], 7], base + text(20), base[:24] + text(9), base[:1] + text(5), base, base[:16]]
-    out += [base[:17], base[:32] + [9], [11], [11, 12]]
+    out += [base[:17], [*base[:32], 9], [11], [11, 12]]
     return out + [text(rng.randrange(1, 60)) for _ in range(20)]
 
 
@@ -172,7 +172,7 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
             memory_fraction=0.5,
             random_seed=0,
             kernel_cache=str(folder / "kernels"),
-        )  # fmt: skip
+        )
     )
     runner.initialize()
     ids = prompts()[0]
@@ -180,17 +180,19 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
     row, first = np.array([1], np.int32), 40
     with torch.inference_mode():
         batch = runner.prepare_forward_batch_extend(
-            np.array(ids[:first], np.int32), row, np.array([first], np.int32), np.array([first], np.int32),
-            np.arange(1, first + 1, dtype=np.int32), np.array([True]),
-        )  # fmt: skip
+            np.array(ids[:first], np.int32),
+            row,
+            np.array([first], np.int32),
+            np.array([first], np.int32),
+            np.arange(1, first + 1, dtype=np.int32),
+            np.array([True]),
+        )
         out = runner.forward(batch)
         assert out.hidden_states.shape == (first, 64)
         torch.testing.assert_close(out.next_token_logits[0], expected[first - 1], atol=1e-4, rtol=0)
         for n in range(first, len(ids)):
             runner._future_token_ids[1] = ids[n]
-            batch = runner.prepare_forward_batch_decode(
-                row, np.array([n + 1], np.int32), np.array([n + 1], np.int32)
-            )  # fmt: skip
+            batch = runner.prepare_forward_batch_decode(row, np.array([n + 1], np.int32), np.array([n + 1], np.int32))
             assert batch.mode is ForwardMode.DECODE
             logits = runner.forward(batch).next_token_logits
             torch.testing.assert_close(logits[0], expected[n], atol=1e-4, rtol=0)
