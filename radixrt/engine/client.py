@@ -7,11 +7,12 @@ one stream, removed when its one finish has been delivered, so that `open_reques
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import queue
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 
 import msgspec
 
@@ -124,13 +125,13 @@ class EngineClient:
             if not finished:
                 self.abort(rid)
 
-    def astream(self, request: GenerateReq) -> AsyncIterator[TextDelta]:
+    def astream(self, request: GenerateReq) -> AsyncGenerator[TextDelta, None]:
         """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts it."""
         deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
         return self._aiterate(request.rid, deltas)
 
-    async def _aiterate(self, rid: str, deltas: asyncio.Queue[TextDelta]) -> AsyncIterator[TextDelta]:
+    async def _aiterate(self, rid: str, deltas: asyncio.Queue[TextDelta]) -> AsyncGenerator[TextDelta, None]:
         finished = False
         try:
             while not finished:
@@ -226,5 +227,5 @@ class EngineClient:
             else:
                 by_loop.setdefault(stream.loop, []).append((stream, delta))
         for loop, items in by_loop.items():
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and with it whoever waited
                 loop.call_soon_threadsafe(_put_all, items)

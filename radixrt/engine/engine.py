@@ -209,7 +209,7 @@ class Engine:
     async def _collect(self, request: GenerateReq) -> Completion:
         collector = _Collector()
         stream = self.client.astream(request)
-        async with contextlib.aclosing(stream):  # type: ignore[type-var]
+        async with contextlib.aclosing(stream):
             async for delta in stream:
                 chunk = collector.add(delta)
         assert chunk.completion is not None
@@ -227,7 +227,7 @@ class Engine:
         """`stream` for an event loop."""
         collector = _Collector()
         stream = self.client.astream(self._one(prompt, sampling_params, request))
-        async with contextlib.aclosing(stream):  # type: ignore[type-var]
+        async with contextlib.aclosing(stream):
             async for delta in stream:
                 yield collector.add(delta)
 

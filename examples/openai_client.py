@@ -1,0 +1,24 @@
+"""A conversation with a running server through the openai package; each turn hits the cache with all turns before it.
+
+radixrt launch &
+python examples/openai_client.py
+"""
+
+import openai
+
+
+def main() -> None:
+    client = openai.OpenAI(base_url="http://127.0.0.1:30000/v1", api_key="none")
+    model = client.models.list().data[0].id
+    messages: list[dict[str, str]] = []
+    for question in ("Name a large city in Japan.", "What is it known for?", "Name one in Italy."):
+        messages.append({"role": "user", "content": question})
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=48, temperature=0)
+        text = answer.choices[0].message.content
+        messages.append({"role": "assistant", "content": text})
+        cached, total = answer.usage.prompt_tokens_details.cached_tokens, answer.usage.prompt_tokens
+        print(f"> {question}\n{text}\n  [{cached} of {total} prompt tokens from the cache]\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""`create_app`: the HTTP server as an ASGI application over a ready `EngineClient`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixrt._version import __version__
+from radixrt.config import ServerConfig
+from radixrt.engine.client import EngineClient
+from radixrt.errors import EngineError, RequestError
+from radixrt.server import operate
+from radixrt.server.chat import chat_completions
+from radixrt.server.completions import completions
+from radixrt.server.errors import ClientGone, on_client_gone, on_http_exception, on_invalid_request, on_request_error
+from radixrt.server.middleware import MODEL_PATH, Guard, Observe
+from radixrt.server.native import generate
+from radixrt.server.service import Service
+
+API_KEY_VARIABLE = "RADIXRT_API_KEY"
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+ROUTES: list[tuple[str, str, Handler]] = [
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("POST", "/generate", generate),
+    ("GET", "/v1/models", operate.list_models),
+    ("GET", MODEL_PATH + "{model:path}", operate.get_model),
+    ("GET", "/health", operate.health),
+    ("GET", "/metrics", operate.metrics),
+    ("GET", "/version", operate.get_version),
+    ("POST", "/abort", operate.abort),
+    ("POST", "/flush_cache", operate.flush_cache),
+]
+
+
+def create_app(client: EngineClient, config: ServerConfig, model_name: str) -> FastAPI:
+    """The application.
+
+    Args:
+        client: sends requests to the engine; may become ready after the application starts (503 until then).
+        config: API key, CORS origins and body size are read from it, or from the environment (RADIXRT_API_KEY).
+        model_name: the name under which clients ask for the model.
+    """
+    service = Service(client, config, model_name)
+    app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
+    app.state.service = service
+    for method, path, handler in ROUTES:
+        methods = ["GET", "HEAD"] if method == "GET" else [method]
+        app.add_api_route(path, _bind(handler, service), methods=methods, response_model=None)
+    app.add_exception_handler(RequestError, on_request_error)
+    app.add_exception_handler(EngineError, on_request_error)
+    app.add_exception_handler(ClientGone, on_client_gone)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_invalid_request)
+    # The last one added is the outermost.
+    app.add_middleware(Guard, api_key=config.api_key or os.environ.get(API_KEY_VARIABLE))
+    origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    app.add_middleware(Observe, metrics=service.metrics, routes=frozenset(path for _, path, _ in ROUTES))
+    return app
+
+
+def _bind(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(service, request)
+
+    endpoint.__name__ = handler.__name__
+    endpoint.__doc__ = handler.__doc__
+    return endpoint

@@ -1,0 +1,197 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixrt.errors import RequestError
+from radixrt.messages import GenerateReq, TextDelta, TokenLogprob
+from radixrt.sampling_params import SamplingParams
+from radixrt.server.connection import DONE, Generated, send_events
+from radixrt.server.errors import json_response
+from radixrt.server.openai import UsageSum, clean_logprob, finish_reason
+from radixrt.server.parsing import decode, read_body
+from radixrt.server.prompts import Prompt, make_requests, split_prompts
+from radixrt.server.protocol import (
+    COMPLETION_MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
+    CompletionRequest,
+    build_sampling,
+    check_format,
+    check_stream_options,
+    completion_decoder,
+    refuse,
+    routing_options,
+)
+from radixrt.server.service import Service
+
+
+async def completions(service: Service, request: Request) -> Response:
+    """OpenAI's text completions. See `radixrt.server.protocol.CompletionRequest` for what is accepted."""
+    body = decode(await read_body(request, service.config.max_body_bytes), completion_decoder)
+    info = service.admit(body.model)
+    options = routing_options(body)
+    include_usage = check_stream_options(body.stream_options, options["stream"])
+    prompts = split_prompts(body.prompt, "prompt")
+    sampling = completion_sampling(body, info.vocab_size, prompts)
+    requests = make_requests(prompts, "prompt", sampling, info, options)
+    choices = [
+        Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None)
+        for index in range(len(requests))
+    ]
+    head = {
+        "id": f"cmpl-{options['rid']}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": service.model_name,
+    }
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        usage = UsageSum(sampling.n)
+        if options["stream"]:
+            events = completion_events(service, options["rid"], requests, choices, head, usage, include_usage)
+            await send_events(send, events)
+        else:
+            outputs = await service.collect(options["rid"], requests, "prompt")
+            whole = []
+            for choice, output in zip(choices, outputs, strict=True):
+                usage.add(choice.index, output.usage)
+                last = TextDelta(
+                    rid="",
+                    text=output.text,
+                    finish=output.finish,
+                    logprobs=output.logprobs,
+                    prompt_logprobs=output.prompt_logprobs,
+                )
+                whole.append(choice.part(last))
+            content = {**head, "choices": whole, "usage": usage.body(), "system_fingerprint": None}
+            await json_response(content)(scope, receive, send)
+
+    return Generated(answer)
+
+
+def completion_sampling(body: CompletionRequest, vocab_size: int, prompts: list[Prompt]) -> SamplingParams:
+    check_format(body.response_format)
+    if body.suffix:
+        raise refuse("suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise refuse("best_of", "best_of other than n")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
+        raise RequestError(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
+    logprobs = None if body.logprobs is None else min(body.logprobs, vocab_size)
+    max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens must be at least 1 without echo", param="max_tokens")
+    prompt_logprobs = logprobs if body.echo else None
+    if body.echo and prompt_logprobs is None and (max_tokens == 0 or not isinstance(prompts[0], str)):
+        # Token ids are echoed as the text of their log-probability rows, and only such a request may generate nothing.
+        prompt_logprobs = 0
+    return build_sampling(body, vocab_size, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+class Choice:
+    """One choice of the response, whole or as parts of a stream: remembers what offsets and echo need.
+
+    Args:
+        echo: the prompt to put in front, or None.
+    """
+
+    def __init__(self, index: int, echo: Prompt | None, with_logprobs: bool) -> None:
+        self.index = index
+        self._echo = echo
+        self._with_logprobs = with_logprobs
+        self._chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def part(self, delta: TextDelta) -> dict[str, Any]:
+        """The choice's JSON for one delta. With echo, the first delta's brings the prompt."""
+        text = delta.text
+        rows: list[TokenLogprob] = []
+        if self._echo is not None:
+            text = self._echoed(self._echo, delta.prompt_logprobs or []) + text
+            rows += delta.prompt_logprobs or []
+            self._echo = None
+        rows += delta.logprobs or []
+        part: dict[str, Any] = {
+            "index": self.index,
+            "text": text,
+            "logprobs": self._legacy_logprobs(rows) if self._with_logprobs else None,
+            "finish_reason": None,
+        }
+        if delta.finish is not None:
+            part["finish_reason"] = finish_reason(delta.finish)
+            part["stop_reason"] = delta.finish.matched
+        return part
+
+    @staticmethod
+    def _echoed(prompt: Prompt, rows: list[TokenLogprob]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return b"".join(row.data for row in rows).decode("utf-8", "replace")
+
+    def _legacy_logprobs(self, rows: list[TokenLogprob]) -> dict[str, Any]:
+        """OpenAI's older form: parallel lists, alternatives as {text: logprob}; the chosen token is among them.
+
+        text_offset counts characters from the start of the choice's text, over the tokens' bytes: a character that
+        spans tokens begins where its last byte does.
+        """
+        offsets: list[int] = []
+        for row in rows:
+            offsets.append(self._chars)
+            self._chars += len(self._decoder.decode(row.data))
+        return {
+            "tokens": [row.text for row in rows],
+            "token_logprobs": [clean_logprob(row.logprob) for row in rows],
+            "top_logprobs": [_alternatives(row) for row in rows],
+            "text_offset": offsets,
+        }
+
+
+def _alternatives(row: TokenLogprob) -> dict[str, float | None] | None:
+    if row.logprob is None:
+        return None
+    found: dict[str, float | None] = {}
+    for top in (*row.top, row):
+        found.setdefault(top.text, clean_logprob(top.logprob))
+    return found
+
+
+async def completion_events(
+    service: Service,
+    rid: str,
+    requests: list[GenerateReq],
+    choices: list[Choice],
+    head: dict[str, Any],
+    usage: UsageSum,
+    include_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    encode = msgspec.json.encode
+    prefix = b'data: %b,"system_fingerprint":null,"choices":[' % encode(head)[:-1]
+    suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+    plain_end = b',"logprobs":null,"finish_reason":null}' + suffix
+    plain = [prefix + b'{"index":%d,"text":' % choice.index for choice in choices]
+    started: set[int] = set()
+    async with aclosing(service.generate(rid, requests, "prompt")) as deltas:
+        async for index, delta in deltas:
+            if index in started and delta.finish is None and not delta.logprobs:
+                if delta.text:
+                    yield plain[index] + encode(delta.text) + plain_end
+                continue
+            started.add(index)
+            part = choices[index].part(delta)
+            usage.add(index, delta.usage)
+            if part["text"] or part["finish_reason"] or part["logprobs"]:
+                yield prefix + encode(part) + suffix
+    last = DONE
+    if include_usage:
+        last = prefix + b'],"usage":%b}\n\n' % encode(usage.body()) + DONE
+    yield last

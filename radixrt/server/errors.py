@@ -1,0 +1,99 @@
+"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and the right HTTP status."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixrt.errors import EngineError, RequestError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+"""What 429 and 503 tell clients to wait: a queue that is full now has usually moved on after a second."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ClientGone(Exception):
+    """The client closed its connection, so there is nobody to answer."""
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """What a client is told about an exception; one that is not meant for clients becomes a 500 without its details."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, EngineError):
+        return RequestError(str(error), code="engine_error", status=503)
+    logger.error("unexpected error while answering a request", exc_info=error)
+    return RequestError("internal error; the server's log has the details", code="internal_error", status=500)
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, headers=headers, media_type="application/json")
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """OpenAI's clients repeat 408, 409, 429 and 5xx: say when that is worth it, and when it is not."""
+    if error.status in (429, 503):
+        return {"Retry-After": str(RETRY_AFTER_S)}
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if error.status in (409, 500, 501):
+        return {"x-should-retry": "false"}
+    return {}
+
+
+def error_response(error: RequestError) -> Response:
+    headers = error_headers(error)
+    if error.status in (408, 413):
+        headers["Connection"] = "close"  # part of the body may be unread
+    return json_response(error_body(error), error.status, headers)
+
+
+async def on_request_error(request: Request, error: Exception) -> Response:
+    return error_response(as_request_error(error))
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own errors: no such route, method not allowed."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        message = f"no route {where}"
+    elif error.status_code == 405:
+        message = f"{where}: method not allowed"
+    else:
+        message = str(error.detail)
+    response = error_response(RequestError(message, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def on_invalid_request(request: Request, error: Exception) -> Response:
+    """FastAPI's own validation. No route uses it (bodies are decoded by msgspec), so that a 422 never leaks."""
+    return error_response(RequestError(f"the request is not valid: {error}"))
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this answer."""
+    return error_response(RequestError("the client closed the connection", status=400))
+
+
+def model_not_found(model: str, served: str) -> RequestError:
+    return RequestError(
+        f"the model {model[:200]!r} does not exist; this server serves {served!r}",
+        param="model",
+        code="model_not_found",
+        status=404,
+    )

@@ -1,0 +1,54 @@
+"""`radixrt launch`: the engine's processes and the HTTP server in front of them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from radixrt.config import Config
+from radixrt.engine.launcher import Launcher
+from radixrt.engine.settings import resolve_settings
+from radixrt.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
+
+    Args:
+        on_ready: called with the server's URL and the model's name once requests can be answered.
+
+    Raises:
+        RadixRTError: the engine or the server cannot start; says why.
+    """
+    started = time.monotonic()
+    if config.executor.executor != "mp":
+        raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")
+    try:
+        from radixrt.server.run import serve
+    except ImportError as error:
+        raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
+    signal.signal(signal.SIGTERM, _stop_while_starting)
+    settings = resolve_settings(config, show_progress=sys.stderr.isatty())
+    launcher = Launcher(config, settings)
+
+    def ready(url: str) -> None:
+        logger.info("%s is ready on %s after %.1f s", settings.model_name, url, time.monotonic() - started)
+        if on_ready is not None:
+            on_ready(url, settings.model_name)
+
+    try:
+        client = launcher.start()
+        serve(client, config.server, settings.model_name, ready)
+        return 0 if client.failure is None else 1
+    finally:
+        launcher.close()
+
+
+def _stop_while_starting(signum: int, frame: object) -> None:
+    """Before the server has its own handler, SIGTERM unwinds like Ctrl-C, so that nothing stays behind."""
+    raise KeyboardInterrupt

@@ -1,0 +1,130 @@
+"""Prometheus metrics: the scheduler's own counters, read when scraped, and what is measured here, once per request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from radixrt.engine.client import EngineClient
+from radixrt.messages import SchedulerStats, TextDelta, unpack_i32
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "cached_tokens": "Prompt tokens found in the prefix cache; over prompt_tokens this is the hit ratio.",
+    "generated_tokens": "Tokens generated.",
+    "evicted_tokens": "Tokens evicted from the prefix cache.",
+    "retractions": "Times that a running request was put back to waiting for lack of slots.",
+    "finished": "Requests that have ended, in the scheduler.",
+}
+
+
+class _EngineCollector(Collector):
+    """`SchedulerStats` as metrics. A counter falls back to zero when the scheduler restarts, as Prometheus expects."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    def collect(self) -> Iterator[Metric]:
+        client = self._client
+        up = client.ready.is_set() and client.failure is None
+        yield GaugeMetricFamily("radixrt_up", "1 when the engine is ready and alive.", value=float(up))
+        yield GaugeMetricFamily("radixrt_open_requests", "Requests not yet answered.", value=client.open_requests)
+        if client.stats is not None:
+            yield from _stats_metrics(client.stats)
+
+
+def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("radixrt_requests_waiting", "Requests waiting for admission.", value=stats.waiting)
+    yield GaugeMetricFamily("radixrt_requests_running", "Requests running.", value=stats.running)
+    slots = GaugeMetricFamily("radixrt_kv_slots", "Token slots of the KV pool by state.", labels=["state"])
+    in_tree_or_free = stats.slots_free + stats.slots_evictable + stats.slots_protected
+    slots.add_metric(["free"], stats.slots_free)
+    slots.add_metric(["evictable"], stats.slots_evictable)
+    slots.add_metric(["protected"], stats.slots_protected)
+    slots.add_metric(["private"], stats.slots_total - in_tree_or_free)
+    yield slots
+    yield GaugeMetricFamily("radixrt_kv_slots_capacity", "Token slots of the KV pool.", value=stats.slots_total)
+    for name, help_text in _COUNTERS.items():
+        yield CounterMetricFamily(f"radixrt_{name}", help_text, value=getattr(stats, name))
+    steps = CounterMetricFamily("radixrt_steps", "Model steps by mode.", labels=["mode"])
+    steps.add_metric(["extend"], stats.extend_steps)
+    steps.add_metric(["decode"], stats.decode_steps)
+    yield steps
+    seconds = CounterMetricFamily("radixrt_step_seconds", "Time spent on steps by part of the loop.", labels=["part"])
+    seconds.add_metric(["schedule"], stats.schedule_s)
+    seconds.add_metric(["runner"], stats.runner_s)
+    seconds.add_metric(["commit"], stats.commit_s)
+    yield seconds
+
+
+class Metrics:
+    """One server's metrics, in a registry of their own."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(client))
+        self._http = Counter(
+            "radixrt_http_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
+        )
+        self._completions = Counter(
+            "radixrt_completions", "Completions by how they ended.", ["finish_reason"], registry=self.registry
+        )
+        self._ttft = Histogram(
+            "radixrt_time_to_first_token_seconds",
+            "From a request's submission to its first token.",
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self._tpot = Histogram(
+            "radixrt_time_per_output_token_seconds",
+            "Mean time between tokens of a completion, after its first.",
+            buckets=_PER_TOKEN,
+            registry=self.registry,
+        )
+        self._e2e = Histogram(
+            "radixrt_request_seconds",
+            "From a request's submission to its end.",
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+
+    def count_http(self, route: str, status: int) -> None:
+        self._http.labels(route, str(status)).inc()
+
+    def observe(self, last: TextDelta, started: float, first_at: float | None) -> None:
+        """Record a completion that has just ended.
+
+        Args:
+            last: its last delta.
+            started: `time.perf_counter()` at its submission.
+            first_at: the same at its first delta; None if it was not streamed, so that its one delta came at the
+                end and the engine's own timings are all there is.
+        """
+        now = time.perf_counter()
+        assert last.finish is not None
+        self._completions.labels(last.finish.reason).inc()
+        if last.finish.error is not None:
+            return  # refused or broken off: its times say nothing about served requests
+        self._e2e.observe(now - started)
+        tokens = last.usage.completion_tokens if last.usage is not None else len(unpack_i32(last.token_ids))
+        if tokens == 0:
+            return
+        if first_at is not None:
+            to_first, after = first_at - started, now - first_at
+        elif last.timings is not None:
+            to_first, after = last.timings.queue_s + last.timings.prefill_s, last.timings.decode_s
+        else:
+            return
+        self._ttft.observe(to_first)
+        if tokens > 1:
+            self._tpot.observe(after / (tokens - 1))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,97 @@
+"""ASGI middleware: request ids and counts (`Observe`), the API key and the last resort for exceptions (`Guard`).
+
+Plain ASGI, because a stream's every event passes through.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixrt.errors import RequestError
+from radixrt.server.errors import as_request_error, error_response
+from radixrt.server.metrics import Metrics
+
+OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+"""Served without the API key: probes and scrapers have none."""
+
+MODEL_PATH = "/v1/models/"
+CLIENT_CLOSED = 499
+"""Status under which a request is counted whose client left before any answer (nginx's number for it)."""
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Observe:
+    """Gives every response an x-request-id (the client's own, if it is sane) and counts it by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        if not _SANE_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
+        status = CLIENT_CLOSED
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            self.metrics.count_http(self._route(scope["path"]), status)
+
+    def _route(self, path: str) -> str:
+        if path in self.routes:
+            return path
+        return MODEL_PATH + "{model}" if path.startswith(MODEL_PATH) else "other"
+
+
+class Guard:
+    """Asks for the API key, if there is one, and turns what no handler caught into a 500 of the usual shape."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self.app = app
+        self._key = api_key.encode() if api_key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            self._check_key(scope)
+            await self.app(scope, receive, watch)
+        except Exception as error:
+            if started:
+                raise
+            await error_response(as_request_error(error))(scope, receive, send)
+
+    def _check_key(self, scope: Scope) -> None:
+        if self._key is None or scope["path"] in OPEN_PATHS:
+            return
+        scheme, _, token = Headers(scope=scope).get("authorization", "").encode("latin-1").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._key):
+            raise RequestError(
+                "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key", status=401
+            )

@@ -1,0 +1,170 @@
+"""POST /generate: radixrt's own route, close to SGLang's.
+
+Request (see `NativeRequest` and `NativeSampling`):
+
+    text | input_ids    str, [str], [int] or [[int]]; exactly one of the two
+    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name
+    stream              events instead of one answer
+    return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
+                        logprob_start_len (not negative) on also the prompt's. The same as sampling_params.logprobs and
+                        .prompt_logprobs, which are the alternatives' numbers themselves
+    model, rid, priority, cache_salt, timeout
+
+Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-major:
+
+    {"text": str, "output_ids": [int], "index": int, "meta_info": {
+        "id": str, "finish_reason": {"type": "stop" | "length" | "abort", "matched": int | str | null},
+        "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int,
+        "queue_s": float, "prefill_s": float, "decode_s": float, "retractions": int,
+        "output_token_logprobs": [[logprob, id, text], ...],       # these four only when asked for
+        "output_top_logprobs": [[[logprob, id, text], ...], ...],
+        "input_token_logprobs": [...], "input_top_logprobs": [...]}}
+
+A prompt's first token has the log-probability null. A stream sends one such object for each delta, holding only what
+is new (SGLang repeats the whole text): text, output_ids and log-probabilities are to be appended. In all but a
+completion's last, finish_reason is null and counts and times are missing. The stream ends with [DONE]; an error after
+the first event comes as {"error": {...}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixrt.errors import RequestError
+from radixrt.messages import Finish, GenerateReq, TokenLogprob, unpack_i32
+from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from radixrt.server.connection import DONE, Generated, send_events
+from radixrt.server.errors import json_response
+from radixrt.server.openai import clean_logprob
+from radixrt.server.parsing import decode, read_body
+from radixrt.server.prompts import make_requests, split_prompts
+from radixrt.server.protocol import (
+    NativeRequest,
+    NativeSampling,
+    build_sampling,
+    check_supported,
+    native_decoder,
+    routing_options,
+)
+from radixrt.server.service import Output, Service
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    body = decode(await read_body(request, service.config.max_body_bytes), native_decoder)
+    info = service.admit(body.model)
+    check_supported(body)
+    options = routing_options(body)
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("exactly one of text and input_ids is needed", param="text")
+    param = "text" if body.input_ids is None else "input_ids"
+    given = body.text if body.input_ids is None else body.input_ids
+    prompts = split_prompts(given, param)
+    if param == "input_ids" and isinstance(prompts[0], str):
+        raise RequestError("input_ids must hold token ids", param="input_ids")
+    sampling = native_sampling(body, info.vocab_size)
+    requests = make_requests(prompts, param, sampling, info, options)
+    start = max(body.logprob_start_len or 0, 0)
+    single = len(requests) == 1 and not _is_batch(given)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if options["stream"]:
+            await send_events(send, native_events(service, options["rid"], requests, param, start))
+        else:
+            outputs = await service.collect(options["rid"], requests, param)
+            answers = [native_body(i, requests[i].rid, output, start) for i, output in enumerate(outputs)]
+            await json_response(answers[0] if single else answers)(scope, receive, send)
+
+    return Generated(answer)
+
+
+def _is_batch(given: Any) -> bool:
+    return isinstance(given, list) and not isinstance(given[0], int)
+
+
+def native_sampling(body: NativeRequest, vocab_size: int) -> SamplingParams:
+    given = body.sampling_params or NativeSampling()
+    logprobs, prompt_logprobs = given.logprobs, given.prompt_logprobs
+    if body.return_logprob:
+        top = body.top_logprobs_num or 0
+        if not 0 <= top <= vocab_size:
+            raise RequestError(f"top_logprobs_num must be between 0 and {vocab_size}", param="top_logprobs_num")
+        logprobs = top if logprobs is None else logprobs
+        if body.logprob_start_len is not None and body.logprob_start_len >= 0 and prompt_logprobs is None:
+            prompt_logprobs = top
+    max_tokens = given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
+    try:
+        return build_sampling(
+            given,
+            vocab_size,
+            max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+    except RequestError as error:
+        raise RequestError(
+            error.message, param=f"sampling_params.{error.param}", code=error.code, status=error.status
+        ) from None
+
+
+# --- the answer ---
+
+
+def native_body(index: int, rid: str, output: Output, start: int) -> dict[str, Any]:
+    usage, timings = output.usage, output.timings
+    meta: dict[str, Any] = {
+        "id": rid,
+        "finish_reason": _finish(output.finish),
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "queue_s": timings.queue_s,
+        "prefill_s": timings.prefill_s,
+        "decode_s": timings.decode_s,
+        "retractions": timings.retractions,
+    }
+    _add_logprobs(meta, "output", output.logprobs)
+    _add_logprobs(meta, "input", output.prompt_logprobs[start:])
+    ids = unpack_i32(bytes(output.token_ids)).tolist()
+    return {"text": output.text, "output_ids": ids, "index": index, "meta_info": meta}
+
+
+def _finish(finish: Finish | None) -> dict[str, Any] | None:
+    return None if finish is None else {"type": finish.reason, "matched": finish.matched}
+
+
+def _add_logprobs(meta: dict[str, Any], kind: str, rows: list[TokenLogprob] | None) -> None:
+    if rows:
+        meta[f"{kind}_token_logprobs"] = [_row(row) for row in rows]
+        meta[f"{kind}_top_logprobs"] = [[_row(top) for top in row.top] for row in rows]
+
+
+def _row(row: TokenLogprob) -> tuple[float | None, int, str]:
+    return clean_logprob(row.logprob), row.token_id, row.text
+
+
+async def native_events(
+    service: Service, rid: str, requests: list[GenerateReq], param: str, start: int
+) -> AsyncGenerator[bytes, None]:
+    encode = msgspec.json.encode
+    async with aclosing(service.generate(rid, requests, param)) as deltas:
+        async for index, delta in deltas:
+            if delta.finish is not None:
+                output = Output()
+                output.add(delta)
+                yield b"data: %b\n\n" % encode(native_body(index, requests[index].rid, output, start))
+                continue
+            meta: dict[str, Any] = {"id": requests[index].rid, "finish_reason": None}
+            _add_logprobs(meta, "output", delta.logprobs)
+            _add_logprobs(meta, "input", (delta.prompt_logprobs or [])[start:])
+            ids = unpack_i32(delta.token_ids).tolist()
+            part = {"text": delta.text, "output_ids": ids, "index": index, "meta_info": meta}
+            yield b"data: %b\n\n" % encode(part)
+    yield DONE

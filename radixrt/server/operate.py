@@ -1,0 +1,85 @@
+"""Routes that generate nothing: models, health, metrics, version, aborting and flushing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixrt._version import __version__
+from radixrt.errors import RequestError
+from radixrt.server.errors import error_body, error_headers, json_response, model_not_found
+from radixrt.server.parsing import decode, read_body
+from radixrt.server.protocol import abort_decoder
+from radixrt.server.service import Service
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ID_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+def _model_card(service: Service) -> dict[str, Any]:
+    info = service.client.info
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "radixrt",
+        "root": service.model_name if info is None else info.model,
+        "parent": None,
+        "max_model_len": None if info is None else info.context_length,
+    }
+
+
+async def list_models(service: Service, request: Request) -> Response:
+    return json_response({"object": "list", "data": [_model_card(service)]})
+
+
+async def get_model(service: Service, request: Request) -> Response:
+    model = request.path_params["model"]
+    if not service.is_served(model):
+        raise model_not_found(model, service.model_name)
+    return json_response(_model_card(service))
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 exactly when a request sent now would be taken; 503 with the reason as soon as one would not."""
+    reason = service.unavailable()
+    if reason is None:
+        return json_response({"status": "ok"})
+    error = RequestError(reason, code="unavailable", status=503)
+    return json_response({"status": "unavailable", **error_body(error)}, 503, error_headers(error))
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    return Response(service.metrics.render(), headers={"content-type": METRICS_TYPE})
+
+
+async def get_version(service: Service, request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+async def abort(service: Service, request: Request) -> Response:
+    """{"rid": id} stops one request (a response's id, with or without its prefix); {"abort_all": true} stops all.
+
+    Answers {"aborted": how many completions}; an id that is not known, or already finished, is not an error: 0.
+    """
+    body = decode(await read_body(request, service.config.max_body_bytes), abort_decoder)
+    if body.abort_all:
+        return json_response({"aborted": service.abort_all()})
+    if body.rid is None:
+        raise RequestError("rid is required", param="rid", code="missing_field")
+    aborted = service.abort(body.rid)
+    for prefix in ID_PREFIXES:
+        if not aborted and body.rid.startswith(prefix):
+            aborted = service.abort(body.rid.removeprefix(prefix))
+    return json_response({"aborted": aborted})
+
+
+async def flush_cache(service: Service, request: Request) -> Response:
+    """Drops what no running request uses from the prefix cache. 409 if the scheduler will not."""
+    reply = await asyncio.to_thread(service.client.control, "flush_cache")
+    if not reply.ok:
+        raise RequestError(reply.message or "the cache was not flushed", code="not_flushed", status=409)
+    return json_response({"status": "ok", "message": reply.message})

@@ -1,0 +1,78 @@
+"""Prompts as /v1/completions and /generate take them: text or token ids, one or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from radixrt.engine.client import expand_n
+from radixrt.errors import RequestError
+from radixrt.messages import EngineReady, GenerateReq, pack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.server.protocol import MAX_CHOICES, MAX_PROMPTS
+
+Prompt = str | list[int]
+
+
+def split_prompts(given: Any, param: str) -> list[Prompt]:
+    """A list of prompts from str | [str] | [int] | [[int]]."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError(f"{param} must not be empty", param=param)
+    if isinstance(given[0], int):
+        _check_all(given, int, param)
+        return [given]
+    _check_all(given, type(given[0]), param)
+    if len(given) > MAX_PROMPTS:
+        raise RequestError(f"{param} holds {len(given)} prompts; at most {MAX_PROMPTS} are allowed", param=param)
+    for i, prompt in enumerate(given):
+        if isinstance(prompt, list) and not prompt:
+            raise RequestError(f"{param}[{i}] must not be empty", param=f"{param}[{i}]")
+    return list(given)
+
+
+def _check_all(items: Sequence[Any], kind: type, param: str) -> None:
+    for i, item in enumerate(items):
+        if type(item) is not kind:
+            raise RequestError(
+                f"{param} must hold only strings, only token ids, or only lists of token ids", param=f"{param}[{i}]"
+            )
+
+
+def check_ids(ids: list[int], param: str, info: EngineReady) -> None:
+    """Refuse ids that are not in the vocabulary, and a prompt that cannot be served, before anything is sent."""
+    if len(ids) > info.max_input_tokens:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens; at most {info.max_input_tokens} can be served",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if min(ids) < 0 or max(ids) >= info.vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < info.vocab_size)
+        raise RequestError(
+            f"{param} holds {str(wrong)[:40]}, which is not a token id below {info.vocab_size} (the vocabulary)",
+            param=param,
+        )
+
+
+def make_requests(
+    prompts: list[Prompt], param: str, sampling: SamplingParams, info: EngineReady, options: dict[str, Any]
+) -> list[GenerateReq]:
+    """One request for each completion: prompt-major, so that completion j of prompt i has index i * n + j."""
+    if len(prompts) * sampling.n > MAX_CHOICES:
+        raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} completions", param="n")
+    requests: list[GenerateReq] = []
+    for i, prompt in enumerate(prompts):
+        request = GenerateReq(sampling=sampling, **options)
+        if len(prompts) > 1:
+            request = msgspec.structs.replace(request, rid=f"{options['rid']}-p{i}")
+        if isinstance(prompt, str):
+            request = msgspec.structs.replace(request, prompt=prompt)
+        else:
+            check_ids(prompt, param, info)
+            request = msgspec.structs.replace(request, input_ids=pack_i32(prompt))
+        requests += expand_n(request)
+    return requests

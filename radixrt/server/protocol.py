@@ -1,0 +1,243 @@
+"""What clients may send: one msgspec Struct for each generating route, and what they have in common.
+
+Unknown fields are ignored, null means "not given", and numbers are bounded by `SamplingParams.validate` or here. Fields
+of `Unsupported` are known and not served: they are refused by name, never silently ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from radixrt.engine.client import new_rid
+from radixrt.errors import RequestError
+from radixrt.sampling_params import SamplingParams
+
+MAX_RID_CHARS = 96
+MAX_SALT_CHARS = 256
+MAX_MESSAGES = 4_096
+MAX_PROMPTS = 256
+MAX_CHOICES = 1_024
+MAX_PRIORITY = 2**31 - 1
+MAX_TIMEOUT_S = 86_400.0
+MAX_TOP_LOGPROBS = 20
+COMPLETION_MAX_TOKENS = 16
+
+
+class Unsupported(msgspec.Struct, kw_only=True):
+    """Fields that other servers serve and this one does not."""
+
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    grammar: Any = None
+    structural_tag: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    prompt_embeds: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    lora_path: Any = None
+    custom_logit_processor: Any = None
+    logits_processors: Any = None
+    use_beam_search: Any = None
+
+
+class SamplingFields(Unsupported, kw_only=True):
+    """Fields that become `SamplingParams` fields of the same name; None is that class's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    n: int | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+UNSUPPORTED = Unsupported.__struct_fields__
+SAMPLING_FIELDS = tuple(name for name in SamplingFields.__struct_fields__ if name not in UNSUPPORTED)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: str
+
+
+class OpenAIFields(SamplingFields, kw_only=True):
+    """What the two OpenAI routes share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    max_tokens: int | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+
+class ChatRequest(OpenAIFields, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionRequest(OpenAIFields, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class NativeSampling(SamplingFields, kw_only=True):
+    """`sampling_params` of /generate: `SamplingParams` by its own names; max_new_tokens is max_tokens' other name."""
+
+    max_tokens: int | None = None
+    max_new_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class NativeRequest(Unsupported, kw_only=True):
+    """POST /generate; see `radixrt.server.native`."""
+
+    model: str | None = None
+    stream: bool | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: NativeSampling | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: int | None = None
+    logprob_start_len: int | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """POST /abort: one request by its id, or all that this server is answering."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+
+
+chat_decoder = msgspec.json.Decoder(ChatRequest)
+completion_decoder = msgspec.json.Decoder(CompletionRequest)
+native_decoder = msgspec.json.Decoder(NativeRequest)
+abort_decoder = msgspec.json.Decoder(AbortRequest)
+
+
+def refuse(name: str, what: str | None = None) -> RequestError:
+    return RequestError(f"{what or name} is not supported yet", param=name, code="unsupported_parameter")
+
+
+def check_supported(request: Unsupported) -> None:
+    """Refuse a request that uses a field of `Unsupported`; null, false and [] are not using it."""
+    for name in UNSUPPORTED:
+        value = getattr(request, name)
+        if value is not None and value is not False and value != []:
+            raise refuse(name)
+
+
+def build_sampling(request: SamplingFields, vocab_size: int | None, **chosen: Any) -> SamplingParams:
+    """The request's SamplingParams, within all bounds.
+
+    Args:
+        chosen: values of fields that each route decides in its own way (max_tokens, logprobs, prompt_logprobs).
+
+    Raises:
+        RequestError: a field out of bounds, or one that is not supported.
+    """
+    check_supported(request)
+    for name in SAMPLING_FIELDS:
+        value = getattr(request, name)
+        if value is not None:
+            chosen[name] = value
+    return SamplingParams(**chosen).validate(vocab_size)
+
+
+def check_format(response_format: ResponseFormat | None) -> None:
+    if response_format is not None and response_format.type != "text":
+        raise refuse("response_format", f"response_format of type {response_format.type[:40]!r}")
+
+
+def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:
+    """Whether a usage chunk is wanted."""
+    if options is not None and not stream:
+        raise RequestError("stream_options is only allowed with stream", param="stream_options")
+    return options is not None and bool(options.include_usage)
+
+
+def routing_options(request: OpenAIFields | NativeRequest) -> dict[str, Any]:
+    """GenerateReq's fields that say how to serve it, checked; `rid` is made up when none was sent."""
+    rid = request.rid
+    if rid is None:
+        rid = new_rid()
+    elif not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
+        raise RequestError(f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters", param="rid")
+    priority = request.priority or 0
+    if abs(priority) > MAX_PRIORITY:
+        raise RequestError(f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}", param="priority")
+    salt = request.cache_salt or ""
+    if len(salt) > MAX_SALT_CHARS:
+        raise RequestError(f"cache_salt must have at most {MAX_SALT_CHARS} characters", param="cache_salt")
+    timeout = request.timeout
+    if timeout is not None and not 0.0 < timeout <= MAX_TIMEOUT_S:
+        raise RequestError(f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
+    return {
+        "rid": rid,
+        "priority": priority,
+        "cache_salt": salt,
+        "timeout_s": timeout,
+        "stream": bool(request.stream),
+    }

@@ -1,0 +1,158 @@
+"""`serve`: uvicorn around the application, with a shutdown that lets running requests end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from radixrt.config import ServerConfig
+from radixrt.engine.client import EngineClient
+from radixrt.errors import ConfigError, RequestError
+from radixrt.server.app import create_app
+from radixrt.server.errors import error_body
+from radixrt.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers together; uvicorn itself would buffer any amount."""
+
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+ABORT_S = 2.0
+"""Time that aborted requests have to tell their clients so."""
+
+
+def serve(
+    client: EngineClient, config: ServerConfig, model_name: str, on_ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, then return. Runs its own event loop; call it in the main thread.
+
+    On the first signal `/health` and new requests answer 503, running ones have `config.grace_s` to end and are aborted
+    after it. A Ctrl-C after the first signal ends everything at once.
+
+    Args:
+        on_ready: called with the server's URL once it accepts connections (the port is the real one, if it was 0).
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    listener = _listen(config.host, config.port)
+    app = create_app(client, config, model_name)
+    uvicorn_config = uvicorn.Config(
+        app,
+        http=LimitedHttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=config.log_level,
+        proxy_headers=False,
+        access_log=config.log_level == "debug",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=3,
+        backlog=BACKLOG,
+        server_header=False,
+    )
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    try:
+        DrainingServer(uvicorn_config, app.state.service, on_ready and (lambda: on_ready(url))).run([listener])
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"cannot listen on {host} port {port}: {why}; choose another --port") from None
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, except that the first signal starts a drain and the listener stays open during it.
+
+    The signals are not raised again afterwards: the caller has more processes to end.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._service = service
+        self._on_ready = on_ready
+        self._grace_ends: float | None = None
+        self._aborted = False
+        self._cut_off = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        client = self._service.client
+        if self._grace_ends is None:
+            client.draining = True
+            self._grace_ends = time.monotonic() + self._service.config.grace_s
+        elif sig == signal.SIGINT:
+            self._cut_off = self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._cut_off:
+            # Every request that is still open sees its client leave, which ends it in the usual way.
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+        await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called every 0.1 s by uvicorn's main loop, which ends when this returns True."""
+        if self._grace_ends is not None and not self.should_exit:
+            now = time.monotonic()
+            if not self.server_state.tasks:
+                self.should_exit = True
+            elif now > self._grace_ends + ABORT_S:
+                self._cut_off = self.should_exit = True
+            elif now > self._grace_ends and not self._aborted:
+                self._aborted = True
+                logger.warning("aborting %d requests that did not end in time", self._service.abort_all())
+        return await super().on_tick(counter)
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP parser with a bound on the size of a request's head."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._in_head = True
+        self._head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's headers are too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is not HTTP, or too large to be: no application answers, but the error has the usual shape."""
+        body = msgspec.json.encode(error_body(RequestError(msg)))
+        head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_complete()

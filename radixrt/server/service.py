@@ -1,0 +1,197 @@
+"""`Service`: what the routes share. Admits requests, merges their streams, knows which are open, measures them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import cast
+
+from radixrt.config import ServerConfig
+from radixrt.engine.client import EngineClient, raise_for_error
+from radixrt.errors import RequestError
+from radixrt.messages import FINISH_ABORT, EngineReady, Finish, GenerateReq, TextDelta, Timings, TokenLogprob, Usage
+from radixrt.server.errors import model_not_found
+from radixrt.server.metrics import Metrics
+
+PROMPT_FIELDS = ("prompt", "input_ids", "messages")
+"""What the engine calls a prompt; each route has its own name for it."""
+
+Deltas = AsyncGenerator[tuple[int, TextDelta], None]
+"""Deltas of several requests as they come, each with its request's index."""
+
+
+@dataclass(slots=True)
+class Output:
+    """One whole completion, gathered from its deltas."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: bytearray = field(default_factory=bytearray)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish = field(default_factory=lambda: Finish("abort"))
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: TextDelta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        if delta.logprobs:
+            self.logprobs += delta.logprobs
+        if delta.prompt_logprobs:
+            self.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish is not None:
+            self.finish = delta.finish
+            self.usage = delta.usage or self.usage
+            self.timings = delta.timings or self.timings
+
+
+class Service:
+    """See the module's docstring.
+
+    Attributes:
+        created: when this server started, in seconds since 1970.
+        open_groups: for each id that a client may abort, the engine's ids behind it.
+    """
+
+    def __init__(self, client: EngineClient, config: ServerConfig, model_name: str) -> None:
+        self.client = client
+        self.config = config
+        self.model_name = model_name
+        self.metrics = Metrics(client)
+        self.created = int(time.time())
+        self.open_groups: dict[str, list[str]] = {}
+
+    # --- admission ---
+
+    def unavailable(self) -> str | None:
+        """Why nothing can be generated at the moment, or None."""
+        if self.client.failure is not None:
+            return self.client.failure
+        if self.client.draining:
+            return "the server is shutting down"
+        if not self.client.ready.is_set():
+            return "the engine is starting"
+        return None
+
+    def admit(self, model: str | None) -> EngineReady:
+        """What the engine is, if it can serve requests for this model.
+
+        Raises:
+            RequestError: 503 when nothing can be served, 404 for another model.
+        """
+        reason = self.unavailable()
+        info = self.client.info
+        if reason is not None or info is None:
+            raise RequestError(reason or "the engine is starting", code="unavailable", status=503)
+        if model is not None and not self.is_served(model):
+            raise model_not_found(model, self.model_name)
+        return info
+
+    def is_served(self, model: str) -> bool:
+        """The served name and the model's own name or path are both good."""
+        info = self.client.info
+        return model == self.model_name or (info is not None and model == info.model)
+
+    # --- generating ---
+
+    async def generate(self, group: str, requests: Sequence[GenerateReq], prompt_param: str) -> Deltas:
+        """Run the requests together; yields their deltas with each one's index, as they come, until all have finished.
+
+        Closing the generator, or leaving it with an exception, aborts what has not finished.
+
+        Args:
+            group: the id under which a client may abort them all.
+            prompt_param: the route's name for the prompt, which errors about it name.
+
+        Raises:
+            RequestError: the engine refuses a request or ends it with an error; all of them end then.
+        """
+        if group in self.open_groups:
+            raise RequestError(f"request id {group!r} is in use", param="rid")
+        self.open_groups[group] = [request.rid for request in requests]
+        started = time.perf_counter()
+        first_at: dict[int, float] = {}
+        unfinished = len(requests)
+        try:
+            async with aclosing(self._merge(requests)) as deltas:
+                async for index, delta in deltas:
+                    if index not in first_at:
+                        first_at[index] = time.perf_counter()
+                    if delta.finish is not None:
+                        self.metrics.observe(delta, started, first_at[index] if requests[index].stream else None)
+                        self._check_finish(delta.finish, prompt_param)
+                        unfinished -= 1
+                    yield index, delta
+                    if not unfinished:
+                        break
+        finally:
+            del self.open_groups[group]
+
+    def _check_finish(self, finish: Finish, prompt_param: str) -> None:
+        try:
+            raise_for_error(finish)
+        except RequestError as error:
+            if error.param in PROMPT_FIELDS:
+                error.param = prompt_param
+            raise
+        if finish.reason == FINISH_ABORT and self.client.draining:
+            raise RequestError("the server shut down before the request ended", code="shutting_down", status=503)
+
+    async def _merge(self, requests: Sequence[GenerateReq]) -> Deltas:
+        if len(requests) == 1:
+            only = cast(AsyncGenerator[TextDelta, None], self.client.astream(requests[0]))
+            async with aclosing(only):
+                async for delta in only:
+                    yield 0, delta
+            return
+        merged: asyncio.Queue[tuple[int, TextDelta]] = asyncio.Queue()
+        begun: set[str] = set()
+        sent: list[str] = []
+        pumps: list[asyncio.Task[None]] = []
+
+        async def pump(index: int, rid: str, stream: AsyncIterator[TextDelta]) -> None:
+            begun.add(rid)
+            async for delta in stream:
+                merged.put_nowait((index, delta))
+
+        try:
+            for index, request in enumerate(requests):
+                stream = self.client.astream(request)
+                sent.append(request.rid)
+                pumps.append(asyncio.create_task(pump(index, request.rid, stream)))
+            while True:
+                yield await merged.get()
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for rid in sent:
+                if rid not in begun:  # its iterator has not started, so cancelling it has not aborted the request
+                    self.client.abort(rid)
+
+    async def collect(self, group: str, requests: Sequence[GenerateReq], prompt_param: str) -> list[Output]:
+        """`generate` to the end: one Output for each request."""
+        outputs = [Output() for _ in requests]
+        async with aclosing(self.generate(group, requests, prompt_param)) as deltas:
+            async for index, delta in deltas:
+                outputs[index].add(delta)
+        return outputs
+
+    # --- ending ---
+
+    def abort(self, rid: str) -> int:
+        """Stop an open group; returns how many of the engine's requests it has, 0 if it is not open."""
+        rids = self.open_groups.get(rid, [])
+        for each in rids:
+            self.client.abort(each)
+        return len(rids)
+
+    def abort_all(self) -> int:
+        return sum(self.abort(group) for group in list(self.open_groups))

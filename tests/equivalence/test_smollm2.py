@@ -1,0 +1,64 @@
+"""The same on the real embedded model, SmolLM2-135M-Instruct, through real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import radixrt
+from radixrt.config import make_config
+from radixrt.engine.settings import resolve_settings
+from tests.equivalence.reference import greedy
+
+QUESTIONS = ["What is the capital of France?", "Name a colour.", "Count to five.", "Who wrote Hamlet?"]
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(cache_folder: Path) -> Path:
+    return Path(resolve_settings(make_config(dtype="float32"), show_progress=False).folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> list[list[int]]:
+    from radixrt.tokenizer.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(folder)
+    chats = [
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
+        for q in QUESTIONS
+    ]
+    texts = [*chats, "Once upon a time", "def fibonacci(n):\n", "The list of planets: Mercury, Venus,", chats[0] * 3]
+    return [tokenizer.encode(t, add_special_tokens=False) for t in texts]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_inflight_steps": 2},
+        {"max_inflight_steps": 1, "chunked_prefill_size": 16, "page_size": 16},
+        {"prefix_cache": False, "attention_backend": "torch_native"},
+        {"kv_cache_tokens": 320, "schedule_conservativeness": 0.0},
+    ],
+    ids=["default", "small-chunks-and-pages", "plain", "retracting"],
+)
+def test_greedy_equals_transformers(options: dict, folder: Path, prompts: list[list[int]]) -> None:  # type: ignore[type-arg]
+    params = {"temperature": 0, "max_tokens": NUM_TOKENS, "min_tokens": NUM_TOKENS}
+    with radixrt.Engine(dtype="float32", show_progress=False, **{"kv_cache_tokens": 4096, **options}) as engine:
+        cold = engine.generate(prompts, params)
+        warm = engine.generate(prompts, params)
+        engine.check_invariants()
+    for ids, first, second in zip(prompts, cold, warm, strict=True):
+        expected = greedy(folder, ids, NUM_TOKENS)
+        assert first.token_ids == expected
+        assert second.token_ids == expected
+
+
+def test_the_embedded_model_knows_paris() -> None:
+    with radixrt.Engine(dtype="float32", kv_cache_tokens=2048, executor="uni", show_progress=False) as engine:
+        chat = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\n"
+        answer = engine.generate(chat, {"temperature": 0, "max_tokens": 32})
+    assert answer.text == "The capital of France is Paris."
+    assert answer.finish_reason == "stop"

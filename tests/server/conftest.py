@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from radixrt.config import ServerConfig
+from radixrt.server import create_app
+from tests.server.fake_engine import MODEL, FakeEngine
+from tests.server.helpers import Caller
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    fake = FakeEngine()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def caller(engine: FakeEngine) -> Caller:
+    return Caller(engine)
+
+
+@pytest.fixture
+def live(engine: FakeEngine) -> Iterator[str]:
+    """The application behind a real uvicorn on a real port; yields the base URL."""
+    app = create_app(engine.client, ServerConfig(), MODEL)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    engine.wait_for(lambda: server.started)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)

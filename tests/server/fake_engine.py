@@ -1,0 +1,196 @@
+"""A scripted engine behind a real `EngineClient`: an outbox whose thread answers requests through `client.dispatch`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from radixrt.engine.client import EngineClient
+from radixrt.messages import (
+    AbortReq,
+    ControlReply,
+    ControlReq,
+    EngineReady,
+    Finish,
+    FinishError,
+    GenerateReq,
+    SchedulerStats,
+    TextBatch,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    ToMain,
+    ToTokenizer,
+    Usage,
+    pack_i32,
+)
+
+MODEL = "fake"
+VOCAB = 1000
+MAX_INPUT = 512
+
+Script = Callable[[GenerateReq], Iterable[TextDelta | float]]
+"""Deltas to send, and seconds to wait in between."""
+
+
+def info() -> EngineReady:
+    return EngineReady(
+        model="/models/fake",
+        vocab_size=VOCAB,
+        context_length=MAX_INPUT + 8,
+        max_input_tokens=MAX_INPUT,
+        num_slots=4096,
+        max_running_requests=8,
+        device="cpu",
+        dtype="float32",
+        has_chat_template=True,
+    )
+
+
+def stats() -> SchedulerStats:
+    return SchedulerStats(
+        waiting=3,
+        running=2,
+        slots_total=100,
+        slots_free=50,
+        slots_evictable=30,
+        slots_protected=15,
+        prompt_tokens=1000,
+        cached_tokens=400,
+        generated_tokens=77,
+        evicted_tokens=5,
+        retractions=1,
+        finished=9,
+        extend_steps=11,
+        decode_steps=22,
+        schedule_s=0.5,
+        runner_s=1.5,
+        commit_s=0.25,
+    )
+
+
+def token(word: str, logprob: float | None, k: int) -> TokenLogprob:
+    top = [TokenLogprob(7 + j, f"alt{j}", b"alt%d" % j, (logprob or 0.0) - 0.5 * j) for j in range(k)]
+    return TokenLogprob(len(word), word, word.encode(), logprob, top if logprob is not None else [])
+
+
+def error_delta(
+    request: GenerateReq, message: str, status: int, code: str | None = None, param: str | None = None
+) -> TextDelta:
+    return TextDelta(request.rid, finish=Finish("error", error=FinishError(message, param, code, status)))
+
+
+def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterable[TextDelta | float]:
+    """The words, one token each, as a stream or all at once; with the log-probabilities that were asked for."""
+    sampling = request.sampling
+    limit = len(words) if sampling.max_tokens is None else min(sampling.max_tokens, len(words))
+    reason = "stop" if limit == len(words) and sampling.max_tokens != limit else "length"
+    words = words[:limit]
+    prompt_rows = None
+    if sampling.prompt_logprobs is not None:
+        prompt = (request.prompt or "<9>").split(" ")
+        prompt_rows = [
+            token(word if i == 0 else " " + word, None if i == 0 else -0.5, sampling.prompt_logprobs)
+            for i, word in enumerate(prompt)
+        ]
+    rows = None
+    if sampling.logprobs is not None:
+        rows = [token(word, float("-inf") if word == "impossible" else -1.0, sampling.logprobs) for word in words]
+    last: Any = {
+        "finish": Finish(reason, matched="END" if reason == "stop" else None),
+        "usage": Usage(prompt_tokens=10, completion_tokens=len(words), cached_tokens=4),
+        "timings": Timings(0.01, 0.02, 0.03, 1),
+    }
+    ids = [len(word) for word in words]
+    prompt_ids = pack_i32(range(10))
+    if not request.stream or not words:
+        yield TextDelta(
+            request.rid, "".join(words), pack_i32(ids), logprobs=rows, prompt_logprobs=prompt_rows,
+            prompt_ids=prompt_ids, **last,
+        )  # fmt: skip
+        return
+    for i, word in enumerate(words):
+        if pause:
+            yield pause
+        yield TextDelta(
+            request.rid,
+            word,
+            pack_i32([ids[i]]),
+            logprobs=None if rows is None else [rows[i]],
+            prompt_logprobs=prompt_rows if i == 0 else None,
+            prompt_ids=prompt_ids if i == 0 else None,
+            **(last if i == len(words) - 1 else {}),
+        )
+
+
+class FakeEngine:
+    """See the module's docstring.
+
+    Attributes:
+        script: what each request is answered with; set it before sending.
+        requests, aborted: all that came so far.
+    """
+
+    def __init__(self) -> None:
+        self.script: Script = lambda request: speak(request, ["Hello", ",", " world", "!"])
+        self.requests: list[GenerateReq] = []
+        self.aborted: list[str] = []
+        self.control_reply = ControlReply("", ok=True, message="flushed")
+        self._open: set[str] = set()
+        self._inbox: queue.SimpleQueue[ToTokenizer | None] = queue.SimpleQueue()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToMain).decode
+        self.client = EngineClient(self)
+        self.deliver(info())
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    # --- the outbox of the client ---
+
+    def send(self, message: ToTokenizer) -> None:
+        self._inbox.put(message)
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join(5)
+
+    # --- the engine ---
+
+    def deliver(self, message: ToMain) -> None:
+        self.client.dispatch(self._decode(self._encode(message)))
+
+    def _serve(self) -> None:
+        while (message := self._inbox.get()) is not None:
+            if isinstance(message, GenerateReq):
+                self.requests.append(message)
+                self._open.add(message.rid)
+                threading.Thread(target=self._play, args=(message,), daemon=True).start()
+            elif isinstance(message, AbortReq):
+                self.aborted.append(message.rid)
+                if message.rid in self._open:
+                    self._open.discard(message.rid)
+                    self.deliver(TextBatch([TextDelta(message.rid, finish=Finish("abort"), usage=Usage(10, 1, 0))]))
+            elif isinstance(message, ControlReq):
+                self.deliver(msgspec.structs.replace(self.control_reply, id=message.id))
+
+    def _play(self, request: GenerateReq) -> None:
+        for item in self.script(request):
+            if isinstance(item, float):
+                time.sleep(item)
+                continue
+            if request.rid not in self._open:
+                return
+            if item.finish is not None:
+                self._open.discard(request.rid)
+            self.deliver(TextBatch([item]))
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "condition not met in time"
+            time.sleep(0.005)

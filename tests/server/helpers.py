@@ -1,0 +1,110 @@
+"""What the server's tests share: calling the application in-process, and reading its streams and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from radixrt.config import ServerConfig
+from radixrt.server import create_app
+from tests.server.fake_engine import MODEL, FakeEngine
+
+
+class Caller:
+    """Calls the application in-process, without sockets."""
+
+    def __init__(self, engine: FakeEngine, config: ServerConfig | None = None) -> None:
+        self.engine = engine
+        self.app = create_app(engine.client, config or ServerConfig(), MODEL)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def go() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=10) as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(go())
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, json: Any = None, **options: Any) -> httpx.Response:
+        return self.request("POST", path, json=json, **options)
+
+    def chat(self, content: Any = "hi", **fields: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
+
+    def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"prompt": prompt, **fields})
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The stream's JSON events; checks the framing and that [DONE], or an error, ends it."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = response.text.split("\n\n")
+    assert frames.pop() == ""
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    datas = [frame.removeprefix("data: ") for frame in frames]
+    if datas[-1] == "[DONE]":
+        datas.pop()
+    else:
+        assert "error" in json.loads(datas[-1])
+    return [json.loads(data) for data in datas]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> str:
+    """The response is an error of OpenAI's shape with this status; returns its message."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"]
+    assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code, error
+    assert response.headers["x-request-id"]
+    return str(error["message"])
+
+
+def asgi_call(app: Any, path: str, body: Any, leave: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """POST to the application as a client that disconnects as soon as `leave(messages sent so far)`."""
+
+    async def go() -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        given = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal given
+            if not given:
+                given = True
+                return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+            while not leave(sent):
+                await asyncio.sleep(0.002)
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "scheme": "http",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+        await asyncio.wait_for(app(scope, receive, send), 10)
+        return sent
+
+    return asyncio.run(go())

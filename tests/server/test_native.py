@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+
+from radixrt.messages import unpack_i32
+from tests.server.helpers import Caller, check_error, events
+
+
+def test_answer(caller: Caller) -> None:
+    answer = caller.post("/generate", {"text": "hi", "rid": "r"}).json()
+    assert answer == {
+        "text": "Hello, world!",
+        "output_ids": [5, 1, 6, 1],
+        "index": 0,
+        "meta_info": {
+            "id": "r",
+            "finish_reason": {"type": "stop", "matched": "END"},
+            "prompt_tokens": 10,
+            "completion_tokens": 4,
+            "cached_tokens": 4,
+            "queue_s": 0.01,
+            "prefill_s": 0.02,
+            "decode_s": 0.03,
+            "retractions": 1,
+        },
+    }
+
+
+def test_input_ids_and_sampling_params(caller: Caller) -> None:
+    params = {"max_new_tokens": 2, "temperature": 0, "stop": ["x"], "logit_bias": {"1": 1.5}}
+    answer = caller.post("/generate", {"input_ids": [1, 2, 3], "sampling_params": params}).json()
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "matched": None}
+    (request,) = caller.engine.requests
+    assert request.input_ids is not None
+    assert unpack_i32(request.input_ids).tolist() == [1, 2, 3]
+    assert request.sampling.max_tokens == 2
+    assert request.sampling.is_greedy
+    assert request.sampling.logit_bias == {1: 1.5}
+
+
+def test_batches_answer_with_lists(caller: Caller) -> None:
+    assert isinstance(caller.post("/generate", {"text": "a"}).json(), dict)
+    assert len(caller.post("/generate", {"text": ["a"]}).json()) == 1
+    assert len(caller.post("/generate", {"input_ids": [[1], [2]]}).json()) == 2
+    several = caller.post("/generate", {"text": ["a", "b"], "sampling_params": {"n": 2}, "rid": "r"}).json()
+    assert [(a["index"], a["meta_info"]["id"]) for a in several] == [
+        (0, "r-p0-0"),
+        (1, "r-p0-1"),
+        (2, "r-p1-0"),
+        (3, "r-p1-1"),
+    ]
+
+
+def test_logprobs(caller: Caller) -> None:
+    body = {"text": "say hi", "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}
+    meta = caller.post("/generate", body).json()["meta_info"]
+    assert meta["output_token_logprobs"][0] == [-1.0, 5, "Hello"]
+    assert meta["output_top_logprobs"][0] == [[-1.0, 7, "alt0"], [-1.5, 8, "alt1"]]
+    assert meta["input_token_logprobs"] == [[None, 3, "say"], [-0.5, 3, " hi"]]
+    assert meta["input_top_logprobs"][0] == []
+    sampling = {"logprobs": 1, "prompt_logprobs": 0}
+    same = caller.post("/generate", {"text": "say hi", "sampling_params": sampling}).json()["meta_info"]
+    assert len(same["output_top_logprobs"][0]) == 1
+    assert "input_token_logprobs" in same
+
+
+def test_prompt_logprobs_start_where_asked(caller: Caller) -> None:
+    body = {"text": "a b c", "return_logprob": True, "logprob_start_len": 1}
+    meta = caller.post("/generate", body).json()["meta_info"]
+    assert [row[2] for row in meta["input_token_logprobs"]] == [" b", " c"]
+
+
+def test_stream_sends_only_what_is_new(caller: Caller) -> None:
+    parts = events(caller.post("/generate", {"text": "hi", "stream": True, "sampling_params": {"logprobs": 0}}))
+    assert [p["text"] for p in parts] == ["Hello", ",", " world", "!"]
+    assert [p["output_ids"] for p in parts] == [[5], [1], [6], [1]]
+    assert [p["meta_info"]["finish_reason"] for p in parts[:-1]] == [None] * 3
+    assert [p["meta_info"]["output_token_logprobs"][0][2] for p in parts] == ["Hello", ",", " world", "!"]
+    assert parts[-1]["meta_info"]["completion_tokens"] == 4
+
+
+def test_aborted_request_says_so(caller: Caller) -> None:
+    caller.engine.script = lambda request: caller.engine.client.abort(request.rid) or [60.0]
+    meta = caller.post("/generate", {"text": "hi"}).json()["meta_info"]
+    assert meta["finish_reason"]["type"] == "abort"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": []}, "text"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": ["a"]}, "input_ids[0]"),
+        ({"input_ids": [1000]}, "input_ids"),
+        ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"text": "a", "sampling_params": {"temperature": "x"}}, "sampling_params.temperature"),
+        ({"text": "a", "sampling_params": {"regex": "x"}}, "sampling_params.regex"),
+        ({"text": "a", "sampling_params": {"n": 5_000_000}}, "sampling_params.n"),
+        ({"text": "a", "sampling_params": [{}]}, "sampling_params"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**9}, "top_logprobs_num"),
+        ({"text": "a", "sampling_params": {"logprobs": 10**9}}, "sampling_params.logprobs"),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "rid": ["x"]}, "rid"),
+    ],
+)
+def test_refusals_name_the_field(caller: Caller, body: dict, param: str) -> None:
+    check_error(caller.post("/generate", body), 400, param)
+    assert not caller.engine.requests

@@ -1,0 +1,163 @@
+"""`serve` in a process of its own: drain on SIGTERM and Ctrl-C, and what is not HTTP."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from radixrt.config import ServerConfig
+from radixrt.errors import ConfigError
+from radixrt.server import serve
+from tests.server.fake_engine import MODEL, FakeEngine
+from tests.server.helpers import check_error, events
+
+ROOT = Path(__file__).parents[2]
+
+
+class Served:
+    def __init__(self, grace_s: float) -> None:
+        command = [sys.executable, "-m", "tests.server.serve_fake", str(grace_s)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.answers: list[httpx.Response] = []
+
+    def start_stream(self, words: int) -> threading.Thread:
+        """Ask for a stream that takes words * 50 ms; returns when its first word is there."""
+        begun = threading.Event()
+
+        def ask() -> None:
+            body = {"prompt": "x", "max_tokens": words, "stream": True}
+            lines = []
+            with (
+                suppress(httpx.RemoteProtocolError),  # cut off in the middle: no answer
+                httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=30) as response,
+            ):
+                for line in response.iter_lines():
+                    begun.set()
+                    lines.append(line + "\n")
+                self.answers.append(httpx.Response(200, text="".join(lines), headers=response.headers))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert begun.wait(20)
+        return thread
+
+    def end(self, timeout_s: float = 20) -> str:
+        out, err = self.process.communicate(timeout=timeout_s)
+        assert self.process.returncode == 0, err
+        return out
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[float], Served]]:
+    started: list[Served] = []
+
+    def launch(grace_s: float) -> Served:
+        started.append(Served(grace_s))
+        return started[-1]
+
+    yield launch
+    for served in started:
+        served.process.kill()
+        served.process.communicate()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_running_requests_end_and_new_ones_are_refused(start: Callable[[float], Served], sig: int) -> None:
+    served = start(30)
+    stream = served.start_stream(40)
+    served.process.send_signal(sig)
+    while httpx.get(f"{served.url}/health").status_code == 200:
+        time.sleep(0.02)
+    check_error(httpx.get(f"{served.url}/health"), 503)
+    check_error(httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}), 503)
+    stream.join(20)
+    (answer,) = served.answers
+    assert len(events(answer)) == 40
+    assert served.end() == "ended, 0 aborted, 0 open\n"
+
+
+def test_idle_server_ends_at_once(start: Callable[[float], Served]) -> None:
+    served = start(30)
+    with httpx.Client() as client:  # a connection that is kept alive is no reason to wait
+        client.get(f"{served.url}/health")
+        began = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        served.end()
+    assert time.monotonic() - began < 3
+
+
+def test_what_does_not_end_in_time_is_aborted_with_an_error(start: Callable[[float], Served]) -> None:
+    served = start(0.5)
+    stream = served.start_stream(10_000)
+    began = time.monotonic()
+    served.process.send_signal(signal.SIGTERM)
+    stream.join(20)
+    assert served.end() == "ended, 1 aborted, 0 open\n"
+    assert 0.4 < time.monotonic() - began < 5
+    (answer,) = served.answers
+    assert events(answer)[-1]["error"]["code"] == "shutting_down"
+
+
+def test_second_ctrl_c_ends_at_once(start: Callable[[float], Served]) -> None:
+    served = start(600)
+    stream = served.start_stream(300)
+    served.process.send_signal(signal.SIGINT)
+    while httpx.get(f"{served.url}/health").status_code == 200:
+        time.sleep(0.02)
+    served.process.send_signal(signal.SIGTERM)  # a second SIGTERM changes nothing
+    time.sleep(0.3)
+    assert served.process.poll() is None
+    began = time.monotonic()
+    served.process.send_signal(signal.SIGINT)
+    assert "ended" in served.end()
+    assert time.monotonic() - began < 3
+    stream.join(20)
+    assert not served.answers
+
+
+def test_port_in_use_is_a_config_error(engine: FakeEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            serve(engine.client, ServerConfig(port=port), MODEL)
+    with pytest.raises(ConfigError, match=r"no\.such\.host"):
+        serve(engine.client, ServerConfig(host="no.such.host.invalid", port=0), MODEL)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 1_000_000,
+        b"GET /" + b"y" * 1_000_000,
+        b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000,
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+    ],
+    ids=["header", "path", "headers", "words", "tls"],
+)
+def test_heads_that_are_too_large_or_not_http_are_refused(start: Callable[[float], Served], head: bytes) -> None:
+    served = start(1)
+    host, port = served.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)))
+    client.settimeout(10)
+    answer = b""
+    try:
+        client.sendall(head)
+        while piece := client.recv(65536):
+            answer += piece
+    except ConnectionError:
+        pass  # it closed while we were still sending
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert httpx.get(f"{served.url}/health").status_code == 200
