@@ -23,7 +23,7 @@ def make_backend(
     auto takes the compiled CPU kernel where it can be had, and says once why not and what would mend it.
     """
     from radixrt.attention.cpu import CpuBackend
-    from radixrt.attention.cpu_build import KernelUnavailable
+    from radixrt.kernels.build import KernelUnavailable
     from radixrt.attention.torch_native import TorchNativeBackend
     from radixrt.errors import ConfigError
 

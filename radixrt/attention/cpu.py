@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cpu_build import load_kernel
+from radixrt.kernels.build import load_kernels
 from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.kv_cache import KVCache
 from radixrt.messages import Int32Array
@@ -28,7 +28,7 @@ class CpuBackend(AttentionBackend):
 
     def __init__(self, kv_cache: KVCache, layers: list[AttentionLayer], cache_dir: Path) -> None:
         self._kv = kv_cache
-        library = load_kernel(cache_dir)
+        library = load_kernels(cache_dir)
         dtype = kv_cache.k[0].dtype
         entries = {torch.bfloat16: "radixrt_attend_bf16", torch.float32: "radixrt_attend_f32"}
         if dtype not in entries:

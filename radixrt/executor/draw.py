@@ -193,10 +193,10 @@ def draw_row(logits: Floats, best: float, u: float, temperature: float, top_k: i
 def _nucleus(weights: Floats, target: float) -> Indices:
     """The ids, ascending, of the fewest heaviest tokens whose weights add up to at least target.
 
-    The light tokens are left out before sorting: most often all below 1e-4 of the target, and where the others do not
-    reach it, those so light that a float32 sum cannot tell whether all of them are there.
+    The light tokens are left out before sorting: most often all below 1e-4 of the target; where the others do not reach
+    it, fewer, down to those so light that a float32 sum cannot tell whether all of them are there.
     """
-    for share in (1e-4, 1e-8 / len(weights)):
+    for share in (1e-4, 1e-6, 1e-8 / len(weights)):
         ids = np.flatnonzero(weights >= np.float32(share * target))
         ranked = np.sort(weights[ids])[::-1].copy()
         cum = _running_sum(ranked)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.executor.sampling_tables import upload
 from radixrt.messages import Int32Array, LogprobColumns, pack_f32, pack_i32
 
 FLOOR = -9999.0
@@ -81,9 +82,9 @@ def prompt_logprobs(
     known = np.flatnonzero(targets >= 0)
     if len(known) == 0:
         return LogprobColumns(b"", b"", b"", k)
-    ids = torch.from_numpy(targets[known].astype(np.int64)).to(hidden.device)
+    ids = upload(targets[known].astype(np.int64), hidden.device)
     if len(known) < len(targets):
-        hidden = hidden.index_select(0, torch.from_numpy(known).to(hidden.device))
+        hidden = hidden.index_select(0, upload(known, hidden.device))
     scored = [
         gather_logprobs(compute_logits(states).log_softmax(-1, dtype=torch.float32), wanted, k)
         for states, wanted in zip(torch.split(hidden, SLICE_ROWS), torch.split(ids, SLICE_ROWS), strict=True)

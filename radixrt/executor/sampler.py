@@ -28,6 +28,7 @@ from radixrt.executor.sampling_tables import (
     TOP_P,
     Index,
     SamplingTables,
+    upload,
 )
 from radixrt.messages import Int32Array, LogprobColumns
 
@@ -155,7 +156,7 @@ class Sampler:
         t = self._tables
         counts = t.counts(idx)
         params = np.stack([t.repetition[idx], t.frequency[idx], t.presence[idx]]).astype(np.float32)
-        repetition, frequency, presence = torch.from_numpy(params).to(logits.device)[:, :, None]
+        repetition, frequency, presence = upload(params, logits.device)[:, :, None]
         if logits.is_cuda:
             _put(logits, rows, _penalised(_take(logits, rows), counts, repetition, frequency, presence))
             return
@@ -168,9 +169,9 @@ class Sampler:
     def _apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
         rows, bits = mask
         data = np.ascontiguousarray(bits, dtype="<u4").view(np.uint8).reshape(-1)
-        index = torch.from_numpy(data).to(logits.device).int()
+        index = upload(data, logits.device).int()
         added = self._mask_bytes.index_select(0, index).view(len(rows), -1)[:, : logits.shape[1]]
-        logits.index_add_(0, torch.from_numpy(rows.astype(np.int64)).to(logits.device), added)
+        logits.index_add_(0, upload(rows.astype(np.int64), logits.device), added)
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs) -> torch.Tensor:
         """int64 [D], a token for each row: logits float32 [D, vocab], best float32 [D]."""
@@ -204,7 +205,7 @@ class Sampler:
         t = self._tables
         k = t.top_k[idx]
         host = np.stack([u, t.temperature[idx], t.top_p[idx], t.min_p[idx], k])
-        where, temperature, top_p, min_p, top_k = torch.from_numpy(host).to(logits.device, non_blocking=True)
+        where, temperature, top_p, min_p, top_k = upload(host, logits.device)
         temperature = temperature.float()
         weights = draw.token_weights(logits, best, temperature)
         some = np.flatnonzero(needs & TOP_K)
@@ -251,16 +252,16 @@ def _take(values: torch.Tensor, rows: Rows) -> torch.Tensor:
     """values[rows] for distinct ascending rows; values itself, not a copy, when those are all of them."""
     if len(rows) == len(values):
         return values
-    return values.index_select(0, torch.from_numpy(rows).to(values.device))
+    return values.index_select(0, upload(rows, values.device))
 
 
 def _put(values: torch.Tensor, rows: Rows, part: torch.Tensor) -> None:
     """values[rows] = part, for rows as in `_take`; nothing to do for what `_take` gave when it is values itself."""
     if len(rows) < len(values):
-        values.index_copy_(0, torch.from_numpy(rows).to(values.device), part)
+        values.index_copy_(0, upload(rows, values.device), part)
     elif part is not values:
         values.copy_(part)
 
 
 def _repeat(rows: Rows, counts: list[int], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.repeat(rows, counts)).to(device)
+    return upload(np.repeat(rows, counts), device)

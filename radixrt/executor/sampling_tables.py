@@ -6,6 +6,8 @@ What an operation reads lies on the device: a row's logit bias and stop ids, and
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,6 +32,12 @@ ONE_OUTPUT = 2
 """A count row holds ONE_OUTPUT for each time a token was generated, plus IN_PROMPT if the prompt holds it."""
 
 Index = npt.NDArray[np.integer]
+
+
+def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array as a tensor on the device, shared on the CPU. To CUDA it goes by pinned memory, so nobody waits."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class SamplingTables:
@@ -59,7 +67,6 @@ class SamplingTables:
         self.seed = np.zeros(n, np.int64)
         self.min_seq_len = np.zeros(n, np.int64)
         self.logprobs = np.full(n, -1, np.int32)
-        self._prompt_logprobs = np.full(n, -1, np.int32)
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stops: dict[int, torch.Tensor] = {}
         self._counts = CountRows(n, vocab_size, self.device)
@@ -82,7 +89,6 @@ class SamplingTables:
         self.seed[i] = row.seed
         self.min_seq_len[i] = row.min_seq_len
         self.logprobs[i] = row.logprobs
-        self._prompt_logprobs[i] = row.prompt_logprobs
         self.needs[i] = (
             DRAW * draws
             | TOP_K * (draws and self.top_k[i] < self.vocab_size)
@@ -96,8 +102,8 @@ class SamplingTables:
         self._bias.pop(i, None)
         self._stops.pop(i, None)
         if len(bias_ids):
-            values = torch.tensor([row.logit_bias[t] for t in bias_ids.tolist()], dtype=torch.float32)
-            self._bias[i] = self._ids(bias_ids), values.to(self.device)
+            values = np.array([row.logit_bias[t] for t in bias_ids.tolist()], np.float32)
+            self._bias[i] = self._ids(bias_ids), upload(values, self.device)
         if self.needs[i] & MIN_LEN:
             self._stops[i] = self._ids(stops)
         if penalised:
@@ -105,10 +111,6 @@ class SamplingTables:
             self._counts.start(i, self._ids(prompt), self._ids(output))
         else:
             self._counts.drop(i)
-
-    def prompt_logprobs(self, idx: int) -> int:
-        """Alternatives per prompt token; 0 also where none were asked for."""
-        return max(int(self._prompt_logprobs[idx]), 0)
 
     def bias(self, idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The row's biased token ids (int64 [m], each once) and what is added to their logits (float32 [m])."""
@@ -131,7 +133,7 @@ class SamplingTables:
         return ids[(ids >= 0) & (ids < self.vocab_size)]
 
     def _ids(self, ids: Int32Array) -> torch.Tensor:
-        return torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        return upload(ids.astype(np.int64), self.device)
 
 
 class CountRows:
@@ -168,11 +170,11 @@ class CountRows:
         return self._rows.index_select(0, self._slots(idx))
 
     def add(self, idx: Index, token_ids: torch.Tensor) -> None:
-        one = torch.full_like(token_ids, ONE_OUTPUT, dtype=torch.int32)
-        self._rows.index_put_((self._slots(idx), token_ids), one, accumulate=True)
+        at = (self._slots(idx), token_ids)
+        self._rows[at] = self._rows[at] + ONE_OUTPUT
 
     def _slots(self, idx: Index) -> torch.Tensor:
-        return torch.from_numpy(self._slot[idx]).to(self._rows.device)
+        return upload(self._slot[idx], self._rows.device)
 
     def _grow(self) -> None:
         old = len(self._rows)

@@ -23,7 +23,7 @@ DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FORMAT_VERSION = 1
 """Of the folders that GGUF files are converted into; raise it when the conversion changes."""
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_WEIGHT_FILES = ["model*.safetensors"]
 SAMPLE_BYTES = 1 << 16
@@ -176,9 +176,11 @@ def _downloaded(hub_id: str, load_format: str, show_progress: bool) -> Path:
         folder = Path(snapshot_download(hub_id, allow_patterns=patterns))
     except RepositoryNotFoundError as error:
         raise ModelLoadError(
-            f"the hub has no model {hub_id!r}, or it is private: log in with `hf auth login`"
+            f"{hub_id!r} is no local folder, and the hub has no such model or it is private (`hf auth login`)"
         ) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelLoadError(f"the model {hub_id!r} cannot be downloaded from the hub: {error}") from error
+        raise ModelLoadError(
+            f"{hub_id!r} is no local folder, and cannot be downloaded from the hub: {error}"
+        ) from error
     _check_folder(folder)
     return folder

@@ -91,7 +91,6 @@ class TransformersModel(nn.Module):
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()
-        check_config(model.config)
         prefix = model.base_model_prefix
         base = getattr(model, prefix, None)
         if not isinstance(base, nn.Module) or base is model:
@@ -125,7 +124,7 @@ class TransformersModel(nn.Module):
             transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            check_config(config)
+            check_config(config, spec.context_length)
             if dummy:
                 model = _random_model(config, dtype, device, seed)
             else:

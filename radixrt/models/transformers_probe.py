@@ -13,7 +13,8 @@ from radixrt.errors import ModelLoadError
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-"""Kinds of rotary embedding that depend on the longest sequence of the step, so on other requests."""
+"""Kinds of rotary embedding that depend on the longest sequence of the step, so on other requests, once one of them is
+longer than the model's original context."""
 
 HARMLESS_KWARGS = {
     "dropout",  # 0 outside of training
@@ -43,8 +44,11 @@ class AttentionCall:
     kwargs: dict[str, Any]
 
 
-def check_config(config: Any) -> None:
+def check_config(config: Any, context_length: int) -> None:
     """Refuse what the configuration alone gives away.
+
+    Args:
+        context_length: longest sequence that will be computed.
 
     Raises:
         ModelLoadError: names the field.
@@ -59,14 +63,19 @@ def check_config(config: Any) -> None:
         raise ModelLoadError(f"{name}: use_bidirectional_attention is not supported")
     if unknown := set(fields.get("layer_types") or []) - LAYER_TYPES:
         raise ModelLoadError(f"{name}: layer_types {', '.join(sorted(unknown))} are not supported")
-    if kinds := _rope_kinds(fields) & BATCH_DEPENDENT_ROPE:
-        raise ModelLoadError(f"{name}: rope_type {', '.join(sorted(kinds))} is not supported")
+    _check_rope(name, fields, context_length)
 
 
-def _rope_kinds(fields: dict[str, Any]) -> set[str]:
-    params = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    nested = [value for value in params.values() if isinstance(value, dict)] or [params]
-    return {str(value.get("rope_type", value.get("type", "default"))) for value in nested}
+def _check_rope(name: str, fields: dict[str, Any], context_length: int) -> None:
+    params = fields.get("rope_parameters") or {}
+    for value in [part for part in params.values() if isinstance(part, dict)] or [params]:
+        kind = value.get("rope_type", "default")
+        original = value.get("original_max_position_embeddings") or fields.get("max_position_embeddings") or 0
+        if kind in BATCH_DEPENDENT_ROPE and context_length > original:
+            raise ModelLoadError(
+                f"{name}: rope_type {kind} is not supported beyond the original {original} tokens; set the context"
+                " length to at most that"
+            )
 
 
 def check_no_other_mixing(model: nn.Module, one: torch.Tensor, other: torch.Tensor) -> None:

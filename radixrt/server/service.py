@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
 
 from radixrt.config import ServerConfig
 from radixrt.engine.client import EngineClient, raise_for_error
@@ -146,7 +145,7 @@ class Service:
 
     async def _merge(self, requests: Sequence[GenerateReq]) -> Deltas:
         if len(requests) == 1:
-            only = cast(AsyncGenerator[TextDelta, None], self.client.astream(requests[0]))
+            only = self.client.astream(requests[0])
             async with aclosing(only):
                 async for delta in only:
                     yield 0, delta

@@ -115,7 +115,7 @@ def splitmix_uniform(seed: int, position: int) -> float:
 def is_knife_edge(x: Vector, p: Params, u: float, margin: float = 1e-5) -> bool:
     """Whether float32 may rightly decide otherwise: a mass near top_p, a weight near min_p, or u near a boundary.
 
-    Exact ties in float64 are not excused where every weight is 1.
+    Where every weight is exactly 0 or 1 there is no such excuse.
     """
     weights = np.exp((x - x.max()) / p.temperature)
     if set(weights.tolist()) <= {0.0, 1.0}:
@@ -123,5 +123,5 @@ def is_knife_edge(x: Vector, p: Params, u: float, margin: float = 1e-5) -> bool:
     ranked = np.sort(weights)[::-1][: p.top_k or None]
     masses = np.cumsum(ranked) / ranked.sum()
     near_p = p.top_p < 1 and bool(np.any(np.abs(masses - p.top_p) < margin))
-    near_min = 0 < p.min_p < 1 and bool(np.any(np.abs(weights - p.min_p) < margin))
+    near_min = p.min_p > 0 and bool(np.any((np.abs(weights - p.min_p) < margin) & (weights != 1)))
     return near_p or near_min or bool(np.any(np.abs(np.cumsum(probabilities(x, p)) - u) < margin))

@@ -21,17 +21,18 @@ from tests.executor.sampling_reference import (
 )
 
 VOCAB = 71  # a multiple of neither 32 nor draw.BLOCK
+both_ways = pytest.mark.parametrize("rowwise", [True, False], ids=["rowwise", "dense"])
 
 
 class Bench:
     """A Sampler with some requests, at req_pool_idx 1 and on."""
 
-    def __init__(self, requests: list[Params], vocab: int = VOCAB) -> None:
+    def __init__(self, requests: list[Params], vocab: int = VOCAB, rowwise: bool | None = None) -> None:
         self.requests = requests
         self.tables = SamplingTables(len(requests) + 1, vocab, "cpu")
         for i, p in enumerate(requests):
             self.tables.write(p.row(i + 1))
-        self.sampler = Sampler(self.tables)
+        self.sampler = Sampler(self.tables, rowwise=rowwise)
 
     def sample(self, logits: np.ndarray, which: list[int] | None = None, mask=None) -> SampleResult:
         """One step of the requests `which`, whose rows of logits these are."""
@@ -68,17 +69,23 @@ params = st.builds(
     prompt=st.lists(tokens, min_size=1, max_size=8),
     output=st.lists(tokens, max_size=6),
 )
-values = st.one_of(
-    st.lists(st.floats(-12, 12, width=32), min_size=VOCAB, max_size=VOCAB),
-    st.lists(st.sampled_from([-4.0, 0.0, 0.5, 3.0, 3.0]), min_size=VOCAB, max_size=VOCAB),  # many ties
-)
+
+
+def make_logits(seed: int, levels: int, scale: float) -> np.ndarray:
+    """float32 [VOCAB] of at most that many different values, 1/64 apart or more."""
+    rng = np.random.default_rng(seed)
+    return rng.choice(np.round(rng.standard_normal(levels) * scale * 64) / 64, VOCAB).astype(np.float32)
+
+
+values = st.builds(make_logits, st.integers(0, 10**6), st.sampled_from([1, 2, 5, 1000]), st.sampled_from([0.5, 3, 12]))
 masks = st.one_of(st.none(), st.lists(tokens, min_size=1, max_size=20))
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(params, values, masks), min_size=1, max_size=6))
-def test_every_row_follows_the_definition(rows):
-    bench = Bench([p for p, _, _ in rows])
+@both_ways
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(params, values, masks), min_size=1, max_size=6))
+def test_every_row_follows_the_definition(rowwise, rows):
+    bench = Bench([p for p, _, _ in rows], rowwise=rowwise)
     logits = np.array([v for _, v, _ in rows], np.float32)
     masked = [i for i, (_, _, ids) in enumerate(rows) if ids is not None]
     allowed = np.zeros((len(rows), VOCAB), bool)
@@ -107,18 +114,13 @@ def test_uniform_is_the_documented_function(seed, position):
     assert u == splitmix_uniform(seed, position)
 
 
-def kept_tokens(logits: np.ndarray, p: Params, draws: int = 2000) -> set[int]:
+def kept_tokens(logits: np.ndarray, p: Params, rowwise: bool, draws: int = 400) -> set[int]:
     """The tokens that turn up among many draws from one distribution."""
-    n = draws // 100
-    bench = Bench([Params(**{**vars(p), "seed": s}) for s in range(100)], len(logits))
-    found: set[int] = set()
-    for _ in range(n):
-        found |= set(bench.sample(np.tile(logits, (100, 1))).token_ids.tolist())
-        for request in bench.requests:
-            request.output.append(0)
-    return found
+    bench = Bench([Params(**{**vars(p), "seed": s}) for s in range(draws)], len(logits), rowwise)
+    return set(bench.sample(np.tile(logits, (draws, 1))).token_ids.tolist())
 
 
+@both_ways
 @pytest.mark.parametrize(
     ("p", "expected"),
     [
@@ -132,37 +134,37 @@ def kept_tokens(logits: np.ndarray, p: Params, draws: int = 2000) -> set[int]:
         (Params(temperature=1e-9), {4, 5, 6, 7}),
     ],
 )
-def test_ties_go_to_the_lowest_ids(p, expected):
+def test_ties_go_to_the_lowest_ids(p, expected, rowwise):
     logits = np.full(2000, -300.0, np.float32)
     logits[4:8] = 5.0
-    assert kept_tokens(logits, p) == expected
+    assert kept_tokens(logits, p, rowwise) == expected
 
 
 @pytest.mark.parametrize("vocab", [1000, 1024, 5000])
 @pytest.mark.parametrize("top_p", [0.1, 0.25, 0.9, 0.999999])
 def test_top_p_over_equal_tokens_keeps_exactly_its_share(vocab, top_p):
+    expected = int(np.ceil(np.float64(top_p) * vocab))
     logits = torch.zeros(3, vocab)
     temperature, tops = torch.ones(3), torch.full((3,), top_p, dtype=torch.float64)
     weights = draw.token_weights(logits, logits[:, 0], temperature)
-    cutoff = draw.top_p_cutoff(logits, temperature, tops, weights)
-    kept = cutoff.apply(weights, logits)[:, :vocab]
-    expected = int(np.ceil(np.float64(top_p) * vocab))
+    kept = draw.top_p_cutoff(logits, temperature, tops, weights).apply(weights, logits)[:, :vocab]
     assert kept.count_nonzero(1).tolist() == [expected] * 3
     assert kept[:, :expected].all()
+    u = np.array([0.0, 0.5, 1 - 2.0**-53])
+    drawn = [draw.draw_row(logits[0].numpy(), 0.0, x, 1.0, vocab, top_p, 0.0) for x in u]
+    assert drawn == np.floor(u * expected).astype(int).tolist()
 
 
-def test_top_p_looks_beyond_its_first_candidates_where_it_must():
-    logits = torch.from_numpy(random_logits(4, 9000, scale=0.5))
-    logits[2] = logits[2] * 20  # this one needs few
-    temperature, tops = torch.ones(4), torch.full((4,), 0.95, dtype=torch.float64)
-    weights = draw.token_weights(logits, logits.amax(-1), temperature)
-    kept = draw.top_p_cutoff(logits, temperature, tops, weights.clone()).apply(weights.clone(), logits)
-    for i in range(4):
-        expected = probabilities(logits[i].double().numpy(), Params(top_p=0.95))
-        assert ((kept[i, :9000] > 0).numpy() == (expected > 0)).mean() > 0.9997
-        share = float(kept[i].sum() / weights[i].sum())
-        assert 0.95 - 1e-6 < share < (0.951 if i != 2 else 1.0)
-    assert kept[2].count_nonzero() < draw.FIRST_CANDIDATES < kept[0].count_nonzero()
+@pytest.mark.parametrize("scale", [0.01, 0.5, 3.0, 10.0])
+@pytest.mark.parametrize("p", [Params(top_p=0.95), Params(top_k=700), Params(top_k=3000, top_p=0.6), Params(min_p=0.1)])
+def test_both_ways_agree_on_a_large_vocabulary(scale, p):
+    requests = [Params(**{**vars(p), "seed": s}) for s in range(40)]
+    logits = torch.from_numpy(random_logits(40, 9001, scale=scale)).bfloat16().float().numpy()
+    found = [Bench(requests, 9001, rowwise).sample(logits).token_ids for rowwise in (True, False)]
+    assert torch.equal(*found)
+    for i in range(3):
+        expected = inverse_cdf(probabilities(logits[i].astype(np.float64), p), splitmix_uniform(i, 1))
+        assert abs(int(found[0][i]) - expected) <= (2 if scale < 1 else 0)
 
 
 MIXED = [
@@ -180,16 +182,17 @@ MIXED = [
 ]
 
 
+@both_ways
 @pytest.mark.parametrize("vocab", [4099, 49152])
-def test_a_row_draws_the_same_alone_and_in_any_batch(vocab):
+def test_a_row_draws_the_same_alone_and_in_any_batch(vocab, rowwise):
     requests = [Params(**{**vars(MIXED[i % len(MIXED)]), "seed": i}) for i in range(32)]
     logits = torch.from_numpy(random_logits(32, vocab)).bfloat16().float().numpy()
-    together = Bench(requests, vocab).sample(logits)
+    together = Bench(requests, vocab, rowwise).sample(logits)
     for i in range(32):
-        alone = Bench(requests, vocab).sample(logits[i : i + 1], [i])
+        alone = Bench(requests, vocab, rowwise).sample(logits[i : i + 1], [i])
         assert alone.token_ids.tolist() == [int(together.token_ids[i])]
     order = np.random.default_rng(1).permutation(32)[:20]
-    some = Bench(requests, vocab).sample(logits[order], order.tolist())
+    some = Bench(requests, vocab, rowwise).sample(logits[order], order.tolist())
     assert some.token_ids.tolist() == together.token_ids[torch.from_numpy(order)].tolist()
 
 
@@ -279,14 +282,15 @@ def test_mask_rows_in_any_order_over_all_rows():
     assert result.token_ids.tolist() == [31, 32, 70]
 
 
-def test_rows_that_cannot_be_sampled_fail_alone():
+@both_ways
+def test_rows_that_cannot_be_sampled_fail_alone(rowwise):
     requests = [Params(temperature=t, top_p=p, repetition_penalty=1.1) for t in (0.0, 1.0) for p in (1.0, 0.9)] * 2
     logits = random_logits(8)
     logits[0, 5] = logits[1, 6] = np.nan
     logits[2, 7] = np.inf
     logits[3] = -np.inf
     allowed = np.zeros((1, VOCAB), bool)
-    result = Bench(requests).sample(logits, mask=(np.array([6], np.int32), pack_mask(allowed)))
+    result = Bench(requests, rowwise=rowwise).sample(logits, mask=(np.array([6], np.int32), pack_mask(allowed)))
     errors = dict(result.row_errors)
     assert sorted(errors) == [0, 1, 2, 3, 6]
     assert "NaN" in errors[0]
@@ -295,7 +299,7 @@ def test_rows_that_cannot_be_sampled_fail_alone():
     assert "rule out all" in errors[3]
     assert "rule out all" in errors[6]
     assert result.token_ids[[0, 1, 2, 3, 6]].tolist() == [0] * 5
-    healthy = Bench(requests).sample(logits[[4, 5, 7]], [4, 5, 7])
+    healthy = Bench(requests, rowwise=rowwise).sample(logits[[4, 5, 7]], [4, 5, 7])
     assert result.token_ids[[4, 5, 7]].tolist() == healthy.token_ids.tolist()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences, transformers_logits
 from tests.tiny_models import COMMON, save_random_model
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [2.0] * 8,
+}
+PHI3_LONGROPE = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {"sliding_window": 9, "pad_token_id": 2}),
     "olmo2": ("Olmo2Config", {}),
@@ -35,19 +43,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mamba": ("MambaConfig", {"state_size": 4}, "mixes tokens|attention interface|cannot run"),
     "falcon-alibi": ("FalconConfig", {"alibi": True}, "attention interface"),
     "lfm2-conv": ("Lfm2Config", {"full_attn_idxs": [1]}, "layer_types conv"),
-    "phi3-longrope": (
-        "Phi3Config",
-        {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "short_factor": [1.0] * 8,
-                "long_factor": [2.0] * 8,
-                "original_max_position_embeddings": 64,
-            }
-        },
-        "rope_type longrope",
-    ),
+    "phi3-longrope": ("Phi3Config", PHI3_LONGROPE, "original 64 tokens"),
 }
 
 
@@ -107,3 +103,11 @@ def test_dummy_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+def test_longrope_runs_within_the_original_context(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "Phi3Config", PHI3_LONGROPE)
+    spec = dataclasses.replace(load_model_spec(folder), context_length=64)
+    inputs = sequences(1)
+    ours = run_in_steps(load_model(folder, spec, dtype="float32", device="cpu"), inputs)
+    torch.testing.assert_close(ours[0], transformers_logits(folder, inputs)[0], atol=1e-4, rtol=0)

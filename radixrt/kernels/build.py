@@ -1,7 +1,7 @@
-"""Compiles the CPU attention kernel with the machine's own C++ compiler, once, into the user's cache folder.
+"""Compiles the CPU kernels with the machine's own C++ compiler, once, into the user's cache folder.
 
-The kernel has a C interface and no torch headers, so this takes about two seconds. It is linked against no OpenMP
-library: it uses the one that torch has already loaded, so that both share one thread pool.
+The kernels have a C interface and no torch headers, so this takes about two seconds. They are linked against no OpenMP
+library: they use the one that torch has already loaded, so that both share one thread pool.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "elementwise.cpp")]
+HEADER = Path(__file__).with_name("vec.h")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
 COMPILE_TIMEOUT_S = 120
 
 
 class KernelUnavailable(Exception):
-    """The kernel cannot be built or loaded here; says why."""
+    """The kernels cannot be built or loaded here; says why."""
 
 
-def load_kernel(cache_dir: Path) -> ctypes.CDLL:
-    """The compiled kernel, from the cache folder or freshly built.
+def load_kernels(cache_dir: Path) -> ctypes.CDLL:
+    """The compiled kernels, from the cache folder or freshly built.
 
     Raises:
         KernelUnavailable: no compiler, or it failed.
     """
     openmp = _share_openmp_of_torch()
     flags = (*FLAGS, "-fopenmp") if openmp else FLAGS
-    library = cache_dir / f"cpu_attention-{_identity(flags)}.so"
+    library = cache_dir / f"cpu-{_identity(flags)}.so"
     if not library.exists():
         _compile(library, flags)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        raise KernelUnavailable(f"the compiled kernel does not load: {error}") from error
+        raise KernelUnavailable(f"the compiled kernels do not load: {error}") from error
 
 
 def _share_openmp_of_torch() -> bool:
@@ -66,7 +67,7 @@ def _identity(flags: tuple[str, ...]) -> str:
         cpu = "".join(line for line in text.splitlines() if line.startswith(("flags", "model name", "Features")))
     except OSError:
         cpu = platform.processor()
-    material = "\n".join([SOURCE.read_text(), *flags, cpu, platform.machine(), sys.platform])
+    material = "\n".join([*(file.read_text() for file in (*SOURCES, HEADER)), *flags, cpu, platform.machine(), sys.platform])
     return hashlib.sha256(material.encode()).hexdigest()[:16]
 
 
@@ -74,15 +75,18 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
     compiler = _compiler()
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        compiled, linked = Path(scratch) / "kernel.o", Path(scratch) / "kernel.so"
-        # Two steps, because -fopenmp at link time would pull in a second OpenMP runtime.
-        for command in (
-            [compiler, *flags, "-c", str(SOURCE), "-o", str(compiled)],
-            [compiler, "-shared", str(compiled), "-o", str(linked)],
-        ):
-            try:
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-            except (OSError, subprocess.SubprocessError) as error:
-                output = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-                raise KernelUnavailable(f"{' '.join(command)} failed: {output[-400:]}") from error
+        linked = Path(scratch) / "kernels.so"
+        objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
+        for source, compiled in zip(SOURCES, objects, strict=True):
+            _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
+        # In a step of its own, because -fopenmp at link time would pull in a second OpenMP runtime.
+        _run([compiler, "-shared", *map(str, objects), "-o", str(linked)])
         os.replace(linked, library)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        output = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        raise KernelUnavailable(f"{' '.join(command)} failed: {output[-400:]}") from error

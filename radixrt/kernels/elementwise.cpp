@@ -1,0 +1,84 @@
+// The small operations between matrix products, each in one pass. With few rows they run in the calling thread: waking
+// another costs more than the work.
+
+#include "vec.h"
+
+namespace {
+
+using namespace radixrt;
+
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 16;
+
+// residual += x (unless x is null); out = residual / rms(residual) * weight. Rows of `dim`, a multiple of LANES.
+template <typename T>
+void add_rms_norm(float* residual, const T* x, const float* weight, T* out, int rows, int dim, float eps) {
+#pragma omp parallel for if (int64_t(rows) * dim > PARALLEL_ELEMENTS)
+    for (int i = 0; i < rows; i++) {
+        float* r = residual + int64_t(i) * dim;
+        vec squares = {};
+        for (int d = 0; d < dim; d += LANES) {
+            vec value = load(r + d);
+            if (x) {
+                value += load(x + int64_t(i) * dim + d);
+                store(r + d, value);
+            }
+            squares += value * value;
+        }
+        float scale = 1.0f / __builtin_sqrtf(sum(squares) / dim + eps);
+        for (int d = 0; d < dim; d += LANES) store(out + int64_t(i) * dim + d, load(r + d) * scale * load(weight + d));
+    }
+}
+
+// out = silu(gate) * up for rows [gate | up], each of `size`, a multiple of LANES.
+template <typename T>
+void silu_and_mul(const T* gate_up, T* out, int rows, int size) {
+#pragma omp parallel for if (int64_t(rows) * size > PARALLEL_ELEMENTS)
+    for (int i = 0; i < rows; i++) {
+        const T* gate = gate_up + int64_t(i) * 2 * size;
+        for (int d = 0; d < size; d += LANES) {
+            vec x = load(gate + d);
+            vec e = exp_nonpositive(x > 0.0f ? -x : x);
+            vec sigmoid = (x > 0.0f ? splat(1.0f) : e) / (1.0f + e);
+            store(out + int64_t(i) * size + d, x * sigmoid * load(gate + size + d));
+        }
+    }
+}
+
+// Rotates `heads` heads of each row in place: x * cos + swap_halves(x) * sin, with sin's first half negated.
+// table is [positions][2][dim]; dim is a multiple of 2 * LANES.
+template <typename T>
+void rotate(T* x, int64_t stride, const T* table, const int64_t* positions, int rows, int heads, int dim) {
+    const int half = dim / 2;
+#pragma omp parallel for if (int64_t(rows) * heads * dim > PARALLEL_ELEMENTS)
+    for (int i = 0; i < rows; i++) {
+        const T* cos = table + positions[i] * 2 * dim;
+        const T* sin = cos + dim;
+        for (int h = 0; h < heads; h++) {
+            T* head = x + i * stride + h * dim;
+            for (int d = 0; d < half; d += LANES) {
+                vec low = load(head + d), high = load(head + half + d);
+                store(head + d, low * load(cos + d) + high * load(sin + d));
+                store(head + half + d, high * load(cos + half + d) + low * load(sin + half + d));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+#define RADIXRT_ELEMENTWISE(SUFFIX, TYPE)                                                                            \
+    void radixrt_add_rms_norm_##SUFFIX(float* residual, const void* x, const float* weight, void* out, int rows,     \
+                                       int dim, float eps) {                                                          \
+        add_rms_norm<TYPE>(residual, static_cast<const TYPE*>(x), weight, static_cast<TYPE*>(out), rows, dim, eps);   \
+    }                                                                                                                 \
+    void radixrt_silu_and_mul_##SUFFIX(const void* gate_up, void* out, int rows, int size) {                          \
+        silu_and_mul<TYPE>(static_cast<const TYPE*>(gate_up), static_cast<TYPE*>(out), rows, size);                   \
+    }                                                                                                                 \
+    void radixrt_rotate_##SUFFIX(void* x, int64_t stride, const void* table, const int64_t* positions, int rows,      \
+                                 int heads, int dim) {                                                                \
+        rotate<TYPE>(static_cast<TYPE*>(x), stride, static_cast<const TYPE*>(table), positions, rows, heads, dim);    \
+    }
+RADIXRT_ELEMENTWISE(bf16, bf16)
+RADIXRT_ELEMENTWISE(f32, float)
+}

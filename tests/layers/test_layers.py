@@ -1,0 +1,150 @@
+"""Layers against their definitions and against torch's own operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from radixrt.layers.activation import silu_and_mul
+from radixrt.layers.linear import Linear, pack_weight
+from radixrt.layers.lm_head import LMHead, refine_top
+from radixrt.layers.norm import RMSNorm
+from radixrt.layers.rotary import RotaryTable, apply_rotary, inverse_frequencies
+from radixrt.models.rope_config import RopeSpec
+
+
+def filled(layer: nn.Module, seed: int = 0) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in list(layer.named_parameters()):
+        values = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        layer.register_parameter(name, nn.Parameter(values, requires_grad=False))
+    return layer
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 65])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_linear_equals_plain(rows: int, bias: bool) -> None:
+    layer = filled(Linear(96, 160, bias, torch.bfloat16))
+    assert isinstance(layer, Linear)
+    assert layer.weight is not None
+    weight, offset = layer.weight, layer.bias
+    x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact = F.linear(x.float(), weight.float(), None if offset is None else offset.float())
+    layer.finalize()
+    with torch.inference_mode():
+        y = layer(x)
+    assert y.shape == (rows, 160)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), exact, atol=0.02, rtol=0.01)
+
+
+def test_finalize_drops_the_plain_weight_only_when_it_packs() -> None:
+    packs = filled(Linear(32, 32, False, torch.bfloat16))
+    plain = filled(Linear(32, 32, False, torch.float32))
+    assert isinstance(packs, Linear)
+    assert isinstance(plain, Linear)
+    can = pack_weight(torch.zeros(32, 32, dtype=torch.bfloat16)) is not None
+    packs.finalize()
+    plain.finalize()
+    assert (packs.weight is None) == can
+    assert plain.weight is not None
+
+
+def test_linear_without_packing_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.layers.linear.pack_weight", lambda weight: None)
+    layer = filled(Linear(32, 48, True, torch.bfloat16))
+    assert isinstance(layer, Linear)
+    layer.finalize()
+    assert layer.weight is not None
+    x = torch.randn(4, 32).bfloat16()
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm(dtype: torch.dtype) -> None:
+    layer = filled(RMSNorm(64, 1e-5, dtype, dtype))
+    x = torch.randn(5, 3, 64).to(dtype)
+    exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-5) * layer.weight.double()
+    torch.testing.assert_close(layer(x).double(), exact, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0.01)
+
+
+def test_silu_and_mul() -> None:
+    x = torch.randn(7, 32)
+    torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :16]) * x[:, 16:])
+
+
+SPECS = [
+    RopeSpec(10000.0),
+    RopeSpec(5e5, "linear", 4.0),
+    RopeSpec(5e5, "llama3", 8.0, 1.0, 4.0, 64),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    parameters = {"rope_type": spec.kind, "rope_theta": spec.theta, "factor": spec.factor}
+    if spec.kind == "llama3":
+        parameters |= {
+            "low_freq_factor": spec.low_freq_factor,
+            "high_freq_factor": spec.high_freq_factor,
+            "original_max_position_embeddings": spec.original_context_length,
+        }
+    if spec.kind == "default":
+        del parameters["factor"]
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=4, max_position_embeddings=512, rope_parameters=parameters
+    )
+    theirs = LlamaRotaryEmbedding(config)
+    assert torch.equal(inverse_frequencies(spec, 32), theirs.inv_freq)
+    positions = torch.tensor([0, 1, 77, 511, 5])
+    q, k = torch.randn(5, 4, 32).to(dtype), torch.randn(5, 2, 32).to(dtype)
+    cos, sin = theirs(q, positions[None])
+    q_theirs, k_theirs = apply_rotary_pos_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), cos, sin)
+    table = RotaryTable(spec, 32, 512, dtype, torch.device("cpu"))
+    ours = apply_rotary(torch.cat((q, k), 1), *table.at(positions))
+    theirs_both = torch.cat((q_theirs, k_theirs), 1)[0].transpose(0, 1)
+    # One rounding in place of three.
+    torch.testing.assert_close(ours, theirs_both, atol=1e-6 if dtype == torch.float32 else 0.04, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 640), (5, 640), (3, 601)])
+def test_lm_head_is_exact_near_the_top(rows: int, vocab: int) -> None:
+    layer = filled(LMHead(96, vocab, torch.bfloat16))
+    assert isinstance(layer, LMHead)
+    assert layer.weight is not None
+    weight = layer.weight
+    hidden = torch.randn(rows, 96, generator=torch.Generator().manual_seed(1))
+    exact = hidden @ weight.float().T
+    layer.finalize()
+    logits = layer(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, exact, atol=0.3, rtol=0.01)
+    if pack_weight(weight) is not None:
+        top = exact.amax(1, keepdim=True)
+        near = exact >= top * (1 - 1 / 128)
+        torch.testing.assert_close(logits[near], exact[near])
+
+
+def test_refine_top_breaks_the_ties_of_bfloat16() -> None:
+    weight = torch.zeros(128, 4, dtype=torch.bfloat16)
+    weight[7], weight[90] = torch.tensor([3.0, 0.0, 1.0, 0.0]), torch.tensor([3.0, 0.0, 0.0, 1.0])
+    hidden = torch.tensor([[8.0, 0.0, 0.125, 0.25], [8.0, 0.0, 0.25, 0.125], [0.0, 0.0, 0.0, 0.0]])
+    logits = torch.full((3, 128), 24.0)
+    logits[:, :5], logits[:, 100:] = -5.0, 11.0
+    refine_top(logits, hidden, weight)
+    assert logits.argmax(1)[:2].tolist() == [90, 7]
+    assert logits[0, 90] == 24.25
+    assert (logits[:, 100:] == 11.0).all()
+
+
+def test_refine_top_lets_what_is_not_finite_stand() -> None:
+    logits = torch.full((2, 64), float("nan"))
+    logits[1, 3] = float("inf")
+    refine_top(logits, torch.zeros(2, 4), torch.zeros(64, 4))
+    assert logits.isnan().any(1).all()

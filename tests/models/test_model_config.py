@@ -1,0 +1,157 @@
+"""What config.json says is represented or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixrt.errors import ModelLoadError
+from radixrt.models.model_config import DecoderSpec, ModelSpec, parse_model_spec
+from radixrt.models.rope_config import RopeSpec
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": [7, 3],
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def parse(changes: dict[str, Any] | None = None, generation: dict[str, Any] | None = None) -> ModelSpec:
+    fields = {**LLAMA, **(changes or {})}
+    return parse_model_spec({key: value for key, value in fields.items() if value is not ...}, generation or {})
+
+
+def decoder(**changes: Any) -> DecoderSpec:
+    spec = parse(changes).decoder
+    assert spec is not None
+    return spec
+
+
+def of(architecture: str, **changes: Any) -> DecoderSpec:
+    return decoder(architectures=[architecture], **{"num_key_value_heads": 2, **changes})
+
+
+def test_a_plain_llama() -> None:
+    spec = parse(generation={"eos_token_id": 5})
+    assert (spec.architecture, spec.vocab_size, spec.context_length) == ("LlamaForCausalLM", 100, 256)
+    assert (spec.eos_token_ids, spec.bos_token_id, spec.dtype) == ((3, 5, 7), None, "bfloat16")
+    assert spec.decoder == DecoderSpec(
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        rms_norm_eps=1e-5,
+        rope=RopeSpec(10000.0),
+        sliding_windows=(None,) * 4,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+        {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+        {"rope_theta": 5e5, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 9}}
+        | {"original_max_position_embeddings": 64},
+    ],
+)
+def test_both_spellings_of_rope(fields: dict[str, Any]) -> None:
+    assert decoder(**fields).rope == RopeSpec(5e5, "llama3", 8.0, 1.0, 4.0, 64)
+
+
+def test_old_spelling_of_linear_rope() -> None:
+    assert decoder(rope_scaling={"type": "linear", "factor": 2}).rope == RopeSpec(10000.0, "linear", 2.0)
+
+
+def test_flags_by_architecture() -> None:
+    qwen2, qwen3 = of("Qwen2ForCausalLM"), of("Qwen3ForCausalLM", attention_bias=True)
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 16)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (True, True, True, 128)
+    llama = decoder(attention_bias=True, mlp_bias=True, head_dim=32)
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias, llama.head_dim) == (True, True, True, 32)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "windows"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 5}, (5, 5, 5, 5)),
+        ("MistralForCausalLM", {"sliding_window": None}, (None,) * 4),
+        ("MistralForCausalLM", {}, (4096,) * 4),
+        ("Qwen2ForCausalLM", {"sliding_window": 5, "max_window_layers": 1}, (None,) * 4),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 5, "max_window_layers": 3, "use_sliding_window": True},
+            (None,) * 3 + (5,),
+        ),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "sliding_window": 6,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (6, None, 6, None),
+        ),
+        ("LlamaForCausalLM", {"sliding_window": 5}, (None,) * 4),
+    ],
+)
+def test_sliding_windows(architecture: str, fields: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert of(architecture, **fields).sliding_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hidden_size": ...}, "hidden_size"),
+        ({"rms_norm_eps": ...}, "rms_norm_eps"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers"),
+        ({"max_position_embeddings": ...}, "max_position_embeddings"),
+        ({"architectures": ...}, "architectures"),
+        ({"architectures": ["A", "B"]}, "architectures"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {**LLAMA3, "beta_fast": 3}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "flat"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"torch_dtype": "float8"}, "float8"),
+        ({"eos_token_id": "x"}, "eos_token_id"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "num_key_value_heads"),
+        ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2, "layer_types": []}, "layer_types"),
+    ],
+)
+def test_problems_are_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        parse(fields)
+
+
+def test_other_architectures_have_no_decoder_spec() -> None:
+    spec = parse({"architectures": ["OlmoForCausalLM"], "rope_scaling": {"rope_type": "yarn"}})
+    assert spec.decoder is None
+    assert spec.context_length == 256
