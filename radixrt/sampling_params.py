@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, shown
 
 MAX_N = 128
 MAX_LOGPROBS = 10_000
@@ -128,6 +128,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise RequestError(f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop")
+            if not _is_text(text):
+                raise RequestError("stop holds half of a surrogate pair, which is not text", param="stop")
         if not isinstance(self.stop_token_ids, tuple):
             raise RequestError("stop_token_ids must be a list of integers", param="stop_token_ids")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
@@ -147,17 +149,25 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check(params: SamplingParams, name: str, kind: str, test: Callable[[Any], bool], bounds: str) -> None:
     value = getattr(params, name)
     if not test(value):
-        raise RequestError(f"{name} must be {kind} {bounds}, not {value!r:.40}", param=name)
+        raise RequestError(f"{name} must be {kind} {bounds}, not {shown(value)}", param=name)
 
 
 def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -181,4 +191,4 @@ def _flag(params: SamplingParams, name: str) -> None:
 def _token_id(token: Any, param: str, vocab_size: int | None) -> None:
     if not _is_integer(token) or token < 0 or (vocab_size is not None and token >= vocab_size):
         limit = "" if vocab_size is None else f" below {vocab_size} (the vocabulary)"
-        raise RequestError(f"{param} holds {token!r:.40}, which is not a token id{limit}", param=param)
+        raise RequestError(f"{param} holds {shown(token)}, which is not a token id{limit}", param=param)

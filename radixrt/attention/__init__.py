@@ -23,9 +23,9 @@ def make_backend(
     auto takes the compiled CPU kernel where it can be had, and says once why not and what would mend it.
     """
     from radixrt.attention.cpu import CpuBackend
-    from radixrt.kernels.build import KernelUnavailable
     from radixrt.attention.torch_native import TorchNativeBackend
     from radixrt.errors import ConfigError
+    from radixrt.kernels.build import KernelUnavailable
 
     if name == "torch_native" or (name == "auto" and device.type != "cpu"):
         return TorchNativeBackend(kv_cache)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.kernels.build import load_kernels
 from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.kv_cache import KVCache
+from radixrt.kernels.build import load_kernels
 from radixrt.messages import Int32Array
 
-TASK_ROWS = 96
+TASK_ROWS = 192
 """Query rows (queries times heads of a group) in one task: enough to pay for transposing a block of keys."""
 
 
@@ -81,11 +81,12 @@ class CpuBackend(AttentionBackend):
         return out
 
     def _tasks_for(self, layer: AttentionLayer) -> Int32Array:
-        """int32 [n, 5]: row, kv head, the row's first token, first query, number of queries; costliest first."""
         group = layer.num_heads // layer.num_kv_heads
         key = (group, layer.num_kv_heads)
         if key not in self._tasks:
-            self._tasks[key] = _plan(self._seq_lens, self._extend_lens, group, layer.num_kv_heads, self._max_queries)
+            self._tasks[key] = _plan(
+                self._seq_lens, self._extend_lens, group, layer.num_kv_heads, self._max_queries, torch.get_num_threads()
+            )
         return self._tasks[key]
 
 
@@ -96,7 +97,10 @@ def _token_stride(x: torch.Tensor) -> int:
     return x.stride(0)
 
 
-def _plan(seq_lens: Int32Array, extend_lens: Int32Array, group: int, kv_heads: int, max_queries: int) -> Int32Array:
+def _plan(
+    seq_lens: Int32Array, extend_lens: Int32Array, group: int, kv_heads: int, max_queries: int, threads: int
+) -> Int32Array:
+    """int32 [n, 6]: row, first kv head, kv heads, the row's first token, first query, queries; costliest first."""
     queries = min(max_queries, max(1, TASK_ROWS // group))
     blocks = -(-extend_lens // queries)
     row = np.repeat(np.arange(len(seq_lens), dtype=np.int32), blocks)
@@ -106,7 +110,9 @@ def _plan(seq_lens: Int32Array, extend_lens: Int32Array, group: int, kv_heads: i
     first_token = (np.cumsum(extend_lens) - extend_lens)[row]
     cost = count * (seq_lens[row] - extend_lens[row] + first_query + count)
     order = np.argsort(-cost, kind="stable")
-    columns = np.stack([row, np.zeros_like(row), first_token, first_query, count], axis=1)[order]
-    tasks = np.repeat(columns, kv_heads, axis=0)
-    tasks[:, 1] = np.tile(np.arange(kv_heads), len(columns))
+    # A task of several heads reads a slot once for all of them; but every thread must find work.
+    together = kv_heads if len(row) >= 4 * threads and count.max() * group * kv_heads <= TASK_ROWS else 1
+    columns = np.stack([row, row, np.full_like(row, together), first_token, first_query, count], axis=1)[order]
+    tasks = np.repeat(columns, kv_heads // together, axis=0)
+    tasks[:, 1] = np.tile(np.arange(0, kv_heads, together), len(columns))
     return np.ascontiguousarray(tasks, dtype=np.int32)

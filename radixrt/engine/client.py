@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 import msgspec
 
 from radixrt.channel import Outbox
-from radixrt.errors import EngineError, RequestError
+from radixrt.errors import EngineError, RequestError, shown
 from radixrt.messages import (
     FINISH_ERROR,
     AbortReq,
@@ -61,6 +61,17 @@ def raise_for_error(finish: Finish) -> None:
         raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
 
 
+def _check_types(request: GenerateReq) -> None:
+    """The engine drops a message whose types are wrong, so nobody would ever answer it."""
+    if not isinstance(request.priority, int) or isinstance(request.priority, bool):
+        raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
+    if not isinstance(request.cache_salt, str):
+        raise RequestError(f"cache_salt must be a string, not {shown(request.cache_salt)}", param="cache_salt")
+    timeout_s = request.timeout_s
+    if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
+        raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
+
+
 class _Stream:
     """Where one request's deltas go: `put` into a queue, called in `loop` when the reader lives in an event loop."""
 
@@ -88,7 +99,9 @@ class EngineClient:
 
     def __init__(self, outbox: Outbox[ToTokenizer]) -> None:
         self._outbox = outbox
-        self._lock = threading.Lock()  # guards the outbox (ZMQ sockets are not thread-safe) and _streams
+        # Guards the outbox (ZMQ sockets are not thread-safe), _streams and failure. Reentrant, because the garbage
+        # collector may close an abandoned stream, which aborts it, in the middle of anything.
+        self._lock = threading.RLock()
         self._streams: dict[str, _Stream] = {}
         self._controls: dict[str, queue.SimpleQueue[ControlReply]] = {}
         self._control_ids = itertools.count()
@@ -108,7 +121,8 @@ class EngineClient:
         """Send the request now and iterate over its deltas, the last of which has `finish`. Leaving early aborts it.
 
         Raises:
-            RequestError: at once, if the engine is draining, has failed, or the rid is in use.
+            RequestError: at once, if a parameter is not valid, the engine is draining or has failed, or the rid is in
+                use.
         """
         deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
         self._submit(request, _Stream(deltas.put, None))
@@ -144,11 +158,13 @@ class EngineClient:
 
     def abort(self, rid: str) -> None:
         """Stop a request; its stream still gets one finish. An unknown or finished rid does nothing."""
-        if self.failure is None:
-            self._send(AbortReq(rid))
+        with self._lock:
+            if self.failure is None:
+                self._outbox.send(AbortReq(rid))
 
     def _submit(self, request: GenerateReq, stream: _Stream) -> None:
         request.sampling.validate()
+        _check_types(request)
         with self._lock:
             if self.failure is not None:
                 raise RequestError(self.failure, code="engine_dead", status=503)
@@ -157,11 +173,11 @@ class EngineClient:
             if request.rid in self._streams:
                 raise RequestError(f"request id {request.rid!r} is in use", param="rid")
             self._streams[request.rid] = stream
-            self._outbox.send(request)
-
-    def _send(self, message: AbortReq | ControlReq) -> None:
-        with self._lock:
-            self._outbox.send(message)
+            try:
+                self._outbox.send(request)
+            except (TypeError, ValueError, OverflowError) as error:
+                del self._streams[request.rid]
+                raise RequestError(f"the request cannot be sent: {error}") from error
 
     # --- operators ---
 
@@ -171,14 +187,18 @@ class EngineClient:
         Raises:
             EngineError: the engine is dead or does not answer in time.
         """
-        if self.failure is not None:
-            raise EngineError(self.failure)
         control_id = str(next(self._control_ids))
         answer: queue.SimpleQueue[ControlReply] = queue.SimpleQueue()
         self._controls[control_id] = answer
         try:
-            self._send(ControlReq(control_id, op))  # type: ignore[arg-type]
-            return answer.get(timeout=timeout_s)
+            with self._lock:
+                if self.failure is not None:
+                    raise EngineError(self.failure)
+                self._outbox.send(ControlReq(control_id, op))  # type: ignore[arg-type]
+            reply = answer.get(timeout=timeout_s)
+            if self.failure is not None:
+                raise EngineError(self.failure)
+            return reply
         except queue.Empty:
             raise EngineError(f"the scheduler did not answer {op!r} within {timeout_s:g} s") from None
         finally:

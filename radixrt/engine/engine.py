@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import numpy as np
+
 from radixrt.config import make_config
 from radixrt.engine.client import EngineClient, expand_n, new_rid, raise_for_error
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.settings import resolve_settings
-from radixrt.errors import EngineError, RequestError
+from radixrt.errors import EngineError, RequestError, shown
 from radixrt.messages import (
     Finish,
     GenerateReq,
@@ -174,20 +176,19 @@ class Engine:
         """
         each, single = _split(prompts)
         requests = self._requests(each, sampling_params, request)
-        streams = [(self.client.stream(r), _Collector()) for r in requests]
         out: list[Completion] = []
         try:
-            with _progress(len(streams), progress) as bar:
+            with _engine_errors(), _progress(len(requests), progress) as bar:
+                streams = [(self.client.stream(r), _Collector()) for r in requests]
                 for stream, collector in streams:
                     for delta in stream:
                         chunk = collector.add(delta)
                     assert chunk.completion is not None
                     out.append(chunk.completion)
                     bar.update()
-        except RequestError as error:
-            for req in requests:
-                self.client.abort(req.rid)
-            raise _as_engine_error(error) from None
+        finally:
+            for unanswered in requests[len(out) :]:  # after an error or Ctrl-C: nobody waits for them
+                self.client.abort(unanswered.rid)
         return out[0] if single and len(out) == 1 else out
 
     async def async_generate(
@@ -198,9 +199,8 @@ class Engine:
         requests = self._requests(each, sampling_params, request)
         tasks = [asyncio.ensure_future(self._collect(r)) for r in requests]
         try:
-            out = await asyncio.gather(*tasks)
-        except RequestError as error:
-            raise _as_engine_error(error) from None
+            with _engine_errors():
+                out = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
@@ -220,16 +220,18 @@ class Engine:
     def stream(self, prompt: Prompt, sampling_params: Any = None, **request: Any) -> Iterator[Chunk]:
         """The pieces of one completion as they come; leaving the loop early aborts it. n must be 1."""
         collector = _Collector()
-        for delta in self.client.stream(self._one(prompt, sampling_params, request)):
-            yield collector.add(delta)
+        with _engine_errors():
+            for delta in self.client.stream(self._one(prompt, sampling_params, request)):
+                yield collector.add(delta)
 
     async def async_stream(self, prompt: Prompt, sampling_params: Any = None, **request: Any) -> AsyncIterator[Chunk]:
         """`stream` for an event loop."""
         collector = _Collector()
-        stream = self.client.astream(self._one(prompt, sampling_params, request))
-        async with contextlib.aclosing(stream):
-            async for delta in stream:
-                yield collector.add(delta)
+        with _engine_errors():
+            stream = self.client.astream(self._one(prompt, sampling_params, request))
+            async with contextlib.aclosing(stream):
+                async for delta in stream:
+                    yield collector.add(delta)
 
     # --- the rest ---
 
@@ -278,10 +280,10 @@ def as_sampling_params(value: Any) -> SamplingParams:
         return value.validate()
     if not isinstance(value, dict):
         raise RequestError("sampling_params must be a SamplingParams or a dict", param="sampling_params")
-    unknown = set(value) - set(SamplingParams.__struct_fields__)
-    if unknown:
-        known = ", ".join(SamplingParams.__struct_fields__)
-        raise RequestError(f"unknown sampling parameter {min(unknown)!r}; known are {known}", param=min(unknown))
+    for name in value:
+        if name not in SamplingParams.__struct_fields__:
+            known = ", ".join(SamplingParams.__struct_fields__)
+            raise RequestError(f"unknown sampling parameter {shown(name)}; known are {known}", param=str(name))
     return SamplingParams(**value).validate()
 
 
@@ -294,28 +296,47 @@ def _request(
             new_rid(), sampling, prompt=prompt, stream=stream, priority=priority, cache_salt=cache_salt,
             timeout_s=timeout_s,
         )  # fmt: skip
-    try:
-        ids = pack_i32(prompt)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"a prompt must be a text or a list of token ids: {error}", param="prompt") from None
     return GenerateReq(
-        new_rid(), sampling, input_ids=ids, stream=stream, priority=priority, cache_salt=cache_salt,
+        new_rid(), sampling, input_ids=_token_ids(prompt), stream=stream, priority=priority, cache_salt=cache_salt,
         timeout_s=timeout_s,
     )  # fmt: skip
+
+
+def _token_ids(prompt: Any) -> bytes:
+    """The column of a flat sequence of integers."""
+    try:
+        ids = np.asarray(prompt)
+    except (TypeError, ValueError, OverflowError):
+        ids = np.empty((), object)
+    whole = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
+    if not whole or (len(ids) and not -(2**31) <= ids.min() <= ids.max() < 2**31):
+        raise RequestError(
+            f"a prompt must be a text or a list of token ids, which are integers; not {shown(prompt)}", param="prompt"
+        )
+    return pack_i32(ids)
 
 
 def _split(prompts: Any) -> tuple[list[Prompt], bool]:
     """The prompts as a list, and whether it was a single one: a text, or a flat list of token ids."""
     if isinstance(prompts, str):
         return [prompts], True
+    if not hasattr(prompts, "__iter__") or isinstance(prompts, (bytes, dict)):
+        raise RequestError(f"prompts must be texts or lists of token ids, not {shown(prompts)}", param="prompt")
     prompts = list(prompts)
     if prompts and not any(hasattr(p, "__len__") for p in prompts):
         return [prompts], True
     return prompts, False
 
 
-def _as_engine_error(error: RequestError) -> RequestError | EngineError:
-    return EngineError(error.message) if error.code == "engine_dead" else error
+@contextlib.contextmanager
+def _engine_errors() -> Iterator[None]:
+    """What ended a request because the engine is dead is an EngineError to the caller."""
+    try:
+        yield
+    except RequestError as error:
+        if error.code == "engine_dead":
+            raise EngineError(error.message) from None
+        raise
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from radixrt.executor.logprobs import prompt_logprobs
 from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
+from radixrt.kernels.build import KernelUnavailable, load_kernels
+from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.messages import (
     ForwardStep,
     GrammarMask,
@@ -117,8 +119,17 @@ class ModelRunner:
         c = self._config
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress,
+            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(),
         )  # fmt: skip
+
+    def _make_ops(self) -> LayerOps:
+        """Compiled where they can be had; plain torch where that is asked for (the attention backend says why not)."""
+        if self.device.type != "cpu" or self._config.attention_backend == "torch_native":
+            return TorchOps()
+        try:
+            return CpuOps(load_kernels(Path(self._config.kernel_cache)))
+        except KernelUnavailable:
+            return TorchOps()
 
     def init_memory_pool(self) -> None:
         """The KV pool, and the tables indexed by req_pool_idx (row 0 is padding)."""

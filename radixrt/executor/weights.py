@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.linear import Linear
+from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import CheckpointTensor, Decoder
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.registry import Model, model_class
@@ -34,6 +35,7 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     show_progress: bool = False,
+    ops: LayerOps | None = None,
 ) -> Model:
     """Build the model and fill it. At no time are there two copies of more than one layer's weight.
 
@@ -43,6 +45,7 @@ def load_model(
         dtype: of weights and activations: "float32", "bfloat16" or "float16".
         load_format: "auto", or "dummy" for random weights, the same for the same seed.
         show_progress: draw a progress bar on stderr.
+        ops: the small operations of our own decoder; default: plain torch.
 
     Raises:
         ModelLoadError: a file or tensor is missing, unexpected, malformed or of another shape; names it.
@@ -56,7 +59,7 @@ def load_model(
         )
     # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels want one dtype.
     residual_dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES[dtype]
-    model = kind(spec, DTYPES[dtype], residual_dtype)
+    model = kind(spec, DTYPES[dtype], residual_dtype, ops or TorchOps())
     tied = spec.decoder.tie_word_embeddings
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied)

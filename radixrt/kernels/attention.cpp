@@ -1,7 +1,8 @@
 // Causal attention over a paged KV pool, read in place: no row's context is ever copied.
 //
-// A task is one row, one kv head and a block of its queries; the `group` query heads that share the kv head are
-// computed together, so each key and value is read once for all of them. Softmax is online over blocks of BLOCK
+// A task is one row, some of its kv heads and a block of its queries; the `group` query heads that share a kv head are
+// computed together, so each key and value is read once for all of them. A decode row's task takes all kv heads, whose
+// keys lie side by side in a slot. Softmax is online over blocks of BLOCK
 // positions (Milakov and Gimelshein, arXiv 1805.02867). All arithmetic is float32, whatever the pool holds.
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 using namespace radixrt;
 
 constexpr int BLOCK = 64;          // positions of the context handled at once
-constexpr int QUERY_BLOCK = 32;    // queries of one row in a task
+constexpr int QUERY_BLOCK = 64;    // queries of one row in a task
 constexpr int DOT_ROWS = 8;        // up to this many (query, head) rows the dot-product path is used
 constexpr int MAX_DIM = 256;
 
@@ -62,7 +63,7 @@ struct Problem {
     int window;  // positions that a query sees, itself included; 0 for all
 };
 
-struct Task { int row, kv_head, first_token, first_query, num_queries; };
+struct Task { int row, first_head, num_heads, first_token, first_query, num_queries; };
 
 struct Scratch {
     float q[QUERY_BLOCK * 16 * MAX_DIM];
@@ -73,8 +74,9 @@ struct Scratch {
     float peak[QUERY_BLOCK * 16], total[QUERY_BLOCK * 16];
 };
 
-// Scores of one block become probabilities relative to the running peak; acc and total are rescaled to match.
-inline void softmax_block(Scratch& s, int rows, int group, int dim, int first_position, int width, int first_query_position, int window) {
+// Scores of one block become probabilities relative to the running peak; acc and total, from row `base` on, are rescaled
+// to match.
+inline void softmax_block(Scratch& s, int base, int rows, int group, int dim, int first_position, int width, int first_query_position, int window) {
     for (int m = 0; m < rows; m++) {
         float* scores = s.scores + m * BLOCK;
         int last = first_query_position + m / group;  // the query's own position
@@ -91,7 +93,8 @@ inline void softmax_block(Scratch& s, int rows, int group, int dim, int first_po
             vec x = load(scores + j);
             top = x > top ? x : top;
         }
-        float peak = s.peak[m];
+        const int at = base + m;
+        float peak = s.peak[at];
         for (int i = 0; i < LANES; i++) peak = std::max(peak, top[i]);
         vec sums = {};
         for (int j = 0; j < BLOCK; j += LANES) {
@@ -99,77 +102,165 @@ inline void softmax_block(Scratch& s, int rows, int group, int dim, int first_po
             store(scores + j, p);
             sums += p;
         }
-        if (peak > s.peak[m]) {
-            float shrink = s.total[m] == 0.0f ? 0.0f : exp_nonpositive(splat(s.peak[m] - peak))[0];
-            s.total[m] *= shrink;
-            for (int d = 0; d < dim; d += LANES) store(s.acc + m * dim + d, load(s.acc + m * dim + d) * shrink);
-            s.peak[m] = peak;
+        if (peak > s.peak[at]) {
+            float shrink = s.total[at] == 0.0f ? 0.0f : exp_nonpositive(splat(s.peak[at] - peak))[0];
+            s.total[at] *= shrink;
+            for (int d = 0; d < dim; d += LANES) store(s.acc + at * dim + d, load(s.acc + at * dim + d) * shrink);
+            s.peak[at] = peak;
         }
-        s.total[m] += sum(sums);
+        s.total[at] += sum(sums);
     }
+}
+
+// What the functions below need of one task.
+template <typename T>
+struct Row {
+    const Problem<T>& p;
+    const Task& t;
+    Scratch& s;
+    const int group, dim, rows;  // rows: query rows of one kv head
+    const int64_t slot_stride;
+    const int32_t* slots;
+    const int first_query_position, context;
+
+    Row(const Problem<T>& p, const Task& t, Scratch& s)
+        : p(p), t(t), s(s), group(p.heads / p.kv_heads), dim(p.dim), rows(group * t.num_queries),
+          slot_stride(int64_t(p.kv_heads) * p.dim), slots(p.req_to_token + p.req_pool_indices[t.row] * p.row_stride),
+          first_query_position(p.seq_lens[t.row] - p.extend_lens[t.row] + t.first_query),
+          context(first_query_position + t.num_queries) {}
+
+    int64_t query(int head, int m) const {  // index of a query row among [tokens, heads]
+        return int64_t(t.first_token + t.first_query + m / group) * p.heads + (t.first_head + head) * group + m % group;
+    }
+};
+
+template <typename T>
+void load_queries(const Row<T>& r) {
+    for (int h = 0; h < r.t.num_heads; h++)
+        for (int m = 0; m < r.rows; m++) {
+            const int64_t index = r.query(h, m);
+            const T* q = r.p.q + index / r.p.heads * r.p.q_stride + index % r.p.heads * r.dim;
+            const int at = h * r.rows + m;
+            for (int d = 0; d < r.dim; d += LANES) store(r.s.q + at * r.dim + d, load(q + d) * r.p.scale);
+            r.s.peak[at] = -1e29f;
+            r.s.total[at] = 0.0f;
+        }
+    std::memset(r.s.acc, 0, sizeof(float) * r.t.num_heads * r.rows * r.dim);
+}
+
+template <typename T>
+void store_outputs(const Row<T>& r) {
+    for (int h = 0; h < r.t.num_heads; h++)
+        for (int m = 0; m < r.rows; m++) {
+            const int at = h * r.rows + m;
+            T* out = r.p.out + r.query(h, m) * r.dim;
+            const float inverse = 1.0f / r.s.total[at];
+            for (int d = 0; d < r.dim; d += LANES) store(out + d, load(r.s.acc + at * r.dim + d) * inverse);
+        }
+}
+
+// Scores of LANES positions from first + j on, for ROWS query rows; positions past the block's end repeat its last one.
+template <typename T, int ROWS>
+inline void dot_scores(const Row<T>& r, int base, const T* k, int first, int j, int width) {
+    constexpr int KEYS = 4;  // at once: ROWS * KEYS sums stay in registers
+    vec parts[ROWS][LANES / KEYS];
+    for (int g = 0; g < LANES / KEYS; g++) {
+        const T* keys[KEYS];
+        for (int i = 0; i < KEYS; i++) keys[i] = k + r.slots[first + std::min(j + g * KEYS + i, width - 1)] * r.slot_stride;
+        vec acc[ROWS][KEYS] = {};
+        for (int d = 0; d < r.dim; d += LANES) {
+            vec x[KEYS];
+            for (int i = 0; i < KEYS; i++) x[i] = load(keys[i] + d);
+            for (int m = 0; m < ROWS; m++) {
+                const vec q = load(r.s.q + (base + m) * r.dim + d);
+                for (int i = 0; i < KEYS; i++) acc[m][i] += x[i] * q;
+            }
+        }
+        for (int m = 0; m < ROWS; m++)
+            parts[m][g] = merge<2>(merge<1>(acc[m][0], acc[m][1]), merge<1>(acc[m][2], acc[m][3]));
+    }
+    for (int m = 0; m < ROWS; m++)
+        store(r.s.scores + m * BLOCK + j,
+              merge<4>(merge<3>(parts[m][0], parts[m][1]), merge<3>(parts[m][2], parts[m][3])));
+}
+
+// acc[m] += probabilities[m] . values, VECS vectors of the head's dims from d on.
+template <typename T, int ROWS, int VECS>
+inline void weigh_values(const Row<T>& r, int base, const T* v, int first, int width, int d) {
+    vec acc[ROWS][VECS];
+    for (int m = 0; m < ROWS; m++)
+        for (int i = 0; i < VECS; i++) acc[m][i] = load(r.s.acc + (base + m) * r.dim + d + i * LANES);
+    for (int j = 0; j < width; j++) {
+        const T* value = v + r.slots[first + j] * r.slot_stride + d;
+        vec x[VECS];
+        for (int i = 0; i < VECS; i++) x[i] = load(value + i * LANES);
+        for (int m = 0; m < ROWS; m++) {
+            const vec p = splat(r.s.scores[m * BLOCK + j]);
+            for (int i = 0; i < VECS; i++) acc[m][i] += x[i] * p;
+        }
+    }
+    for (int m = 0; m < ROWS; m++)
+        for (int i = 0; i < VECS; i++) store(r.s.acc + (base + m) * r.dim + d + i * LANES, acc[m][i]);
+}
+
+// Few query rows, ROWS for each kv head: every key and value is loaded once and used from registers.
+template <typename T, int ROWS>
+void dot_block(const Row<T>& r, int head, int first, int width) {
+    constexpr int VECS = ROWS <= 5 ? 4 : 2;
+    const int base = head * ROWS;
+    const T* k = r.p.k_pool + int64_t(r.t.first_head + head) * r.dim;
+    const T* v = r.p.v_pool + int64_t(r.t.first_head + head) * r.dim;
+    for (int j = 0; j < width; j += LANES) dot_scores<T, ROWS>(r, base, k, first, j, width);
+    softmax_block(r.s, base, ROWS, r.group, r.dim, first, width, r.first_query_position, r.p.window);
+    int d = 0;
+    for (; d + VECS * LANES <= r.dim; d += VECS * LANES) weigh_values<T, ROWS, VECS>(r, base, v, first, width, d);
+    for (; d < r.dim; d += LANES) weigh_values<T, ROWS, 1>(r, base, v, first, width, d);
+}
+
+template <typename T>
+void dot_block(const Row<T>& r, int head, int first, int width) {
+    switch (r.rows) {
+        case 1: return dot_block<T, 1>(r, head, first, width);
+        case 2: return dot_block<T, 2>(r, head, first, width);
+        case 3: return dot_block<T, 3>(r, head, first, width);
+        case 4: return dot_block<T, 4>(r, head, first, width);
+        case 5: return dot_block<T, 5>(r, head, first, width);
+        case 6: return dot_block<T, 6>(r, head, first, width);
+        case 7: return dot_block<T, 7>(r, head, first, width);
+        default: return dot_block<T, 8>(r, head, first, width);
+    }
+}
+
+// Many query rows: keys and values of the block are unpacked once, then two small matrix products.
+template <typename T>
+void gemm_block(const Row<T>& r, int head, int first, int width) {
+    Scratch& s = r.s;
+    const int dim = r.dim, base = head * r.rows;
+    const int64_t offset = int64_t(r.t.first_head + head) * dim;
+    for (int j = 0; j < BLOCK; j++) {
+        const int64_t slot = r.slots[first + std::min(j, width - 1)] * r.slot_stride + offset;
+        const T *key = r.p.k_pool + slot, *value = r.p.v_pool + slot;
+        for (int d = 0; d < dim; d++) s.keys[d * BLOCK + j] = load1(key + d);
+        for (int d = 0; d < dim; d += LANES) store(s.values + j * dim + d, load(value + d));
+    }
+    gemm(s.q + base * dim, dim, s.keys, BLOCK, s.scores, BLOCK, r.rows, dim, BLOCK, false);
+    softmax_block(s, base, r.rows, r.group, dim, first, width, r.first_query_position, r.p.window);
+    gemm(s.scores, BLOCK, s.values, dim, s.acc + base * dim, dim, r.rows, width, dim, true);
 }
 
 template <typename T>
 void run_task(const Problem<T>& p, const Task& t, Scratch& s) {
-    const int group = p.heads / p.kv_heads, dim = p.dim, rows = group * t.num_queries;
-    const int64_t slot_stride = int64_t(p.kv_heads) * dim;
-    const int32_t* slots = p.req_to_token + p.req_pool_indices[t.row] * p.row_stride;
-    const int prefix = p.seq_lens[t.row] - p.extend_lens[t.row];
-    const int first_query_position = prefix + t.first_query;
-    const int context = first_query_position + t.num_queries;
-    const int begin = p.window ? std::max(0, first_query_position - p.window + 1) / BLOCK * BLOCK : 0;
-
-    for (int m = 0; m < rows; m++) {
-        int token = t.first_token + t.first_query + m / group, head = t.kv_head * group + m % group;
-        const T* q = p.q + token * p.q_stride + head * dim;
-        for (int d = 0; d < dim; d += LANES) store(s.q + m * dim + d, load(q + d) * p.scale);
-        s.peak[m] = -1e29f;
-        s.total[m] = 0.0f;
-    }
-    std::memset(s.acc, 0, sizeof(float) * rows * dim);
-
-    for (int first = begin; first < context; first += BLOCK) {
-        const int width = std::min(BLOCK, context - first);
-        const T* k = p.k_pool + t.kv_head * dim;
-        const T* v = p.v_pool + t.kv_head * dim;
-        if (rows <= DOT_ROWS) {
-            for (int j = 0; j < width; j++) {
-                const T* key = k + slots[first + j] * slot_stride;
-                vec acc[DOT_ROWS] = {};
-                for (int d = 0; d < dim; d += LANES) {
-                    vec x = load(key + d);
-                    for (int m = 0; m < rows; m++) acc[m] += x * load(s.q + m * dim + d);
-                }
-                for (int m = 0; m < rows; m++) s.scores[m * BLOCK + j] = sum(acc[m]);
-            }
-            softmax_block(s, rows, group, dim, first, width, first_query_position, p.window);
-            for (int d = 0; d < dim; d += LANES) {
-                vec acc[DOT_ROWS];
-                for (int m = 0; m < rows; m++) acc[m] = load(s.acc + m * dim + d);
-                for (int j = 0; j < width; j++) {
-                    vec x = load(v + slots[first + j] * slot_stride + d);
-                    for (int m = 0; m < rows; m++) acc[m] += x * s.scores[m * BLOCK + j];
-                }
-                for (int m = 0; m < rows; m++) store(s.acc + m * dim + d, acc[m]);
-            }
-        } else {
-            for (int j = 0; j < BLOCK; j++) {
-                const int slot = slots[first + std::min(j, width - 1)];
-                const T *key = k + slot * slot_stride, *value = v + slot * slot_stride;
-                for (int d = 0; d < dim; d++) s.keys[d * BLOCK + j] = load1(key + d);
-                for (int d = 0; d < dim; d += LANES) store(s.values + j * dim + d, load(value + d));
-            }
-            gemm(s.q, dim, s.keys, BLOCK, s.scores, BLOCK, rows, dim, BLOCK, false);
-            softmax_block(s, rows, group, dim, first, width, first_query_position, p.window);
-            gemm(s.scores, BLOCK, s.values, dim, s.acc, dim, rows, width, dim, true);
+    const Row<T> r(p, t, s);
+    const int begin = p.window ? std::max(0, r.first_query_position - p.window + 1) / BLOCK * BLOCK : 0;
+    load_queries(r);
+    for (int first = begin; first < r.context; first += BLOCK) {
+        const int width = std::min(BLOCK, r.context - first);
+        for (int h = 0; h < t.num_heads; h++) {
+            if (r.rows <= DOT_ROWS) dot_block(r, h, first, width);
+            else gemm_block(r, h, first, width);
         }
     }
-    for (int m = 0; m < rows; m++) {
-        int token = t.first_token + t.first_query + m / group, head = t.kv_head * group + m % group;
-        T* out = p.out + (int64_t(token) * p.heads + head) * dim;
-        float inverse = 1.0f / s.total[m];
-        for (int d = 0; d < dim; d += LANES) store(out + d, load(s.acc + m * dim + d) * inverse);
-    }
+    store_outputs(r);
 }
 
 template <typename T>

@@ -67,7 +67,8 @@ def _identity(flags: tuple[str, ...]) -> str:
         cpu = "".join(line for line in text.splitlines() if line.startswith(("flags", "model name", "Features")))
     except OSError:
         cpu = platform.processor()
-    material = "\n".join([*(file.read_text() for file in (*SOURCES, HEADER)), *flags, cpu, platform.machine(), sys.platform])
+    texts = [file.read_text() for file in (*SOURCES, HEADER)]
+    material = "\n".join([*texts, *flags, cpu, platform.machine(), sys.platform])
     return hashlib.sha256(material.encode()).hexdigest()[:16]
 
 

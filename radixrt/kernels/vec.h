@@ -47,6 +47,24 @@ inline float sum(vec x) {
     return lanes[0];
 }
 
+// Pairwise sums of lanes: four rounds over sixteen vectors leave the sum of vector i in lane i, with three instructions
+// for each pair instead of a reduction for each vector. Round n takes vectors that already hold 2^(n-1) sums each.
+template <int ROUND>
+inline vec merge(vec a, vec b) {
+    if constexpr (ROUND == 1)
+        return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    else if constexpr (ROUND == 2)
+        return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    else if constexpr (ROUND == 3)
+        return __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+               __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    else
+        return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+               __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
 // exp for x <= 0; relative error about 2e-7 (Cephes' expf polynomial).
 inline vec exp_nonpositive(vec x) {
     x = x < -87.0f ? splat(-87.0f) : x;

@@ -46,13 +46,3 @@ class RotaryTable:
         angles = torch.outer(torch.arange(context_length, dtype=torch.float32, device=device), inv_freq)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), each [T, 1, head_dim], for int64 positions [T]; once a step, for all layers."""
-        rows = self.table.index_select(0, positions)
-        return rows[:, :1], rows[:, 1:]
-
-
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate heads x [T, H, head_dim] by `RotaryTable.at`'s pair -> a new tensor of the same shape and dtype."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

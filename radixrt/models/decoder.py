@@ -10,11 +10,11 @@ from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.executor.forward_batch import ForwardBatch
-from radixrt.layers.activation import silu_and_mul
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.norm import RMSNorm
-from radixrt.layers.rotary import RotaryTable, apply_rotary
+from radixrt.layers.ops import LayerOps
+from radixrt.layers.rotary import RotaryTable
 from radixrt.models.model_config import DecoderSpec, ModelSpec
 
 
@@ -29,8 +29,9 @@ class CheckpointTensor:
 class Attention(nn.Module):
     """Self-attention with fused q, k and v projections."""
 
-    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, ops: LayerOps) -> None:
         super().__init__()
+        self._ops = ops
         self._rotated = spec.num_heads + spec.num_kv_heads
         self.layer = AttentionLayer(
             layer_id=layer_id,
@@ -49,7 +50,8 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
     ) -> torch.Tensor:
@@ -59,7 +61,7 @@ class Attention(nn.Module):
         qk = qkv[:, : self._rotated]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
-        qk = apply_rotary(qk, *rotation)  # one operation for the heads of q and of k
+        qk = self._ops.rotate(qk, positions, rotary_table)  # one operation for the heads of q and of k
         out = attention.attend(self.layer, qk[:, :heads], qk[:, heads:], qkv[:, self._rotated :], batch)
         projected: torch.Tensor = self.o_proj(out)
         return projected
@@ -68,37 +70,46 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SiLU-gated feed-forward layer with fused gate and up projections."""
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, ops: LayerOps) -> None:
         super().__init__()
+        self._ops = ops
         self.gate_up_proj = Linear(spec.hidden_size, 2 * spec.intermediate_size, spec.mlp_bias, dtype)
         self.down_proj = Linear(spec.intermediate_size, spec.hidden_size, spec.mlp_bias, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        out: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        out: torch.Tensor = self.down_proj(self._ops.silu_and_mul(self.gate_up_proj(x)))
         return out
 
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm and beside a residual."""
 
-    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, residual_dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps
+    ) -> None:
         super().__init__()
+        self._ops, self._dtype, self._eps = ops, dtype, spec.rms_norm_eps
         self.input_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, residual_dtype, dtype)
-        self.attention = Attention(spec, layer_id, dtype)
+        self.attention = Attention(spec, layer_id, dtype, ops)
         self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, residual_dtype, dtype)
-        self.feed_forward = FeedForward(spec, dtype)
+        self.feed_forward = FeedForward(spec, dtype, ops)
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        positions: torch.Tensor,
+        rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; may overwrite its input."""
-        hidden = hidden.add_(self.attention(self.input_norm(hidden), rotation, batch, attention))
-        return hidden.add_(self.feed_forward(self.post_attention_norm(hidden)))
+        """Add x, what the layer before left, to the residual sum [T, hidden]; return what this one adds next."""
+        x = self._ops.add_rms_norm(residual, x, self.input_norm.weight, self._eps, self._dtype)
+        x = self.attention(x, positions, rotary_table, batch, attention)
+        x = self._ops.add_rms_norm(residual, x, self.post_attention_norm.weight, self._eps, self._dtype)
+        out: torch.Tensor = self.feed_forward(x)
+        return out
 
 
 class Decoder(nn.Module):
@@ -109,17 +120,18 @@ class Decoder(nn.Module):
         dtype: of weights and activations.
         residual_dtype: of the sum that all layers add to. In bfloat16 its rounding is most of the model's error: on
             SmolLM2 the divergence from float32 halves (KL 0.0017 to 0.0008) when the sum alone is kept in float32.
+        ops: the small operations, for the device.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, residual_dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps) -> None:
         super().__init__()
         if spec.decoder is None:
             raise ValueError(f"{spec.architecture} is not an architecture of this decoder")
         self._spec, self._context_length = spec.decoder, spec.context_length
-        self._dtype, self._residual_dtype = dtype, residual_dtype
+        self._dtype, self._residual_dtype, self._ops = dtype, residual_dtype, ops
         decoder = spec.decoder
         self.embed_tokens = meta_parameter(spec.vocab_size, decoder.hidden_size, dtype=dtype)
-        layers = [DecoderLayer(decoder, i, dtype, residual_dtype) for i in range(decoder.num_layers)]
+        layers = [DecoderLayer(decoder, i, dtype, residual_dtype, ops) for i in range(decoder.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.attention_layers = [layer.attention.layer for layer in layers]
         self.norm = RMSNorm(decoder.hidden_size, decoder.rms_norm_eps, residual_dtype, residual_dtype)
@@ -144,12 +156,12 @@ class Decoder(nn.Module):
             [T, hidden] in residual_dtype, the final norm applied.
         """
         assert self._rotary is not None, "finalize was not called"
-        rotation = self._rotary.at(positions)
-        hidden = F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype)
+        table = self._rotary.table
+        residual = F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype)
+        x: torch.Tensor | None = None
         for layer in self.layers:
-            hidden = layer(hidden, rotation, batch, attention)
-        out: torch.Tensor = self.norm(hidden)
-        return out
+            x = layer(residual, x, positions, table, batch, attention)
+        return self._ops.add_rms_norm(residual, x, self.norm.weight, self._spec.rms_norm_eps, self._residual_dtype)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab]."""

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radixrt.layers.activation import silu_and_mul
 from radixrt.layers.linear import Linear, pack_weight
 from radixrt.layers.lm_head import LMHead, refine_top
 from radixrt.layers.norm import RMSNorm
-from radixrt.layers.rotary import RotaryTable, apply_rotary, inverse_frequencies
+from radixrt.layers.ops import TorchOps
+from radixrt.layers.rotary import RotaryTable, inverse_frequencies
 from radixrt.models.rope_config import RopeSpec
 
 
@@ -70,11 +70,6 @@ def test_rms_norm(dtype: torch.dtype) -> None:
     torch.testing.assert_close(layer(x).double(), exact, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0.01)
 
 
-def test_silu_and_mul() -> None:
-    x = torch.randn(7, 32)
-    torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :16]) * x[:, 16:])
-
-
 SPECS = [
     RopeSpec(10000.0),
     RopeSpec(5e5, "linear", 4.0),
@@ -107,7 +102,7 @@ def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
     cos, sin = theirs(q, positions[None])
     q_theirs, k_theirs = apply_rotary_pos_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), cos, sin)
     table = RotaryTable(spec, 32, 512, dtype, torch.device("cpu"))
-    ours = apply_rotary(torch.cat((q, k), 1), *table.at(positions))
+    ours = TorchOps().rotate(torch.cat((q, k), 1), positions, table.table)
     theirs_both = torch.cat((q_theirs, k_theirs), 1)[0].transpose(0, 1)
     # One rounding in place of three.
     torch.testing.assert_close(ours, theirs_both, atol=1e-6 if dtype == torch.float32 else 0.04, rtol=1e-5)

@@ -1,0 +1,129 @@
+"""The small operations between matrix products: a reference in torch, and compiled kernels for the CPU.
+
+A decode step of a small model has a few hundred of them, each a few microseconds of work; done one torch operation at a
+time they cost as much as a fifth of the step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+
+LANES = 16
+"""The compiled kernels take rows of a multiple of this many elements."""
+
+
+class LayerOps(ABC):
+    """What a decoder layer does beside matrix products and attention."""
+
+    @abstractmethod
+    def add_rms_norm(
+        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Add x to the residual sum in place, then normalize the sum (RMSNorm, Zhang and Sennrich, 2019).
+
+        Args:
+            residual: [T, hidden].
+            x: [T, hidden] in any dtype, or None to add nothing.
+            weight: [hidden], in residual's dtype.
+            dtype: of the result.
+
+        Returns:
+            [T, hidden]: residual / rms(residual) * weight, computed in float32 and rounded once.
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up for rows [2 * n] of gate, then up -> [T, n]."""
+
+    @abstractmethod
+    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rotary position embedding, halves rotated as in transformers' Llama (Su et al., arXiv 2104.09864).
+
+        Args:
+            heads: [T, H, head_dim], the heads of a token together; may be overwritten.
+            positions: int64 [T].
+            table: [context_length, 2, head_dim], a `RotaryTable`'s.
+
+        Returns:
+            The rotated heads, same shape and dtype.
+        """
+
+
+class TorchOps(LayerOps):
+    """The reference, on any device."""
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        if x is not None:
+            residual.add_(x)
+        return F.rms_norm(residual, (residual.shape[-1],), weight, eps).to(dtype)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        size = gate_up.shape[-1] // 2
+        return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
+
+    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        rows = table.index_select(0, positions)
+        return torch.addcmul(heads * rows[:, :1], heads.roll(heads.shape[-1] // 2, -1), rows[:, 1:])
+
+
+class CpuOps(LayerOps):
+    """The compiled kernels, for a float32 residual sum and float32 or bfloat16 activations.
+
+    A shape that they do not take goes to the reference.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._torch = TorchOps()
+        pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        self._norm, self._silu, self._rotate = {}, {}, {}
+        for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
+            self._norm[dtype] = _entry(
+                library, f"radixrt_add_rms_norm_{suffix}", [pointer] * 4 + [i32, i32, ctypes.c_float]
+            )
+            self._silu[dtype] = _entry(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
+            self._rotate[dtype] = _entry(
+                library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32]
+            )
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        rows, dim = residual.shape
+        kernel = self._norm.get(dtype)
+        if kernel is None or dim % LANES or residual.dtype != torch.float32 or (x is not None and x.dtype != dtype):
+            return self._torch.add_rms_norm(residual, x, weight, eps, dtype)
+        out = torch.empty(rows, dim, dtype=dtype)
+        kernel(
+            residual.data_ptr(), None if x is None else x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps
+        )
+        return out
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        kernel = self._silu.get(gate_up.dtype)
+        if kernel is None or size % LANES:
+            return self._torch.silu_and_mul(gate_up)
+        out = torch.empty(rows, size, dtype=gate_up.dtype)
+        kernel(gate_up.data_ptr(), out.data_ptr(), rows, size)
+        return out
+
+    def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        rows, count, dim = heads.shape
+        kernel = self._rotate.get(heads.dtype)
+        if kernel is None or dim % (2 * LANES) or heads.stride(1) != dim or heads.stride(2) != 1:
+            return self._torch.rotate(heads, positions, table)
+        kernel(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim)
+        return heads
+
+
+def _entry(library: ctypes.CDLL, name: str, arguments: list[type]) -> ctypes._NamedFuncPointer:
+    entry = library[name]
+    entry.restype = None
+    entry.argtypes = arguments
+    return entry

@@ -1,0 +1,222 @@
+"""The command line as a user meets it: real processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import radixrt
+from radixrt.cli import main
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "msgspec",
+    "zmq",
+    "fastapi",
+    "uvicorn",
+    "huggingface_hub",
+    "xgrammar",
+    "jinja2",
+}
+SMALL = ["--executor", "uni", "--num-threads", "1", "--dtype", "float32", "--kv-cache-tokens", "2048"]
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "radixrt", *arguments], input=stdin, capture_output=True, text=True, timeout=240
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The only line on stderr of a command that refused to run."""
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("radixrt")
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+# --- help, version, imports ---
+
+
+@pytest.mark.parametrize("command", [[], ["launch"], ["generate"]])
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "radixrt", *command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("usage: radixrt")
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
+    assert "radixrt" in imported
+    assert not imported & HEAVY
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, radixrt; print(*{name.partition('.')[0] for name in sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    assert "radixrt" in result.stdout.split()
+    assert not set(result.stdout.split()) & HEAVY
+
+
+def test_every_public_name_of_the_package_exists() -> None:
+    for name in radixrt.__all__:
+        assert getattr(radixrt, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Engines'"):
+        _ = radixrt.Engines
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"radixrt {radixrt.__version__}\n"
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ +launch +start the OpenAI-compatible server$", out, re.MULTILINE)
+    assert re.search(r"^ +generate +answer one prompt on the terminal$", out, re.MULTILINE)
+
+
+# --- mistakes: exit code 2 and one line that names the culprit ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], ["COMMAND"]),
+        (["frobnicate"], ["'frobnicate'", "launch", "generate"]),
+        (["launch", "--no-such-flag"], ["--no-such-flag"]),
+        (["launch", "--page-size", "many"], ["--page-size", "'many'"]),
+        (["launch", "--page-size"], ["--page-size"]),
+        (["launch", "--page-size", "0"], ["page_size", "at least 1", "0"]),
+        (["launch", "--port", "70000"], ["port", "65535"]),
+        (["launch", "--dtype", "int4"], ["--dtype", "'int4'", "bfloat16"]),
+        (["launch", "--memory-fraction", "nan"], ["memory_fraction", "finite"]),
+        (["launch", "--step-timeout-s", "inf"], ["step_timeout_s", "finite"]),
+        (["generate"], ["prompt"]),
+        (["generate", "hello", "--port", "80"], ["--port"]),
+        (["generate", "hello", "--max-tokens", "x"], ["--max-tokens", "'x'"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_command_line(arguments: list[str], named: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = ended.code  # type: ignore[assignment]
+    out, err = capfd.readouterr()
+    result = subprocess.CompletedProcess(arguments, code, out, err)
+    assert all(text in one_line(result) for text in named)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["hello", "--max-tokens", "0"], ["max_tokens", "at least 1"]),
+        (["hello", "--temperature", "-1"], ["temperature", "-1.0"]),
+        (["hello", "--kv-cache-tokens", "8", "--page-size", "16"], ["kv_cache_tokens", "page_size"]),
+        (["hello", "--model", "/nowhere/at/all"], ["/nowhere/at/all"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_generate_with_a_wrong_value(arguments: list[str], named: list[str]) -> None:
+    assert all(text in one_line(run("generate", *arguments)) for text in named)
+
+
+def test_a_prompt_that_cannot_be_served(tiny_model: Callable[[str], Path]) -> None:
+    result = run("generate", "", "--raw", "--model", str(tiny_model("llama")), *SMALL)
+    assert "prompt must hold at least one token" in one_line(result)
+
+
+# --- radixrt generate ---
+
+
+def test_generate_streams_the_engines_own_answer(tiny_model: Callable[[str], Path]) -> None:
+    folder = str(tiny_model("llama"))
+    result = run("generate", "The capital of France", "--raw", "--max-tokens", "12", "--model", folder, *SMALL)
+    assert (result.returncode, result.stderr) == (0, "")
+    with radixrt.Engine(
+        folder, show_progress=False, executor="uni", num_threads=1, dtype="float32", kv_cache_tokens=2048
+    ) as engine:
+        same = engine.generate("The capital of France", {"max_tokens": 12, "temperature": 0})
+    assert isinstance(same, radixrt.Completion)
+    assert result.stdout == same.text + "\n"
+
+
+def test_generate_reads_standard_input_and_renders_the_chat_template(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama")
+    arguments = ["--max-tokens", "12", "--model", str(folder), *SMALL]
+    chat = run("generate", "-", "--system", "Be brief.", *arguments, stdin="What is it?")
+    rendered = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    raw = run("generate", rendered, "--raw", *arguments)
+    assert (chat.returncode, chat.stderr) == (0, "")
+    assert len(raw.stdout) > 1
+    assert chat.stdout == raw.stdout
+
+
+def test_generate_in_processes_of_its_own(tiny_model: Callable[[str], Path]) -> None:
+    arguments = ["generate", "hello", "--max-tokens", "4", "--model", str(tiny_model("llama")), *SMALL]
+    apart = run(*arguments, "--executor", "mp")
+    assert (apart.returncode, apart.stderr) == (0, "")
+    assert apart.stdout == run(*arguments).stdout
+
+
+def generating(folder: Path) -> subprocess.Popen[bytes]:
+    """`radixrt generate` in the middle of a long answer."""
+    arguments = ["--temperature", "1", "--model", str(folder), *SMALL, "--kv-cache-tokens", "8192"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "radixrt", "generate", "hello", "--max-tokens", "8000", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1), process.communicate()
+    return process
+
+
+@pytest.fixture
+def endless_model(tmp_path: Path) -> Path:
+    """A model that never ends its answer, so that there is time to go away."""
+    from tests.tiny_models import make_tiny_model
+
+    folder = make_tiny_model(tmp_path / "endless", "llama", max_position_embeddings=8192)
+    for name in ("config.json", "generation_config.json"):
+        text = re.sub(r'"eos_token_id": (\d+|\[[^]]*\])', '"eos_token_id": 511', (folder / name).read_text())
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_reader_that_goes_away_ends_generate_without_a_traceback(endless_model: Path) -> None:
+    process = generating(endless_model)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(120) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_an_interrupt_ends_generate_without_a_traceback(endless_model: Path) -> None:
+    process = generating(endless_model)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, b"")
