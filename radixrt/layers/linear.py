@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 PACK_ROWS = 16
 """Batch rows that oneDNN is told to lay weights out for; 1, 16 and 64 measured alike for 1 to 256 rows."""
+
+
+def _find_packed_linear() -> Callable[..., torch.Tensor]:
+    """oneDNN's linear by its one overload: looking it up by name at each call costs microseconds."""
+    try:
+        found: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    except (AttributeError, RuntimeError):  # a torch built without oneDNN; then nothing is packed
+        return F.linear
+    return found
+
+
+_packed_linear = _find_packed_linear()
 
 
 class Linear(nn.Module):
@@ -36,7 +50,7 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], same dtype."""
         if self._packed is not None:
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+            y: torch.Tensor = _packed_linear(x, self._packed, self.bias, "none", [], "")
             return y
         assert self.weight is not None
         return F.linear(x, self.weight, self.bias)
