@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.cpu_plan import MIN_SHARED, TASK_ROWS, SharedPrefix, StepPlan, find_shared_prefixes, plan_step
 from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.kv_cache import KVCache
 from radixrt.kernels.build import load_kernels
-from radixrt.messages import Int32Array
 
-TASK_ROWS = 192
-"""Query rows (queries times heads of a group) in one task: enough to pay for transposing a block of keys."""
+MAX_DOT_ROWS = 8
+"""Heads of a group that the kernel's path for single queries takes."""
 
 
 class CpuBackend(AttentionBackend):
@@ -39,14 +39,16 @@ class CpuBackend(AttentionBackend):
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._attend.restype = None
         self._attend.argtypes = (
-            [pointer] * 8 + [i64] + [pointer] * 4 + [i32, pointer, i32, pointer, ctypes.c_float, i32]
+            [pointer] * 8 + [i64] + [pointer] * 4 + [i32] + [pointer, i32] * 2 + [pointer] * 3 + [ctypes.c_float, i32]
         )  # fmt: skip
         self._shapes = {
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
             for layer in layers
         }
-        self._tasks: dict[tuple[int, int], Int32Array] = {}
-        self._seq_lens = self._extend_lens = np.empty(0, np.int32)
+        self._block = library.radixrt_block()
+        self._plans: dict[tuple[int, int, bool], StepPlan] = {}
+        self._seq_lens = self._extend_lens = self._first_token = np.empty(0, np.int32)
+        self._shared: list[SharedPrefix] = []
 
     @staticmethod
     def _check_shapes(layers: list[AttentionLayer], max_dim: int) -> None:
@@ -59,35 +61,45 @@ class CpuBackend(AttentionBackend):
                 )
 
     def prepare(self, batch: ForwardBatch) -> None:
-        self._tasks.clear()
+        self._plans.clear()
         self._seq_lens = np.ascontiguousarray(batch.seq_lens_cpu)
         self._extend_lens = np.ascontiguousarray(batch.extend_lens_cpu)
+        self._first_token = (np.cumsum(self._extend_lens) - self._extend_lens).astype(np.int32)
+        decode = np.flatnonzero((self._extend_lens == 1) & (self._seq_lens > MIN_SHARED)).astype(np.int32)
+        table = batch.req_to_token.numpy()
+        self._shared = find_shared_prefixes(
+            table, batch.req_pool_indices.numpy()[decode], self._seq_lens[decode], decode, self._block
+        )
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
         tokens = q.shape[0]
         out = torch.empty(tokens, layer.num_heads * layer.head_dim, dtype=q.dtype)
-        tasks = self._tasks_for(layer)
+        plan = self._plan_for(layer)
         strides = np.array([_token_stride(q), _token_stride(k), _token_stride(v)], np.int64)
         self._attend(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), strides.ctypes.data,
             self._kv.k[layer.layer_id].data_ptr(), self._kv.v[layer.layer_id].data_ptr(), out.data_ptr(),
             batch.req_to_token.data_ptr(), batch.req_to_token.stride(0), batch.req_pool_indices.data_ptr(),
             self._seq_lens.ctypes.data, self._extend_lens.ctypes.data, batch.out_cache_loc.data_ptr(),
-            tokens, tasks.ctypes.data, len(tasks), self._shapes[layer.layer_id].ctypes.data, layer.scale,
-            layer.sliding_window or 0,
+            tokens, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data, len(plan.groups),
+            plan.group_rows.ctypes.data, self._first_token.ctypes.data, self._shapes[layer.layer_id].ctypes.data,
+            layer.scale, layer.sliding_window or 0,
         )  # fmt: skip
         return out
 
-    def _tasks_for(self, layer: AttentionLayer) -> Int32Array:
+    def _plan_for(self, layer: AttentionLayer) -> StepPlan:
         group = layer.num_heads // layer.num_kv_heads
-        key = (group, layer.num_kv_heads)
-        if key not in self._tasks:
-            self._tasks[key] = _plan(
-                self._seq_lens, self._extend_lens, group, layer.num_kv_heads, self._max_queries, torch.get_num_threads()
-            )
-        return self._tasks[key]
+        # A window may end within the shared part, at another place for each row.
+        shares = layer.sliding_window is None and group <= MAX_DOT_ROWS
+        key = (group, layer.num_kv_heads, shares)
+        if key not in self._plans:
+            self._plans[key] = plan_step(
+                self._seq_lens, self._extend_lens, self._shared if shares else [], group, layer.num_kv_heads,
+                max_queries=self._max_queries, threads=torch.get_num_threads(),
+            )  # fmt: skip
+        return self._plans[key]
 
 
 def _token_stride(x: torch.Tensor) -> int:
@@ -95,24 +107,3 @@ def _token_stride(x: torch.Tensor) -> int:
     if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         raise ValueError("queries, keys and values of one token must be contiguous")
     return x.stride(0)
-
-
-def _plan(
-    seq_lens: Int32Array, extend_lens: Int32Array, group: int, kv_heads: int, max_queries: int, threads: int
-) -> Int32Array:
-    """int32 [n, 6]: row, first kv head, kv heads, the row's first token, first query, queries; costliest first."""
-    queries = min(max_queries, max(1, TASK_ROWS // group))
-    blocks = -(-extend_lens // queries)
-    row = np.repeat(np.arange(len(seq_lens), dtype=np.int32), blocks)
-    first_block = np.repeat(np.cumsum(blocks) - blocks, blocks)
-    first_query = (np.arange(len(row)) - first_block) * queries
-    count = np.minimum(queries, extend_lens[row] - first_query)
-    first_token = (np.cumsum(extend_lens) - extend_lens)[row]
-    cost = count * (seq_lens[row] - extend_lens[row] + first_query + count)
-    order = np.argsort(-cost, kind="stable")
-    # A task of several heads reads a slot once for all of them; but every thread must find work.
-    together = kv_heads if len(row) >= 4 * threads and count.max() * group * kv_heads <= TASK_ROWS else 1
-    columns = np.stack([row, row, np.full_like(row, together), first_token, first_query, count], axis=1)[order]
-    tasks = np.repeat(columns, kv_heads // together, axis=0)
-    tasks[:, 1] = np.tile(np.arange(0, kv_heads, together), len(columns))
-    return np.ascontiguousarray(tasks, dtype=np.int32)

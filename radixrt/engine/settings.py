@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.config import Config
-from radixrt.errors import ConfigError
+from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.source import cache_folder, prepare_model, resolve_dtype
 
@@ -50,7 +50,10 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
     dtype = resolve_dtype(config.model.dtype, device)
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
-    spec = load_model_spec(prepared.folder)
+    try:
+        spec = load_model_spec(prepared.folder)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{prepared.folder}: {error}") from error
     context = config.model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")

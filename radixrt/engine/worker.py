@@ -8,6 +8,7 @@ launcher as one JSON line on the original stdout; everything else that prints go
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -51,6 +52,7 @@ def run_tokenizer(config: Config, settings: EngineSettings, endpoints: Endpoints
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler"))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main"))
     worker = parts.make_tokenizer(config, settings, to_scheduler, to_main)
+    _settle()
     while True:
         message = inbox.recv(None)
         if message is not None:
@@ -65,6 +67,7 @@ def run_scheduler(config: Config, settings: EngineSettings, endpoints: Endpoints
     executor = MultiprocExecutor(context, [endpoints.of("runner-0")], endpoints.of("answers"))
     ready = executor.wait_ready(config.executor.start_timeout_s)
     loop = parts.make_scheduler_loop(config, settings, ready, executor, inbox, to_tokenizer, inbox.socket)
+    _settle()
     while True:
         loop.run_once(wait=True)
 
@@ -74,10 +77,17 @@ def run_runner(config: Config, settings: EngineSettings, endpoints: Endpoints, c
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.of("answers"))
     worker = parts.make_runner_worker(config, settings, answers)
     worker.start()
+    _settle()
     while True:
         message = inbox.recv(None)
         if message is not None:
             worker.handle(message)
+
+
+def _settle() -> None:
+    """What exists after start-up lives as long as the process: the garbage collector need not walk it again."""
+    gc.collect()
+    gc.freeze()
 
 
 RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any]], None]] = {

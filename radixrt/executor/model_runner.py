@@ -294,4 +294,5 @@ def _unpack_mask(mask: GrammarMask | None) -> tuple[Int32Array, npt.NDArray[Any]
     if mask is None:
         return None
     rows = unpack_i32(mask.rows)
-    return rows, np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1)
+    # A copy, because torch wants memory that it could write to.
+    return rows, np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1).copy()

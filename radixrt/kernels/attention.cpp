@@ -2,7 +2,11 @@
 //
 // A task is one row, some of its kv heads and a block of its queries; the `group` query heads that share a kv head are
 // computed together, so each key and value is read once for all of them. A decode row's task takes all kv heads, whose
-// keys lie side by side in a slot. Softmax is online over blocks of BLOCK
+// keys lie side by side in a slot.
+//
+// Decode rows whose first slots are the same share that part of their context: a group task takes one kv head of several
+// rows, goes through the shared slots once for all of their queries, then through each row's own. The online softmax
+// carries each query from one to the other, so nothing has to be merged afterwards. Softmax is online over blocks of BLOCK
 // positions (Milakov and Gimelshein, arXiv 1805.02867). All arithmetic is float32, whatever the pool holds.
 
 #include <algorithm>
@@ -61,9 +65,14 @@ struct Problem {
     int heads, kv_heads, dim;
     float scale;
     int window;  // positions that a query sees, itself included; 0 for all
+    const int32_t* rows;         // of all groups
+    const int32_t* first_token;  // of each row in the batch
 };
 
 struct Task { int row, first_head, num_heads, first_token, first_query, num_queries; };
+
+// Rows rows[first .. first + num_rows), each with one query, and the slots [0, shared) that they have in common.
+struct Group { int first, num_rows, head, shared; };
 
 struct Scratch {
     float q[QUERY_BLOCK * 16 * MAX_DIM];
@@ -134,25 +143,26 @@ struct Row {
     }
 };
 
+// Query rows of one row of the batch, from `base` on in the scratch.
 template <typename T>
-void load_queries(const Row<T>& r) {
+void load_queries(const Row<T>& r, int base) {
     for (int h = 0; h < r.t.num_heads; h++)
         for (int m = 0; m < r.rows; m++) {
             const int64_t index = r.query(h, m);
             const T* q = r.p.q + index / r.p.heads * r.p.q_stride + index % r.p.heads * r.dim;
-            const int at = h * r.rows + m;
+            const int at = base + h * r.rows + m;
             for (int d = 0; d < r.dim; d += LANES) store(r.s.q + at * r.dim + d, load(q + d) * r.p.scale);
             r.s.peak[at] = -1e29f;
             r.s.total[at] = 0.0f;
         }
-    std::memset(r.s.acc, 0, sizeof(float) * r.t.num_heads * r.rows * r.dim);
+    std::memset(r.s.acc + base * r.dim, 0, sizeof(float) * r.t.num_heads * r.rows * r.dim);
 }
 
 template <typename T>
-void store_outputs(const Row<T>& r) {
+void store_outputs(const Row<T>& r, int base) {
     for (int h = 0; h < r.t.num_heads; h++)
         for (int m = 0; m < r.rows; m++) {
-            const int at = h * r.rows + m;
+            const int at = base + h * r.rows + m;
             T* out = r.p.out + r.query(h, m) * r.dim;
             const float inverse = 1.0f / r.s.total[at];
             for (int d = 0; d < r.dim; d += LANES) store(out + d, load(r.s.acc + at * r.dim + d) * inverse);
@@ -216,9 +226,8 @@ inline void weigh_values(const Row<T>& r, int base, const T* v, int first, int w
 
 // Few query rows, ROWS for each kv head: every key and value is loaded once and used from registers.
 template <typename T, int ROWS>
-void dot_block(const Row<T>& r, int head, int first, int width) {
+void dot_block(const Row<T>& r, int base, int head, int first, int width) {
     constexpr int VECS = ROWS <= 5 ? 4 : 2;
-    const int base = head * ROWS;
     const T* k = r.p.k_pool + int64_t(r.t.first_head + head) * r.dim;
     const T* v = r.p.v_pool + int64_t(r.t.first_head + head) * r.dim;
     for (int j = 0; j < width; j += LANES) dot_scores<T, ROWS>(r, base, k, first, j, width);
@@ -229,24 +238,25 @@ void dot_block(const Row<T>& r, int head, int first, int width) {
 }
 
 template <typename T>
-void dot_block(const Row<T>& r, int head, int first, int width) {
+void dot_block(const Row<T>& r, int base, int head, int first, int width) {
     switch (r.rows) {
-        case 1: return dot_block<T, 1>(r, head, first, width);
-        case 2: return dot_block<T, 2>(r, head, first, width);
-        case 3: return dot_block<T, 3>(r, head, first, width);
-        case 4: return dot_block<T, 4>(r, head, first, width);
-        case 5: return dot_block<T, 5>(r, head, first, width);
-        case 6: return dot_block<T, 6>(r, head, first, width);
-        case 7: return dot_block<T, 7>(r, head, first, width);
-        default: return dot_block<T, 8>(r, head, first, width);
+        case 1: return dot_block<T, 1>(r, base, head, first, width);
+        case 2: return dot_block<T, 2>(r, base, head, first, width);
+        case 3: return dot_block<T, 3>(r, base, head, first, width);
+        case 4: return dot_block<T, 4>(r, base, head, first, width);
+        case 5: return dot_block<T, 5>(r, base, head, first, width);
+        case 6: return dot_block<T, 6>(r, base, head, first, width);
+        case 7: return dot_block<T, 7>(r, base, head, first, width);
+        default: return dot_block<T, 8>(r, base, head, first, width);
     }
 }
 
 // Many query rows: keys and values of the block are unpacked once, then two small matrix products.
+// `rows` query rows from `base` on, the first of which is at query_position.
 template <typename T>
-void gemm_block(const Row<T>& r, int head, int first, int width) {
+void gemm_block(const Row<T>& r, int base, int rows, int head, int first, int width, int query_position) {
     Scratch& s = r.s;
-    const int dim = r.dim, base = head * r.rows;
+    const int dim = r.dim;
     const int64_t offset = int64_t(r.t.first_head + head) * dim;
     for (int j = 0; j < BLOCK; j++) {
         const int64_t slot = r.slots[first + std::min(j, width - 1)] * r.slot_stride + offset;
@@ -254,35 +264,67 @@ void gemm_block(const Row<T>& r, int head, int first, int width) {
         for (int d = 0; d < dim; d++) s.keys[d * BLOCK + j] = load1(key + d);
         for (int d = 0; d < dim; d += LANES) store(s.values + j * dim + d, load(value + d));
     }
-    gemm(s.q + base * dim, dim, s.keys, BLOCK, s.scores, BLOCK, r.rows, dim, BLOCK, false);
-    softmax_block(s, base, r.rows, r.group, dim, first, width, r.first_query_position, r.p.window);
-    gemm(s.scores, BLOCK, s.values, dim, s.acc + base * dim, dim, r.rows, width, dim, true);
+    gemm(s.q + base * dim, dim, s.keys, BLOCK, s.scores, BLOCK, rows, dim, BLOCK, false);
+    softmax_block(s, base, rows, r.group, dim, first, width, query_position, r.p.window);
+    gemm(s.scores, BLOCK, s.values, dim, s.acc + base * dim, dim, rows, width, dim, true);
 }
 
 template <typename T>
 void run_task(const Problem<T>& p, const Task& t, Scratch& s) {
     const Row<T> r(p, t, s);
     const int begin = p.window ? std::max(0, r.first_query_position - p.window + 1) / BLOCK * BLOCK : 0;
-    load_queries(r);
+    load_queries(r, 0);
     for (int first = begin; first < r.context; first += BLOCK) {
         const int width = std::min(BLOCK, r.context - first);
         touch(r, p.k_pool, first, width);
         touch(r, p.v_pool, first, width);
         for (int h = 0; h < t.num_heads; h++) {
-            if (r.rows <= DOT_ROWS) dot_block(r, h, first, width);
-            else gemm_block(r, h, first, width);
+            const int base = h * r.rows;
+            if (r.rows <= DOT_ROWS) dot_block(r, base, h, first, width);
+            else gemm_block(r, base, r.rows, h, first, width, r.first_query_position);
         }
     }
-    store_outputs(r);
+    store_outputs(r, 0);
 }
 
 template <typename T>
-void attend(const Problem<T>& p, const Task* tasks, int num_tasks) {
+void run_group(const Problem<T>& p, const Group& g, Scratch& s) {
+    const int group = p.heads / p.kv_heads;
+    auto task = [&](int i) {
+        const int row = p.rows[g.first + i];
+        return Task{row, g.head, 1, p.first_token[row], 0, 1};
+    };
+    const Task leader = task(0);
+    const Row<T> shared(p, leader, s);
+    for (int i = 0; i < g.num_rows; i++) {
+        const Task t = task(i);
+        load_queries(Row<T>(p, t, s), i * group);
+    }
+    for (int first = 0; first < g.shared; first += BLOCK)  // every query is behind all of it
+        gemm_block(shared, 0, g.num_rows * group, 0, first, BLOCK, g.shared);
+    for (int i = 0; i < g.num_rows; i++) {
+        const Task t = task(i);
+        const Row<T> r(p, t, s);
+        for (int first = g.shared; first < r.context; first += BLOCK) {
+            const int width = std::min(BLOCK, r.context - first);
+            touch(r, p.k_pool, first, width);
+            touch(r, p.v_pool, first, width);
+            dot_block(r, i * group, 0, first, width);
+        }
+        store_outputs(r, i * group);
+    }
+}
+
+template <typename T>
+void attend(const Problem<T>& p, const Task* tasks, int num_tasks, const Group* groups, int num_groups) {
 #pragma omp parallel
     {
         static thread_local Scratch* scratch = new Scratch;  // one for each pool thread, for the life of the process
 #pragma omp for schedule(dynamic)
-        for (int i = 0; i < num_tasks; i++) run_task(p, tasks[i], *scratch);
+        for (int i = 0; i < num_groups + num_tasks; i++) {
+            if (i < num_groups) run_group(p, groups[i], *scratch);
+            else run_task(p, tasks[i - num_groups], *scratch);
+        }
     }
 }
 
@@ -298,14 +340,15 @@ template <typename T>
 void entry(const void* q, const void* k, const void* v, const int64_t* strides, void* k_pool, void* v_pool, void* out,
            const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,
            const int32_t* extend_lens, const int64_t* out_cache_loc, int tokens, const int32_t* tasks, int num_tasks,
+           const int32_t* groups, int num_groups, const int32_t* rows, const int32_t* first_token,
            const int32_t* shape, float scale, int window) {
     const int heads = shape[0], kv_heads = shape[1], dim = shape[2];
     store_rows<T>(static_cast<const T*>(k), static_cast<const T*>(v), strides[1], strides[2], static_cast<T*>(k_pool),
                   static_cast<T*>(v_pool), out_cache_loc, tokens, kv_heads * dim);
     Problem<T> problem{static_cast<const T*>(q), static_cast<const T*>(k_pool), static_cast<const T*>(v_pool),
                        static_cast<T*>(out), req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens,
-                       strides[0], heads, kv_heads, dim, scale, window};
-    attend(problem, reinterpret_cast<const Task*>(tasks), num_tasks);
+                       strides[0], heads, kv_heads, dim, scale, window, rows, first_token};
+    attend(problem, reinterpret_cast<const Task*>(tasks), num_tasks, reinterpret_cast<const Group*>(groups), num_groups);
 }
 
 }  // namespace
@@ -313,15 +356,18 @@ void entry(const void* q, const void* k, const void* v, const int64_t* strides, 
 extern "C" {
 // Limits that the caller plans with.
 int radixrt_query_block() { return QUERY_BLOCK; }
+int radixrt_block() { return BLOCK; }
 int radixrt_max_dim() { return MAX_DIM; }
 
 #define RADIXRT_ENTRY(NAME, TYPE)                                                                                       \
     void NAME(const void* q, const void* k, const void* v, const int64_t* strides, void* k_pool, void* v_pool, void* out, \
               const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens, \
               const int32_t* extend_lens, const int64_t* out_cache_loc, int tokens, const int32_t* tasks, int num_tasks, \
+              const int32_t* groups, int num_groups, const int32_t* rows, const int32_t* first_token,                   \
               const int32_t* shape, float scale, int window) {                                                          \
         entry<TYPE>(q, k, v, strides, k_pool, v_pool, out, req_to_token, row_stride, req_pool_indices, seq_lens,         \
-                    extend_lens, out_cache_loc, tokens, tasks, num_tasks, shape, scale, window);                         \
+                    extend_lens, out_cache_loc, tokens, tasks, num_tasks, groups, num_groups, rows, first_token, shape,  \
+                    scale, window);                                                                                      \
     }
 RADIXRT_ENTRY(radixrt_attend_bf16, bf16)
 RADIXRT_ENTRY(radixrt_attend_f32, float)

@@ -1,4 +1,4 @@
-"""The compiled CPU backend equals the torch reference: decode, chunks, both at once, windows, head shapes, page sizes."""
+"""The compiled CPU backend equals the torch reference: decode, chunks, both at once, windows, head shapes, sharing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cpu import CpuBackend
+from radixrt.attention.cpu_plan import SharedPrefix, find_shared_prefixes, plan_step
 from radixrt.attention.torch_native import TorchNativeBackend
 from radixrt.errors import ConfigError
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache
 from radixrt.kernels import build
 
-NUM_SLOTS = 4096
+NUM_SLOTS = 8192
 
 BATCHES = {
     "one": ([1], [1]),
@@ -36,13 +37,30 @@ SHAPES = {
 }
 
 
-def make_batch(seq_lens: list[int], extend_lens: list[int], rng: np.random.Generator) -> ForwardBatch:
+SHARED = {
+    "all": ([300, 250, 210, 201, 400], [1] * 5, [200] * 5),
+    "to-the-end": ([200, 200, 201], [1, 1, 1], [199, 199, 199]),
+    "two-groups-and-one-alone": ([300, 200, 290, 190, 77], [1] * 5, [180, -150, 180, -150, 0]),
+    "unaligned": ([300, 310], [1, 1], [131, 131]),
+    "too-little": ([300, 310], [1, 1], [100, 100]),
+    "beside-a-chunk": ([300, 120, 260], [1, 50, 1], [192, 0, 192]),
+    "many": ([150 + i for i in range(40)], [1] * 40, [140] * 40),
+}
+"""Lengths, new tokens, and how much of each row is the first (or, below zero, the second) common prefix."""
+
+
+def make_batch(
+    seq_lens: list[int], extend_lens: list[int], rng: np.random.Generator, common: list[int] | None = None
+) -> ForwardBatch:
     seq, ext = np.array(seq_lens, np.int32), np.array(extend_lens, np.int32)
-    slots = rng.permutation(NUM_SLOTS)[: seq.sum()] + 1
+    slots = rng.permutation(NUM_SLOTS)[: seq.sum() + 400] + 1
+    first_prefix, second_prefix = slots[-200:], slots[-400:-200]
     table = np.zeros((len(seq) + 1, 512), np.int32)
     new, start = [], 0
     for i, (n, e) in enumerate(zip(seq_lens, extend_lens, strict=True)):
         table[i + 1, :n] = slots[start : start + n]
+        if common is not None:
+            table[i + 1, : abs(common[i])] = (first_prefix if common[i] > 0 else second_prefix)[: abs(common[i])]
         new.append(table[i + 1, n - e : n])
         start += n
     decode = bool((ext == 1).all())
@@ -66,14 +84,15 @@ def make_batch(seq_lens: list[int], extend_lens: list[int], rng: np.random.Gener
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 37])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [*BATCHES, *SHARED])
 def test_equals_the_reference(
     batch: str, shape: str, window: int | None, dtype: torch.dtype, cache_folder: Path
 ) -> None:
     generator = torch.Generator().manual_seed(len(batch) + len(shape))
     heads, kv_heads, dim = SHAPES[shape]
     layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5, window)
-    made = make_batch(*BATCHES[batch], np.random.default_rng(7))
+    seq_lens, extend_lens, common = SHARED.get(batch) or (*BATCHES[batch], None)
+    made = make_batch(seq_lens, extend_lens, np.random.default_rng(7), common)
 
     def random(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=generator).to(dtype)
@@ -103,6 +122,27 @@ def test_equals_the_reference(
     else:
         error = (got.float() - expected.float()).norm() / expected.float().norm()
         assert error < 5e-3
+
+
+def test_rows_that_share_slots_are_found() -> None:
+    made = make_batch(*SHARED["two-groups-and-one-alone"][:2], np.random.default_rng(1), [180, -150, 180, -150, 0])
+    rows = np.array([0, 1, 2, 3], np.int32)
+    found = find_shared_prefixes(
+        made.req_to_token.numpy(), made.req_pool_indices.numpy()[rows], made.seq_lens_cpu[rows], rows, 64
+    )
+    assert sorted((f.rows.tolist(), f.length) for f in found) == [([0, 2], 128), ([1, 3], 128)]
+
+
+def test_every_row_and_head_is_planned_once() -> None:
+    seq_lens, extend_lens = np.array([300, 120, 260, 500, 900], np.int32), np.array([1, 50, 1, 1, 300], np.int32)
+    shared = [SharedPrefix(np.array([0, 2, 3], np.int32), 192)]
+    for threads in (1, 2, 16):
+        plan = plan_step(seq_lens, extend_lens, shared, 3, 3, max_queries=64, threads=threads)
+        work = {(int(r), int(h)): 1 for g in plan.groups for r in plan.group_rows[g[0] : g[0] + g[1]] for h in [g[2]]}
+        for row, head, heads, _, _, queries in plan.tasks.tolist():
+            for h in range(head, head + heads):
+                work[(row, h)] = work.get((row, h), 0) + queries
+        assert work == {(r, h): int(extend_lens[r]) for r in range(5) for h in range(3)}
 
 
 def test_without_a_compiler_it_falls_back_and_says_what_mends_it(

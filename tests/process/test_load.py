@@ -1,0 +1,74 @@
+"""More requests at once than the server takes: the surplus is refused at once, the rest is answered, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ServerProcess
+from tests.tiny_models import make_tiny_model
+
+NUM_REQUESTS = 1000
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    folder: Path = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama")
+    server = ServerProcess(
+        "--model", str(folder), "--served-model-name", "tiny", "--dtype", "float32", "--num-threads", "1",
+        "--kv-cache-tokens", "2048", "--max-running-requests", "8", "--max-queued-requests", "40",
+    ).wait_ready()  # fmt: skip
+    yield server
+    assert server.stop() == 0
+
+
+async def _flood(url: str) -> list[httpx.Response]:
+    limits = httpx.Limits(max_connections=NUM_REQUESTS)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
+
+        async def one(i: int) -> httpx.Response:
+            body = {"model": "tiny", "prompt": f"request {i}", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+            return await client.post("/v1/completions", json=body)
+
+        return await asyncio.gather(*(one(i) for i in range(NUM_REQUESTS)))
+
+
+def test_a_thousand_requests_beyond_the_queue_limit(small_server: ServerProcess) -> None:
+    answers = asyncio.run(_flood(small_server.url))
+    codes = [a.status_code for a in answers]
+    assert set(codes) == {200, 429}
+    assert codes.count(200) >= 8
+    for answer in answers:
+        if answer.status_code == 429:
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "queue_full"
+        else:
+            assert answer.json()["usage"]["completion_tokens"] == 8
+    _assert_nothing_leaked(small_server.url)
+
+
+def test_disconnecting_in_mid_stream_frees_everything(small_server: ServerProcess) -> None:
+    body = {"model": "tiny", "prompt": "a long story", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    for _ in range(20):
+        with httpx.stream("POST", f"{small_server.url}/v1/completions", json=body, timeout=30) as response:
+            next(response.iter_lines())
+    _assert_nothing_leaked(small_server.url)
+
+
+def _assert_nothing_leaked(url: str) -> None:
+    deadline = time.monotonic() + 15
+    while True:
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        values = {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+        slots = {state: values[f'radixrt_kv_slots{{state="{state}"}}'] for state in ("free", "evictable")}
+        idle = values["radixrt_open_requests"] == values["radixrt_requests_running"] == 0
+        if idle and sum(slots.values()) == values["radixrt_kv_slots_capacity"] == 2048:
+            break
+        assert time.monotonic() < deadline, (idle, slots)
+        time.sleep(0.1)
+    again = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "still there?", "max_tokens": 4})
+    assert again.status_code == 200
