@@ -44,6 +44,7 @@ template <int COLS>
 inline void gemm_rows(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int rows, int depth, bool add) {
     int i = 0;
     for (; i + 6 <= rows; i += 6) gemm_tile<6, COLS>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth, add);
+    for (; i + 3 <= rows; i += 3) gemm_tile<3, COLS>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth, add);
     for (; i < rows; i++) gemm_tile<1, COLS>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth, add);
 }
 
@@ -258,11 +259,19 @@ void gemm_block(const Row<T>& r, int base, int rows, int head, int first, int wi
     Scratch& s = r.s;
     const int dim = r.dim;
     const int64_t offset = int64_t(r.t.first_head + head) * dim;
-    for (int j = 0; j < BLOCK; j++) {
-        const int64_t slot = r.slots[first + std::min(j, width - 1)] * r.slot_stride + offset;
-        const T *key = r.p.k_pool + slot, *value = r.p.v_pool + slot;
-        for (int d = 0; d < dim; d++) s.keys[d * BLOCK + j] = load1(key + d);
-        for (int d = 0; d < dim; d += LANES) store(s.values + j * dim + d, load(value + d));
+    touch(r, r.p.k_pool, first, width);
+    touch(r, r.p.v_pool, first, width);
+    for (int j = 0; j < BLOCK; j += LANES) {
+        int64_t slots[LANES];
+        for (int i = 0; i < LANES; i++)
+            slots[i] = r.slots[first + std::min(j + i, width - 1)] * r.slot_stride + offset;
+        for (int d = 0; d < dim; d += LANES) {
+            vec keys[LANES];
+            for (int i = 0; i < LANES; i++) keys[i] = load(r.p.k_pool + slots[i] + d);
+            transpose(keys);
+            for (int i = 0; i < LANES; i++) store(s.keys + (d + i) * BLOCK + j, keys[i]);
+            for (int i = 0; i < LANES; i++) store(s.values + (j + i) * dim + d, load(r.p.v_pool + slots[i] + d));
+        }
     }
     gemm(s.q + base * dim, dim, s.keys, BLOCK, s.scores, BLOCK, rows, dim, BLOCK, false);
     softmax_block(s, base, rows, r.group, dim, first, width, query_position, r.p.window);
@@ -276,8 +285,10 @@ void run_task(const Problem<T>& p, const Task& t, Scratch& s) {
     load_queries(r, 0);
     for (int first = begin; first < r.context; first += BLOCK) {
         const int width = std::min(BLOCK, r.context - first);
-        touch(r, p.k_pool, first, width);
-        touch(r, p.v_pool, first, width);
+        if (r.rows <= DOT_ROWS) {
+            touch(r, p.k_pool, first, width);
+            touch(r, p.v_pool, first, width);
+        }
         for (int h = 0; h < t.num_heads; h++) {
             const int base = h * r.rows;
             if (r.rows <= DOT_ROWS) dot_block(r, base, h, first, width);

@@ -23,13 +23,6 @@ inline vec load(const bf16* p) {
     std::memcpy(&out, &wide, sizeof out);
     return out;
 }
-inline float load1(const float* p) { return *p; }
-inline float load1(const bf16* p) {
-    uint32_t wide = uint32_t(p->bits) << 16;
-    float out;
-    std::memcpy(&out, &wide, sizeof out);
-    return out;
-}
 inline void store(float* p, vec x) { *reinterpret_cast<vec*>(p) = x; }
 inline void store(bf16* p, vec x) {  // round to nearest even; attention outputs are finite unless the inputs are not
     ivec bits;
@@ -63,6 +56,35 @@ inline vec merge(vec a, vec b) {
     else
         return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
                __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+// Exchanges the off-diagonal blocks of S lanes between two rows that lie S apart: one step of a transposition.
+#define RADIXRT_SWAP(NAME, LOW, HIGH)                          \
+    inline void NAME(vec& a, vec& b) {                         \
+        const vec low = __builtin_shufflevector(a, b, LOW);    \
+        b = __builtin_shufflevector(a, b, HIGH);               \
+        a = low;                                               \
+    }
+#define RADIXRT_LIST(...) __VA_ARGS__
+RADIXRT_SWAP(swap8, RADIXRT_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+             RADIXRT_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+RADIXRT_SWAP(swap4, RADIXRT_LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+             RADIXRT_LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+RADIXRT_SWAP(swap2, RADIXRT_LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+             RADIXRT_LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+RADIXRT_SWAP(swap1, RADIXRT_LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+             RADIXRT_LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#undef RADIXRT_SWAP
+#undef RADIXRT_LIST
+
+// Sixteen rows of sixteen become columns.
+inline void transpose(vec (&rows)[LANES]) {
+    for (int i = 0; i < 8; i++) swap8(rows[i], rows[i + 8]);
+    for (int half = 0; half < LANES; half += 8)
+        for (int i = half; i < half + 4; i++) swap4(rows[i], rows[i + 4]);
+    for (int quarter = 0; quarter < LANES; quarter += 4)
+        for (int i = quarter; i < quarter + 2; i++) swap2(rows[i], rows[i + 2]);
+    for (int i = 0; i < LANES; i += 2) swap1(rows[i], rows[i + 1]);
 }
 
 // exp for x <= 0; relative error about 2e-7 (Cephes' expf polynomial).

@@ -12,7 +12,10 @@ from radixrt.engine.settings import resolve_settings
 from tests.equivalence.reference import greedy
 
 QUESTIONS = ["What is the capital of France?", "Name a colour.", "Count to five.", "Who wrote Hamlet?"]
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+CHAT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+)
 NUM_TOKENS = 24
 
 
@@ -26,10 +29,7 @@ def prompts(folder: Path) -> list[list[int]]:
     from radixrt.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(folder)
-    chats = [
-        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
-        for q in QUESTIONS
-    ]
+    chats = [CHAT.format(question=q) for q in QUESTIONS]
     texts = [*chats, "Once upon a time", "def fibonacci(n):\n", "The list of planets: Mercury, Venus,", chats[0] * 3]
     return [tokenizer.encode(t, add_special_tokens=False) for t in texts]
 
@@ -58,7 +58,7 @@ def test_greedy_equals_transformers(options: dict, folder: Path, prompts: list[l
 
 def test_the_embedded_model_knows_paris() -> None:
     with radixrt.Engine(dtype="float32", kv_cache_tokens=2048, executor="uni", show_progress=False) as engine:
-        chat = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\n"
+        chat = CHAT.format(question=QUESTIONS[0])
         answer = engine.generate(chat, {"temperature": 0, "max_tokens": 32})
     assert answer.text == "The capital of France is Paris."
     assert answer.finish_reason == "stop"

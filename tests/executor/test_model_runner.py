@@ -66,7 +66,7 @@ def test_the_mirror_equals_the_schedulers_table(page_size: int, tiny_model: Call
     )  # fmt: skip
     base = list(range(3, 40))
     for i in range(12):
-        bench.send(f"r{i}", base[: 5 + 3 * i] + [100 + i, 7], max_tokens=20, ignore_eos=True)
+        bench.send(f"r{i}", [*base[: 5 + 3 * i], 100 + i, 7], max_tokens=20, ignore_eos=True)
     compared = 0
     while bench.turn():
         active = bench.core.active
