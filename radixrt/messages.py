@@ -154,7 +154,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         chat: conversation for the chat template.
         sampling: n is 1 here; the client sends n requests for n completions.
         stream: text is wanted as it comes; otherwise one TextDelta ends the request and carries everything.
-        priority: higher is scheduled first under the priority policy, and kept longer by priority eviction.
+        priority: higher is scheduled first, and kept longer by priority eviction.
         cache_salt: namespace of the radix cache; requests share prefixes only within one.
         timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
     """

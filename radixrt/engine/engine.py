@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -30,6 +32,9 @@ from radixrt.messages import (
 from radixrt.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
+
+NO_DEADLINE_S = 1e9
+"""Offline, whoever started the work waits for it; `request_timeout_s` is for servers."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,12 @@ class Engine:
         """Process ids by name; empty when everything runs in this process."""
         return self._launcher.pids
 
+    @property
+    def _window(self) -> int:
+        """Requests of one call that are open at once: enough to fill every batch, never more than the queue takes."""
+        limits = self.config.scheduler
+        return min(limits.max_running_requests + limits.max_queued_requests // 2, limits.max_queued_requests)
+
     # --- one call, many prompts ---
 
     @overload
@@ -179,13 +190,16 @@ class Engine:
         out: list[Completion] = []
         try:
             with _engine_errors(), _progress(len(requests), progress) as bar:
-                streams = [(self.client.stream(r), _Collector()) for r in requests]
-                for stream, collector in streams:
-                    for delta in stream:
+                later = iter(requests)
+                streams = deque(self.client.stream(r) for r in itertools.islice(later, self._window))
+                while streams:
+                    collector = _Collector()
+                    for delta in streams.popleft():
                         chunk = collector.add(delta)
                     assert chunk.completion is not None
                     out.append(chunk.completion)
                     bar.update()
+                    streams.extend(self.client.stream(r) for r in itertools.islice(later, 1))
         finally:
             for unanswered in requests[len(out) :]:  # after an error or Ctrl-C: nobody waits for them
                 self.client.abort(unanswered.rid)
@@ -197,7 +211,8 @@ class Engine:
         """`generate` for an event loop; cancelling it aborts its requests."""
         each, single = _split(prompts)
         requests = self._requests(each, sampling_params, request)
-        tasks = [asyncio.ensure_future(self._collect(r)) for r in requests]
+        slots = asyncio.Semaphore(self._window)
+        tasks = [asyncio.ensure_future(self._collect(r, slots)) for r in requests]
         try:
             with _engine_errors():
                 out = await asyncio.gather(*tasks)
@@ -206,10 +221,9 @@ class Engine:
                 task.cancel()
         return out[0] if single and len(out) == 1 else out
 
-    async def _collect(self, request: GenerateReq) -> Completion:
+    async def _collect(self, request: GenerateReq, slots: asyncio.Semaphore) -> Completion:
         collector = _Collector()
-        stream = self.client.astream(request)
-        async with contextlib.aclosing(stream):
+        async with slots, contextlib.aclosing(self.client.astream(request)) as stream:
             async for delta in stream:
                 chunk = collector.add(delta)
         assert chunk.completion is not None
@@ -289,7 +303,7 @@ def as_sampling_params(value: Any) -> SamplingParams:
 
 def _request(
     prompt: Prompt, sampling: SamplingParams, *, stream: bool, priority: int = 0, cache_salt: str = "",
-    timeout_s: float | None = None,
+    timeout_s: float = NO_DEADLINE_S,
 ) -> GenerateReq:  # fmt: skip
     if isinstance(prompt, str):
         return GenerateReq(

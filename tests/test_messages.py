@@ -1,0 +1,252 @@
+"""The wire: every message comes back equal through its union, columns are little-endian, and nothing is pickled."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixrt import messages
+from radixrt.messages import (
+    Finish,
+    FromRunner,
+    GenerateReq,
+    Message,
+    TextBatch,
+    TextDelta,
+    TokenLogprob,
+    ToMain,
+    ToRunner,
+    ToScheduler,
+    ToTokenizer,
+    pack_f32,
+    pack_i32,
+    unpack_f32,
+    unpack_i32,
+)
+from radixrt.sampling_params import SamplingParams
+
+UNIONS: dict[str, Any] = {
+    "ToTokenizer": ToTokenizer,
+    "ToScheduler": ToScheduler,
+    "ToRunner": ToRunner,
+    "FromRunner": FromRunner,
+    "ToMain": ToMain,
+}
+MEMBERS = [(name, kind) for name, union in UNIONS.items() for kind in typing.get_args(union)]
+
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=8),
+    bytes: st.binary(max_size=12),
+    bool: st.booleans(),
+    type(None): st.none(),
+}
+
+
+def values(hint: Any, depth: int = 0) -> st.SearchStrategy[Any]:
+    """Any value of an annotated type; a list of structs within structs ends at a depth of 4."""
+    args = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is list:
+        return st.lists(values(args[0], depth), max_size=2) if depth < 4 else st.just([])
+    if origin is tuple:
+        if args[-1] is ...:
+            return st.lists(values(args[0], depth), max_size=2).map(tuple)
+        return st.tuples(*[values(arg, depth) for arg in args])
+    if origin is dict:
+        return st.dictionaries(values(args[0], depth), values(args[1], depth), max_size=2)
+    if args:
+        return st.one_of([values(arg, depth) for arg in args])
+    fields = msgspec.structs.fields(hint)
+    return st.builds(hint, **{f.name: values(f.type, depth + 1) for f in fields})
+
+
+# --- round trips ---
+
+
+@pytest.mark.parametrize(("union", "kind"), MEMBERS, ids=[f"{u}-{k.__name__}" for u, k in MEMBERS])
+def test_every_message_comes_back_equal_through_its_union(union: str, kind: type[Message]) -> None:
+    @settings(max_examples=50, deadline=None)
+    @given(values(kind))
+    def check(message: Message) -> None:
+        back = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=UNIONS[union])
+        assert type(back) is kind
+        assert back == message
+
+    check()
+
+
+def test_every_message_class_travels_in_some_union() -> None:
+    defined = {c for c in vars(messages).values() if isinstance(c, type) and issubclass(c, Message)} - {Message}
+    assert defined == {kind for _, kind in MEMBERS}
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(kind for _, kind in MEMBERS), ids=lambda kind: kind.__name__)
+def test_a_message_is_an_array_with_its_name_and_cannot_be_changed(kind: type[Message]) -> None:
+    @settings(max_examples=1, deadline=None)
+    @given(values(kind))
+    def check(message: Message) -> None:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message))[0] == kind.__name__
+        with pytest.raises(AttributeError):
+            setattr(message, kind.__struct_fields__[0], None)
+
+    check()
+
+
+@pytest.mark.parametrize("union", UNIONS)
+def test_a_union_takes_no_message_of_another(union: str) -> None:
+    own = typing.get_args(UNIONS[union])
+    for _, kind in MEMBERS:
+        if kind in own:
+            continue
+        frame = msgspec.msgpack.encode([kind.__name__])
+        with pytest.raises(msgspec.ValidationError, match=f"Invalid value '{kind.__name__}'"):
+            msgspec.msgpack.decode(frame, type=UNIONS[union])
+
+
+def test_defaults_are_left_out_of_sampling_params_and_come_back() -> None:
+    request = GenerateReq("r", SamplingParams(), prompt="x")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request))[2] == {}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=ToTokenizer) == request
+
+
+def test_stop_given_as_a_string_or_list_crosses_as_a_tuple() -> None:
+    for stop in ("ab", ["ab"], ("ab",)):
+        request = GenerateReq("r", SamplingParams(stop=stop, stop_token_ids=[3]))  # type: ignore[arg-type]
+        back = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=ToTokenizer)
+        assert back.sampling.stop == ("ab",)
+        assert back.sampling.stop_token_ids == (3,)
+        assert back == request
+
+
+def test_a_reason_that_is_none_of_the_four_is_refused() -> None:
+    for reason in ("stop", "length", "abort", "error"):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode([reason]), type=Finish).reason == reason
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(["done"]), type=Finish)
+
+
+def test_special_numbers_cross() -> None:
+    """Log-probabilities may be -inf."""
+    row = TokenLogprob(1, "a", b"a", float("-inf"), [TokenLogprob(2, "b", b"\xff", 0.0)])
+    batch = TextBatch([TextDelta("r", logprobs=[row])])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=ToMain) == batch
+
+
+# --- columns ---
+
+
+def test_columns_are_little_endian() -> None:
+    assert pack_i32([1, -2, 2**31 - 1]) == bytes.fromhex("01000000 feffffff ffffff7f")
+    assert pack_f32([1.0, -2.5]) == bytes.fromhex("0000803f 000020c0")
+    big = np.array([1, -2], ">i4")
+    assert pack_i32(big) == bytes.fromhex("01000000 feffffff")
+    assert unpack_i32(bytes.fromhex("01000000 feffffff")).tolist() == [1, -2]
+    assert unpack_f32(bytes.fromhex("0000803f 000020c0")).tolist() == [1.0, -2.5]
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20))
+def test_an_int32_column_comes_back(numbers: list[int]) -> None:
+    column = pack_i32(numbers)
+    assert len(column) == 4 * len(numbers)
+    assert unpack_i32(column).tolist() == numbers
+    assert pack_i32(np.array(numbers, np.int64)) == column
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_a_float32_column_comes_back(numbers: list[float]) -> None:
+    back = unpack_f32(pack_f32(numbers))
+    np.testing.assert_array_equal(back, np.array(numbers, np.float32))
+
+
+def test_a_column_is_a_view_that_cannot_be_written() -> None:
+    for column in (unpack_i32(pack_i32([1, 2])), unpack_f32(pack_f32([1.0, 2.0]))):
+        assert column.itemsize == 4
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 0
+
+
+def test_a_strided_array_packs_its_own_elements() -> None:
+    assert unpack_i32(pack_i32(np.arange(10)[::3])).tolist() == [0, 3, 6, 9]
+    assert pack_i32([]) == pack_f32([]) == b""
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
+def test_an_integer_beyond_32_bits_does_not_wrap(number: int) -> None:
+    with pytest.raises(OverflowError):
+        pack_i32([number])
+
+
+# --- what the package may import ---
+
+PACKAGE = Path(messages.__file__).parent
+PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+
+
+def imported(source: str) -> set[str]:
+    """Top-level names of every module that a source imports, wherever the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "import_module",
+            "importlib.import_module",
+            "__import__",
+        ):
+            names |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_search_for_imports_finds_each_form() -> None:
+    source = (
+        "def f():\n import pickle as p, os.path\n from dill.source import x\n importlib.import_module('marshal')\n"
+        " __import__('cloudpickle')"
+    )
+    assert imported(source) == {"pickle", "os", "dill", "marshal", "cloudpickle"}
+
+
+def test_no_module_imports_a_pickler() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert PACKAGE / "engine" / "worker.py" in files
+    found = {str(f.relative_to(PACKAGE)): imported(f.read_text()) & PICKLERS for f in files}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
+    """`send_pyobj` and multiprocessing's queues and pipes pickle."""
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not names & {"send_pyobj", "recv_pyobj", "send_serialized"}, file
+        assert "multiprocessing" not in imported(file.read_text()), file
+
+
+@pytest.mark.parametrize("package", ["scheduler", "mem_cache"])
+def test_scheduling_needs_no_torch(package: str) -> None:
+    """Every module of the package imports where torch cannot be imported at all."""
+    modules = [
+        "radixrt." + ".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        for f in (PACKAGE / package).rglob("*.py")
+    ]
+    assert len(modules) > 5
+    code = "import importlib, sys; sys.modules['torch'] = None\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    result = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr

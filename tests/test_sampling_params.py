@@ -1,0 +1,287 @@
+"""Every bound of every parameter, from both sides, and every type that is not the right one; errors name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from radixrt.errors import RequestError
+from radixrt.sampling_params import (
+    DEFAULT_MAX_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
+
+VOCAB = 1000
+NAN, INF = float("nan"), float("inf")
+HUGE = 10**400
+UNPRINTABLE = 10**5000
+"""Python refuses to turn it into a string, so an error message must not try."""
+
+SCORING = {"prompt_logprobs": 0}
+
+# name: (least, most, what must be set beside it)
+INTEGERS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "max_tokens": (0, 10_000_000, SCORING),
+    "min_tokens": (0, 10_000_000, {"max_tokens": None}),
+    "top_k": (-1, 2**31 - 1, {}),
+    "seed": (-(2**63), 2**63 - 1, {}),
+    "n": (1, MAX_N, {}),
+    "logprobs": (0, MAX_LOGPROBS, {}),
+    "prompt_logprobs": (0, MAX_LOGPROBS, {}),
+}
+NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (5e-324, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (5e-324, 10.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
+OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
+FLAGS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"]
+
+
+def refusal(vocab_size: int | None = None, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        SamplingParams(**fields).validate(vocab_size)
+    error = raised.value
+    assert error.status == 400
+    assert error.param is not None
+    assert error.param in str(error)
+    assert len(str(error)) < 200
+    assert "\n" not in str(error)
+    return error
+
+
+def accepted(vocab_size: int | None = None, **fields: Any) -> SamplingParams:
+    params = SamplingParams(**fields)
+    assert params.validate(vocab_size) is params
+    return params
+
+
+def test_every_field_is_tested_here() -> None:
+    others = {"logit_bias", "stop", "stop_token_ids"}
+    assert set(SamplingParams.__struct_fields__) == {*INTEGERS, *NUMBERS, *FLAGS, *others}
+
+
+def test_the_defaults_are_valid() -> None:
+    params = accepted()
+    assert params.max_tokens == DEFAULT_MAX_TOKENS
+    assert not params.is_greedy
+    assert not params.needs_penalties
+
+
+# --- integers ---
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_the_bounds_of_an_integer(name: str) -> None:
+    low, high, beside = INTEGERS[name]
+    for value in (low, high):
+        accepted(**{**beside, name: value})
+    for value in (low - 1, high + 1, HUGE, -HUGE, UNPRINTABLE, -UNPRINTABLE):
+        error = refusal(**{**beside, name: value})
+        assert error.param == name
+        assert str(low) in str(error)
+        assert str(high) in str(error)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_what_is_no_integer(name: str) -> None:
+    for value in (True, False, 1.0, NAN, INF, "1", b"1", [1], (1,), {}, object()):
+        assert refusal(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_none_only_where_it_means_something(name: str) -> None:
+    if name in OPTIONAL:
+        accepted(**{name: None})
+    else:
+        assert refusal(**{name: None}).param == name
+
+
+def test_max_tokens_of_zero_needs_something_to_score() -> None:
+    assert refusal(max_tokens=0).param == "max_tokens"
+    accepted(max_tokens=0, prompt_logprobs=0)
+
+
+def test_min_tokens_is_at_most_max_tokens() -> None:
+    assert refusal(max_tokens=3, min_tokens=4).param == "min_tokens"
+    accepted(max_tokens=3, min_tokens=3)
+    accepted(max_tokens=None, min_tokens=10_000)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_no_more_alternatives_than_tokens(name: str) -> None:
+    accepted(VOCAB, **{name: VOCAB})
+    error = refusal(VOCAB, **{name: VOCAB + 1})
+    assert error.param == name
+    assert str(VOCAB) in str(error)
+    assert refusal(10**6, **{name: MAX_LOGPROBS + 1}).param == name
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_bounds_of_a_number(name: str) -> None:
+    low, high = NUMBERS[name]
+    for value in (low, high):
+        accepted(**{name: value})
+    below = 0.0 if low == 5e-324 else np.nextafter(low, -INF).item()
+    for value in (below, np.nextafter(high, INF).item(), low - 1, high + 1, 1e308, -1e308):
+        error = refusal(**{name: value})
+        assert error.param == name
+        assert f"{high:g}" in str(error)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_integer_is_a_number(name: str) -> None:
+    accepted(**{name: 1})
+    for value in (HUGE, -HUGE, UNPRINTABLE, -UNPRINTABLE):
+        assert refusal(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_number(name: str) -> None:
+    for value in (NAN, INF, -INF, True, False, "1.0", b"1", None, [1.0], 1j, object()):
+        assert refusal(**{name: value}).param == name
+
+
+# --- flags ---
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags(name: str) -> None:
+    accepted(**{name: True})
+    accepted(**{name: False})
+    for value in (0, 1, None, "true", 1.0):
+        assert refusal(**{name: value}).param == name
+
+
+# --- stop strings ---
+
+
+@pytest.mark.parametrize("stop", ["ab", ["ab"], ("ab",)])
+def test_stop_as_a_string_list_or_tuple(stop: Any) -> None:
+    assert accepted(stop=stop).stop == ("ab",)
+
+
+@pytest.mark.parametrize("stop", [[], ()])
+def test_no_stop(stop: Any) -> None:
+    assert accepted(stop=stop).stop == ()
+
+
+def test_the_bounds_of_stop() -> None:
+    accepted(stop="x" * MAX_STOP_CHARS)
+    accepted(stop=["é" * MAX_STOP_CHARS] * MAX_STOP_STRINGS)
+    for stop in ("", ["a", ""], "x" * (MAX_STOP_CHARS + 1), ["a"] * (MAX_STOP_STRINGS + 1)):
+        assert refusal(stop=stop).param == "stop"
+
+
+@pytest.mark.parametrize("stop", [None, 3, b"ab", {"ab"}, {"ab": 1}, ["ab", 3], ["ab", None], [["ab"]], (b"ab",)])
+def test_what_is_no_stop(stop: Any) -> None:
+    assert refusal(stop=stop).param == "stop"
+
+
+def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    """It could not be sent to the engine."""
+    assert refusal(stop=["fine", "a\ud83d"]).param == "stop"
+    accepted(stop="a\U0001f600")
+
+
+# --- token ids ---
+
+
+def with_ids(field: str, ids: list[Any]) -> dict[str, Any]:
+    return {field: dict.fromkeys(ids, 1.0) if field == "logit_bias" else ids}
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
+def test_token_ids_lie_in_the_vocabulary(field: str) -> None:
+    accepted(VOCAB, **with_ids(field, [0, VOCAB - 1]))
+    accepted(None, **with_ids(field, [10**9]))
+    for wrong in (-1, VOCAB, HUGE, UNPRINTABLE):
+        error = refusal(VOCAB, **with_ids(field, [3, wrong]))
+        assert error.param == field
+        assert str(VOCAB) in str(error)
+    assert refusal(None, **with_ids(field, [-1])).param == field
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
+def test_what_is_no_token_id(field: str) -> None:
+    for wrong in (True, 1.0, NAN, "1", None, b"1", (1,)):
+        assert refusal(VOCAB, **with_ids(field, [wrong])).param == field
+
+
+def test_stop_token_ids_as_a_list_or_tuple() -> None:
+    assert accepted(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+    assert accepted(stop_token_ids=(3, 4)).stop_token_ids == (3, 4)
+    accepted(stop_token_ids=list(range(MAX_STOP_TOKEN_IDS)))
+    assert refusal(stop_token_ids=list(range(MAX_STOP_TOKEN_IDS + 1))).param == "stop_token_ids"
+    for wrong in (3, None, "3", {3}, b"3"):
+        assert refusal(stop_token_ids=wrong).param == "stop_token_ids"
+
+
+def test_the_bounds_of_logit_bias() -> None:
+    accepted(logit_bias={1: -100, 2: 100.0, 3: 0})
+    accepted(logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0))
+    assert refusal(logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)).param == "logit_bias"
+    for wrong in (-100.001, 100.001, NAN, INF, -INF, HUGE, UNPRINTABLE, True, "1", None):
+        assert refusal(logit_bias={1: wrong}).param == "logit_bias"
+    for wrong in (None, [1], [(1, 1.0)], "1", 3):
+        assert refusal(logit_bias=wrong).param == "logit_bias"
+
+
+# --- what follows from the values ---
+
+
+def test_is_greedy_at_temperature_zero_alone() -> None:
+    assert SamplingParams(temperature=0).is_greedy
+    assert not SamplingParams(temperature=5e-324).is_greedy
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+def test_needs_penalties(name: str) -> None:
+    assert SamplingParams(**{name: 1.5}).needs_penalties
+
+
+def test_the_first_wrong_field_is_named() -> None:
+    assert refusal(temperature=-1, top_p=7).param == "temperature"
+
+
+def test_params_are_frozen_and_keyword_only() -> None:
+    params = SamplingParams()
+    with pytest.raises(AttributeError):
+        params.temperature = 0.5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SamplingParams(5)  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_two_params_share_no_bias() -> None:
+    one, other = SamplingParams(), SamplingParams()
+    one.logit_bias[3] = 1.0
+    assert other.logit_bias == SamplingParams().logit_bias == {}
+
+
+def test_what_is_valid_crosses_the_wire() -> None:
+    params = accepted(
+        VOCAB, max_tokens=None, min_tokens=2, temperature=1, top_p=0.5, top_k=3, min_p=0.1, repetition_penalty=2,
+        frequency_penalty=-1, presence_penalty=1, logit_bias={3: 5, 4: -1.5}, stop=["a", "é"], stop_token_ids=[7],
+        ignore_eos=True, seed=-(2**63), n=3, logprobs=2, prompt_logprobs=0, skip_special_tokens=False,
+        include_stop_str_in_output=True,
+    )  # fmt: skip
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    assert back == params
+    assert back.validate(VOCAB) is back
