@@ -29,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p, top_k, min_p: nucleus mass in (0, 1], number of candidates (0 or -1: all), and least probability as a
             fraction of the most probable token's, in [0, 1]. Applied in the order top_k, top_p, min_p.
-        repetition_penalty: in (0, 10], over prompt and output tokens (CTRL, arXiv 1909.05858); 1 is off.
+        repetition_penalty: in [0.01, 10], over prompt and output tokens (CTRL, arXiv 1909.05858); 1 is off.
         frequency_penalty, presence_penalty: in [-2, 2], over output tokens, as OpenAI defines them; 0 is off.
         logit_bias: token id -> value in [-100, 100] added to its logit.
         stop: strings that end the output; not part of the text unless `include_stop_str_in_output`.
@@ -103,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         _number(self, "top_p", 0.0, 1.0, open_low=True)
         _integer(self, "top_k", -1, 2**31 - 1)
         _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", 0.0, 10.0, open_low=True)
+        _number(self, "repetition_penalty", 0.01, 10.0)
         _number(self, "frequency_penalty", -2.0, 2.0)
         _number(self, "presence_penalty", -2.0, 2.0)
         _integer(self, "seed", -(2**63), 2**63 - 1, optional=True)

@@ -42,7 +42,7 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (5e-324, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (5e-324, 10.0),
+    "repetition_penalty": (0.01, 10.0),
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }

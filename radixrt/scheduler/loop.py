@@ -171,6 +171,7 @@ class SchedulerLoop:
             self._drains.append(request)
         elif request.op == "flush_cache":
             self._core.flush_cache()
+            self._tokenizer.send(self.stats())
             self._tokenizer.send(ControlReply(request.id, ok=True))
         else:
             self._tokenizer.send(self._check_reply(request))

@@ -36,6 +36,7 @@ from radixrt.messages import (
     pack_i32,
     unpack_i32,
 )
+from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
 from radixrt.tokenizer.request_output import RequestOutput
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -43,6 +44,8 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_RID_CHARS = 128
+MAX_ALTERNATIVES = 1_000_000
+"""Log-probabilities of one request: about 40 MB on the wire, well under `channel.MAX_FRAME_BYTES`."""
 
 
 def max_input_tokens(context_length: int, num_slots: int) -> int:
@@ -133,6 +136,25 @@ class TokenizerWorker:
             raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
         if [req.prompt, req.input_ids, req.chat].count(None) != 2:
             raise RequestError("exactly one of prompt, input_ids and messages must be given", param="prompt")
+        ids = self._input_ids(req)
+        self._check_logprobs(req.sampling, len(ids) // 4)
+        return ids
+
+    def _check_logprobs(self, sampling: SamplingParams, prompt_tokens: int) -> None:
+        """All alternatives of a request travel in one frame at its end, unless it streams; that frame has a limit."""
+        room = self._context_length - prompt_tokens
+        output_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        for name, tokens in (("prompt_logprobs", prompt_tokens), ("logprobs", output_tokens)):
+            wanted = getattr(sampling, name)
+            if wanted is not None and tokens * wanted > MAX_ALTERNATIVES:
+                raise RequestError(
+                    f"{name}={wanted} for {tokens} tokens makes more than {MAX_ALTERNATIVES} alternatives; "
+                    f"ask for at most {MAX_ALTERNATIVES // tokens} of each",
+                    param=name,
+                )
+
+    def _input_ids(self, req: GenerateReq) -> bytes:
+        """The int32 column of the prompt, however it was given."""
         if req.input_ids is not None:
             return self._checked(req.input_ids, "input_ids")
         if req.chat is not None:

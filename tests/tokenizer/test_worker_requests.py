@@ -111,6 +111,17 @@ def test_a_bad_request_ends_with_its_error(bench: Bench, name: str) -> None:
     bench.start()  # and the next one is served
 
 
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_alternatives_than_a_frame_holds(bench: Bench, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.tokenizer.worker.MAX_ALTERNATIVES", 100)
+    ids = pack_i32([5] * 10)
+    error = bench.refused(GenerateReq("r", SamplingParams(max_tokens=10, **{name: 11}), input_ids=ids))
+    assert error.param == name
+    assert "at most 10" in error.message
+    bench.handle(GenerateReq("r", SamplingParams(max_tokens=10, **{name: 10}), input_ids=ids))
+    assert isinstance(bench.scheduler.recv(), TokenizedReq)
+
+
 def test_a_model_without_chat_template(loaded: dict[str, Tokenizer]) -> None:
     assert "no chat template" in Bench(loaded["gemma_like"]).refused(GenerateReq("r", OK, chat=chat(HI))).message
 
