@@ -31,10 +31,6 @@ from radixrt.messages import ToMain, ToTokenizer
 
 WATCH_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 3.0
-SPIN_COUNT = "3000"
-"""How long the runner's threads spin for each other before they sleep (GNU OpenMP). Its default of 300,000 is no faster
-on free cores; where something else wants one, the waiting thread burns the time that the other needs, and a step takes
-ten times as long."""
 
 
 class Launcher:
@@ -89,8 +85,6 @@ class Launcher:
         environment = dict(os.environ)
         if kind != "runner":
             environment.setdefault("TOKENIZERS_PARALLELISM", "false")
-        elif "OMP_WAIT_POLICY" not in environment:
-            environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         worker = subprocess.Popen(
             [sys.executable, "-m", "radixrt.engine.worker", kind],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
