@@ -200,7 +200,7 @@ def endless_model(tmp_path: Path) -> Path:
 
     folder = make_tiny_model(tmp_path / "endless", "llama", max_position_embeddings=8192)
     for name in ("config.json", "generation_config.json"):
-        text = re.sub(r'"eos_token_id": (\d+|\[[^]]*\])', '"eos_token_id": 511', (folder / name).read_text())
+        text = re.sub(r'"eos_token_id": (\d+|\[[^]]*\])', '"eos_token_id": null', (folder / name).read_text())
         (folder / name).write_text(text)
     return folder
 
