@@ -5,7 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from radixrt.messages import DebugReply, ForwardStep, GrammarMask, RunnerReady, StepFailed, StepOutput
+from radixrt.errors import EngineError
+from radixrt.messages import (
+    DebugReply,
+    DebugReq,
+    ForwardStep,
+    FromRunner,
+    GrammarMask,
+    RunnerReady,
+    StepFailed,
+    StepOutput,
+    pack_i32,
+)
+
+DEBUG_TIMEOUT_S = 10.0
 
 
 class Executor(ABC):
@@ -32,12 +45,27 @@ class Executor(ABC):
         """Send the mask of the oldest step that still waits for one."""
 
     @abstractmethod
-    def recv(self) -> StepOutput | StepFailed | None:
-        """The next answer if it is there; never waits."""
+    def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        """The next message from the ranks, waiting for it at most timeout_s."""
 
     @abstractmethod
+    def ask(self, question: DebugReq) -> None:
+        """Send a question to rank 0, behind everything submitted."""
+
+    def recv(self) -> StepOutput | StepFailed | None:
+        """The next answer if it is there; never waits."""
+        message = self.take()
+        if message is None or isinstance(message, (StepOutput, StepFailed)):
+            return message
+        raise EngineError(f"unexpected {type(message).__name__} from a runner")
+
     def debug_rows(self, rows: list[int], lens: list[int]) -> DebugReply:
         """Rank 0's mirror of req_to_token, once everything submitted has run (tests)."""
+        self.ask(DebugReq(pack_i32(rows), pack_i32(lens)))
+        reply = self.take(DEBUG_TIMEOUT_S)
+        if not isinstance(reply, DebugReply):
+            raise EngineError(f"expected a DebugReply, got {reply!r:.100}")
+        return reply
 
     @abstractmethod
     def close(self) -> None:

@@ -11,16 +11,13 @@ from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.messages import (
-    DebugReply,
     DebugReq,
     ForwardStep,
     FromRunner,
     GrammarMask,
     RunnerReady,
     StepFailed,
-    StepOutput,
     ToRunner,
-    pack_i32,
 )
 
 
@@ -50,18 +47,11 @@ class MultiprocExecutor(Executor):
     def send_mask(self, mask: GrammarMask) -> None:
         self._send(mask)
 
-    def recv(self) -> StepOutput | StepFailed | None:
-        message = self._answers.recv()
-        if message is None or isinstance(message, (StepOutput, StepFailed)):
-            return message
-        raise EngineError(f"unexpected {type(message).__name__} from a runner")
+    def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        return self._answers.recv(timeout_s)
 
-    def debug_rows(self, rows: list[int], lens: list[int]) -> DebugReply:
-        self._ranks[0].send(DebugReq(pack_i32(rows), pack_i32(lens)))
-        reply = self._answers.recv(10.0)
-        if not isinstance(reply, DebugReply):
-            raise EngineError(f"expected a DebugReply, got {reply!r:.100}")
-        return reply
+    def ask(self, question: DebugReq) -> None:
+        self._ranks[0].send(question)
 
     def close(self) -> None:
         for rank in self._ranks:

@@ -7,16 +7,12 @@ from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.executor.worker import Worker
 from radixrt.messages import (
-    DebugReply,
     DebugReq,
     ForwardStep,
     FromRunner,
     GrammarMask,
     RunnerReady,
-    StepFailed,
-    StepOutput,
     ToRunner,
-    pack_i32,
 )
 
 
@@ -46,18 +42,11 @@ class UniProcExecutor(Executor):
     def send_mask(self, mask: GrammarMask) -> None:
         self._deliver(mask)
 
-    def recv(self) -> StepOutput | StepFailed | None:
-        message = self._answers.recv()
-        if message is None or isinstance(message, (StepOutput, StepFailed)):
-            return message
-        raise EngineError(f"unexpected {type(message).__name__} from the runner")
+    def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        return self._answers.recv()
 
-    def debug_rows(self, rows: list[int], lens: list[int]) -> DebugReply:
-        self._deliver(DebugReq(pack_i32(rows), pack_i32(lens)))
-        reply = self._answers.recv()
-        if not isinstance(reply, DebugReply):
-            raise EngineError(f"expected a DebugReply, got {reply!r:.100}")
-        return reply
+    def ask(self, question: DebugReq) -> None:
+        self._deliver(question)
 
     def close(self) -> None:
         self._worker.shutdown()
