@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -112,7 +113,7 @@ def test_sigterm_drains_and_leaves_nothing(tiny_server: ServerProcess) -> None:
     time.sleep(0.05)
     tiny_server.process.terminate()
     time.sleep(0.15)
-    if tiny_server.process.poll() is None and thread.is_alive():
+    with contextlib.suppress(httpx.TransportError):  # the drain may be over already, and nobody listens
         assert generate(tiny_server).status_code == 503, "a new request during the drain"
     thread.join(30)
     assert answers[0].status_code == 200
