@@ -50,10 +50,6 @@ class ForwardBatch:
     extend_lens_cpu: Int32Array
 
     @property
-    def batch_size(self) -> int:
-        return len(self.seq_lens_cpu)
-
-    @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
 

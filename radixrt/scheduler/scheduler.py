@@ -140,10 +140,6 @@ class Scheduler:
         return self._kv
 
     @property
-    def num_inflight(self) -> int:
-        return self._num_inflight
-
-    @property
     def is_idle(self) -> bool:
         return not self._reqs and not self._num_inflight
 
