@@ -1,0 +1,100 @@
+"""From a language of string values to the language of the JSON texts that spell them.
+
+Each value has one spelling: its code points as they are, but for the quote and the backslash, which take a backslash,
+and the control characters below U+0020, which take their short escape where JSON has one and `\\u00xx` in lower case
+where not. The spelling of a character is never the beginning of another's, so the image of an intersection is the
+intersection of the images, and of a complement the valid strings that are not in the image.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from radixrt.constrained.regex.algebra import alternate, chars, concat, literal, literals, repeat
+from radixrt.constrained.regex.base import Regex
+from radixrt.constrained.regex.boolean import both, without
+from radixrt.constrained.regex.charset import EVERY, CharSet
+from radixrt.constrained.regex.nodes import (
+    ANY,
+    Alternate,
+    Chars,
+    Complement,
+    Concat,
+    Intersect,
+    Repeat,
+    Words,
+    subterms,
+)
+
+_SHORT: Final = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_ESCAPED: Final = CharSet.span(0, 31) | CharSet.of('"\\')
+_SPELLINGS: Final = {ord(char): "\\" + _SHORT[char] if char in _SHORT else f"\\u00{ord(char):02x}" for char in _ESCAPED}
+_QUOTE: Final = literal('"')
+
+
+def json_string(value: Regex) -> Regex:
+    """The JSON texts, quotes included, of the strings that are in value."""
+    if value is ANY:
+        return _ANY_STRING
+    if isinstance(value, Intersect | Complement):
+        positive, negative = _signed(value)
+        texts = [json_string(item) for item in positive] or [_ANY_STRING]
+        return both(*texts, *[without(json_string(item)) for item in negative])
+    return concat(_QUOTE, _body(value), _QUOTE)
+
+
+def _body(value: Regex) -> Regex:
+    if not value.parts():
+        return _spelled(value, {})
+    images: dict[Regex, Regex] = {}
+    for part in subterms(value):
+        images[part] = _spelled(part, images)
+    return images[value]
+
+
+def _spelled(node: Regex, images: dict[Regex, Regex]) -> Regex:
+    if isinstance(node, Chars):
+        return spelled_chars(node.charset)
+    if isinstance(node, Words):
+        return literals([word.translate(_SPELLINGS) for word in node.words])
+    if isinstance(node, Concat):
+        return concat(images[node.head], images[node.tail])
+    if isinstance(node, Alternate):
+        return alternate(*[images[option] for option in node.options])
+    if isinstance(node, Repeat):
+        return repeat(images[node.item], node.low, node.high)
+    if isinstance(node, Intersect | Complement):
+        positive, negative = _signed(node)
+        texts = [images[item] for item in positive] or [_ANY_BODY]
+        return both(*texts, *[without(images[item]) for item in negative])
+    return node
+
+
+def _signed(node: Intersect | Complement) -> tuple[list[Regex], list[Regex]]:
+    """What a string must be in, and what it must not be in."""
+    items = node.items if isinstance(node, Intersect) else (node,)
+    positive = [item for item in items if not isinstance(item, Complement)]
+    return positive, [item.item for item in items if isinstance(item, Complement)]
+
+
+@lru_cache(maxsize=2048)
+def spelled_chars(charset: CharSet) -> Regex:
+    """The spellings of the characters of a set."""
+    special = charset & _ESCAPED
+    if not special.edges:
+        return chars(charset)
+    short = CharSet.of(_SHORT[char] for char in special if char in _SHORT)
+    controls = [char for char in special if char not in _SHORT]
+    codes = [
+        concat(
+            literal(f"u00{high}"),
+            chars(CharSet.of(f"{ord(char):02x}"[1] for char in controls if ord(char) >> 4 == high)),
+        )
+        for high in (0, 1)
+    ]
+    return alternate(chars(charset - _ESCAPED), concat(literal("\\"), alternate(chars(short), *codes)))
+
+
+_ANY_BODY: Final = repeat(spelled_chars(EVERY))
+_ANY_STRING: Final = concat(_QUOTE, _ANY_BODY, _QUOTE)

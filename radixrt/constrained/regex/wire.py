@@ -1,0 +1,72 @@
+"""Expressions as plain lists and back, for sending them between processes.
+
+The form is a table of nodes, parts before wholes, so that what is shared stays shared. Made only of integers, strings,
+lists and None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixrt.constrained.regex import nodes
+from radixrt.constrained.regex.base import EMPTY, Regex
+from radixrt.constrained.regex.charset import CharSet
+from radixrt.constrained.regex.nodes import EPSILON, subterms
+
+
+def encode(node: Regex) -> list[Any]:
+    """A table of nodes; the last is the expression."""
+    place: dict[Regex, int] = {}
+    table: list[Any] = []
+    for part in subterms(node):
+        place[part] = len(table)
+        table.append(_row(part, place))
+    return table
+
+
+def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
+    if isinstance(node, nodes.Chars):
+        return ["chars", list(node.charset.edges)]
+    if isinstance(node, nodes.Words):
+        return ["words", list(node.words)]
+    parts = [place[part] for part in node.parts()]
+    if isinstance(node, nodes.Repeat):
+        return ["repeat", parts[0], _wide(node.low), None if node.high is None else _wide(node.high)]
+    if isinstance(node, nodes.Remainder):
+        return ["remainder", str(node.divisor), str(node.carry), node.scale, node.point, node.pending, node.min_length]
+    return [type(node).__name__.lower(), *parts]
+
+
+def _wide(number: int) -> int | str:
+    """A count that is beyond what the wire form takes as an integer travels as text."""
+    return number if number < 2**63 else str(number)
+
+
+def decode(table: list[Any]) -> Regex:
+    """The expression that `encode` was given: the same object, in the same process."""
+    made: list[Regex] = []
+    for kind, *row in table:
+        made.append(_node(kind, row, made))
+    return made[-1]
+
+
+def _node(kind: str, row: list[Any], made: list[Regex]) -> Regex:
+    if kind == "chars":
+        return nodes.chars_node(CharSet(tuple(row[0])))
+    if kind == "words":
+        return nodes.words_node(tuple(row[0]))
+    if kind == "repeat":
+        return nodes.repeat_node(made[row[0]], int(row[1]), None if row[2] is None else int(row[2]))
+    if kind == "remainder":
+        return nodes.remainder_node(int(row[0]), int(row[1]), *row[2:])
+    parts = [made[at] for at in row]
+    if kind == "concat":
+        return nodes.concat_node(parts[0], parts[1])
+    if kind == "complement":
+        return nodes.complement_node(parts[0])
+    ordered = tuple(sorted(parts, key=lambda part: part.serial))
+    if kind == "alternate":
+        return nodes.alternate_node(ordered)
+    if kind == "intersect":
+        return nodes.intersect_node(ordered)
+    return EMPTY if kind == "empty" else EPSILON

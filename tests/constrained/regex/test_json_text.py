@@ -1,0 +1,100 @@
+"""JSON texts of string languages against `json`, which knows how a value is spelled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixrt.constrained.regex import (
+    ANY,
+    ANY_CHAR,
+    EMPTY,
+    CharSet,
+    Regex,
+    alternate,
+    chars,
+    complement,
+    concat,
+    intersect,
+    json_string,
+    literal,
+    literals,
+    parse_regex,
+    repeat,
+    to_rust,
+)
+
+_CHARACTERS = st.sampled_from('ab"\\/\b\f\n\r\t\x00\x01\x0b\x1f\x7f\x80é\u2028\ud7ff\ue000\uffff😀\U0010ffff')
+_texts = st.text(_CHARACTERS, max_size=5)
+_leaves = st.one_of(
+    _texts.map(literal),
+    st.lists(_texts, max_size=4).map(literals),
+    st.sets(_CHARACTERS, min_size=1).map(lambda found: chars(CharSet.of(found))),
+    st.sets(_CHARACTERS, min_size=1).map(lambda found: chars(~CharSet.of(found))),
+    st.sampled_from([ANY, ANY_CHAR, EMPTY]),
+)
+
+
+def _extended(inner: st.SearchStrategy[Regex]) -> st.SearchStrategy[Regex]:
+    some = st.lists(inner, min_size=2, max_size=3)
+    return st.one_of(
+        some.map(lambda parts: concat(*parts)),
+        some.map(lambda parts: alternate(*parts)),
+        some.map(lambda parts: intersect(*parts)),
+        inner.map(complement),
+        st.builds(repeat, inner, st.integers(0, 2), st.none() | st.integers(2, 3)),
+    )
+
+
+_values = st.recursive(_leaves, _extended, max_leaves=6)
+
+
+def _spelled(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@settings(max_examples=500, deadline=None)
+@given(_values, st.lists(_texts, min_size=1, max_size=20))
+def test_a_text_is_in_the_image_iff_its_value_is_in_the_language(value: Regex, texts: list[str]) -> None:
+    image = json_string(value)
+    for text in texts:
+        assert image.matches(_spelled(text)) == value.matches(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_values)
+def test_the_shortest_spelling_is_of_a_value(value: Regex) -> None:
+    found = json_string(value).shortest()
+    assert (found is None) == value.is_empty()
+    if found is not None:
+        text = json.loads(found)
+        assert value.matches(text)
+        assert _spelled(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"\\u0041"', '"\\/"', '"\\u000A"', '"\\u0008"', '"\\u001F"', '"\\u007f"', '"a', 'a"', '"\x1f"', '""a"', '"\\"'],
+)
+@pytest.mark.parametrize("value", [ANY, complement(literal("x")), repeat(ANY_CHAR, 0, 9)], ids=["any", "not", "short"])
+def test_no_second_spelling(text: str, value: Regex) -> None:
+    assert not json_string(value).matches(text)
+
+
+def test_every_control_character_has_its_one_spelling() -> None:
+    anything = json_string(ANY)
+    for point in [*range(0x100), 0x2028, 0xD7FF, 0xE000, 0x10FFFF]:
+        assert anything.matches(_spelled(chr(point)))
+
+
+def test_fast_forms() -> None:
+    any_character = r"(?:[^\x00-\x1F\x22\x5C]|\x5C(?:[\x22\x5Cbfnrt]|u00(?:0[0-7bef]|1[0-9a-f])))"
+    same = parse_regex(f'"{any_character.replace("(?:[^", "(?:[^", 1)}*"', search=False)
+    assert json_string(ANY).is_subset(same)
+    assert same.is_subset(json_string(ANY))
+    assert to_rust(json_string(parse_regex("^[a-z]{2,5}$", search=True))) == '"[a-z]{2,5}"'
+    assert to_rust(json_string(repeat(ANY_CHAR, 0, 9))).endswith('){0,9}"')
+    assert not json_string(intersect(parse_regex("^[a-z]+$", search=True), repeat(ANY_CHAR, 2, 5))).has_boolean
