@@ -1,0 +1,7 @@
+"""JSON Schema: from a schema of any draft to productions that enforce it exactly, or to a refusal that names the place."""
+
+from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
+from radixrt.constrained.schema.limits import Limits
+from radixrt.constrained.schema.normalize import NormalSchema, normalize
+
+__all__ = ["EmptySchema", "Limits", "MalformedSchema", "NormalSchema", "SchemaRefused", "Unsupported", "normalize"]

@@ -1,0 +1,76 @@
+"""What can be wrong with a schema, as request errors that name the place.
+
+Three cases: the document is not a schema (`MalformedSchema`), it is a schema of which a keyword cannot be enforced
+exactly (`Unsupported`, collected into `SchemaRefused`), or it is one that no value satisfies (`EmptySchema`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixrt.errors import RequestError
+
+
+def shown_pointer(pointer: str) -> str:
+    """The JSON pointer for a message: quoted, the root by name, the middle of very long ones left out."""
+    if not pointer:
+        return "the root of the schema"
+    if len(pointer) > 300:
+        pointer = f"{pointer[:140]}...{pointer[-140:]}"
+    return f"'{pointer}'"
+
+
+class MalformedSchema(RequestError):
+    """The document is not a JSON Schema of its draft.
+
+    Args:
+        pointer: JSON pointer to the offending place.
+        problem: what is wrong there and what to write instead.
+    """
+
+    def __init__(self, pointer: str, problem: str) -> None:
+        super().__init__(f"The schema is malformed at {shown_pointer(pointer)}: {problem}", code="invalid_schema")
+        self.pointer = pointer
+        self.problem = problem
+
+
+class Unsupported(RequestError):
+    """One keyword of a schema cannot be enforced exactly.
+
+    Args:
+        pointer: JSON pointer to the schema object that holds the keyword.
+        keyword: the keyword.
+        reason: why it cannot be enforced.
+        fix: what to do instead.
+        droppable: leaving out this keyword (and nothing else) would make the rest enforceable.
+    """
+
+    def __init__(self, pointer: str, keyword: str, reason: str, fix: str, *, droppable: bool = True) -> None:
+        place = shown_pointer(pointer)
+        super().__init__(f"'{keyword}' at {place} cannot be enforced: {reason}. {fix}", code="unsupported_schema")
+        self.pointer = pointer
+        self.keyword = keyword
+        self.reason = reason
+        self.fix = fix
+        self.droppable = droppable
+
+
+class SchemaRefused(RequestError):
+    """A schema with one or several keywords that cannot be enforced; `errors` has them all."""
+
+    def __init__(self, errors: Sequence[Unsupported]) -> None:
+        more = len(errors) - 1
+        rest = f" ({more} more {'place' if more == 1 else 'places'} in this schema cannot be enforced either.)"
+        super().__init__(errors[0].message + (rest if more else ""), code="unsupported_schema")
+        self.errors = list(errors)
+
+
+class EmptySchema(RequestError):
+    """No JSON value satisfies the schema."""
+
+    def __init__(self, pointer: str, reason: str) -> None:
+        super().__init__(
+            f"No value can satisfy the schema: {reason} (at {shown_pointer(pointer)}).", code="empty_schema"
+        )
+        self.pointer = pointer
+        self.reason = reason

@@ -1,0 +1,62 @@
+"""Bounds on the work that one schema may cause, and the budget that counts it.
+
+A limit is always reported with the place in the schema where it struck, because that is what its author can change.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from radixrt.constrained.schema.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on one schema.
+
+    Attributes:
+        depth: nesting of the document, and of subschemas that apply to one and the same value.
+        subschemas: schema objects in the document.
+        nodes: positions of the normalized schema (each becomes about one rule).
+        branches: alternatives that are tried while one position is expanded.
+        enum_values: values of one `enum`.
+        array_states: states of one array's counters (`contains`, `uniqueItems`) or of one object's property count.
+        key_patterns: distinct patterns that divide the keys of one object.
+        seconds: wall time of normalizing and of writing the productions.
+    """
+
+    depth: int = 128
+    subschemas: int = 100_000
+    nodes: int = 20_000
+    branches: int = 4_000
+    enum_values: int = 20_000
+    array_states: int = 4_000
+    key_patterns: int = 64
+    seconds: float = 10.0
+
+
+class Budget:
+    """Counts the work of one schema against its limits; owned by one normalization."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.deadline = time.monotonic() + limits.seconds
+        self.nodes = 0
+
+    def count_node(self, pointer: str, keyword: str) -> None:
+        """One more position. Raises Unsupported past the limit or the deadline."""
+        self.nodes += 1
+        if self.nodes > self.limits.nodes:
+            raise over_limit(pointer, keyword, f"the schema unfolds into more than {self.limits.nodes} positions")
+        self.check_time(pointer, keyword)
+
+    def check_time(self, pointer: str, keyword: str) -> None:
+        """Raises Unsupported when the time is spent."""
+        if time.monotonic() > self.deadline:
+            raise over_limit(pointer, keyword, f"the schema takes more than {self.limits.seconds:g} s to work out")
+
+
+def over_limit(pointer: str, keyword: str, reason: str) -> Unsupported:
+    """The refusal for a limit that struck while the keyword was worked out."""
+    return Unsupported(pointer, keyword, reason, "Simplify the schema there.", droppable=False)

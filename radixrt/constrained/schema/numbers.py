@@ -1,0 +1,248 @@
+"""Sets of numbers: an interval, multiples and non-multiples, whole or not, and single numbers left out.
+
+Bounds are exact decimals, a float standing for its shortest decimal form. Text that a float cannot tell from an
+excluded bound is left out of the grammar, because most readers of JSON turn numbers into floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache
+
+from radixrt.constrained.regex import (
+    EMPTY,
+    Regex,
+    alternate,
+    complement,
+    integer_range,
+    intersect,
+    literals,
+    multiple_of,
+    number_range,
+    parse_regex,
+)
+from radixrt.constrained.schema.values import decimal_of, is_integer
+
+ENUMERATED = 64
+"""Sets of at most this many multiples are written as a list of numbers."""
+TINIEST = Decimal("1e-30")
+"""An open bound at 0 is written as this distance from it, which a double tells from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberSet:
+    """The numbers between two bounds that satisfy the rest.
+
+    Attributes:
+        low: greatest lower bound, or None; `low_open`: the bound itself is left out.
+        high: least upper bound, or None; `high_open` likewise.
+        integer: True for whole numbers only, False for numbers with a fraction only, None for both.
+        step: they are multiples of this, or None.
+        not_multiples: they are multiples of none of these.
+        excluded: single numbers left out.
+    """
+
+    low: Decimal | None = None
+    low_open: bool = False
+    high: Decimal | None = None
+    high_open: bool = False
+    integer: bool | None = None
+    step: Decimal | None = None
+    not_multiples: frozenset[Decimal] = frozenset()
+    excluded: frozenset[Decimal] = frozenset()
+
+    def above(self, bound: Decimal, *, open_: bool) -> NumberSet | None:
+        """Those of at least the bound (more than it, if open); None if there can be none."""
+        if self.low is not None and (bound < self.low or (bound == self.low and (self.low_open or not open_))):
+            return self
+        return replace(self, low=bound, low_open=open_)._checked()
+
+    def below(self, bound: Decimal, *, open_: bool) -> NumberSet | None:
+        """Those of at most the bound (less than it, if open); None if there can be none."""
+        if self.high is not None and (bound > self.high or (bound == self.high and (self.high_open or not open_))):
+            return self
+        return replace(self, high=bound, high_open=open_)._checked()
+
+    def whole(self, wanted: bool) -> NumberSet | None:
+        """Those without (with) a fractional part; None if there can be none."""
+        if self.integer is not None:
+            return self if self.integer is wanted else None
+        return replace(self, integer=wanted)._checked()
+
+    def multiples(self, of: Decimal) -> NumberSet | None:
+        """The multiples among them; None if there can be none."""
+        return replace(self, step=of if self.step is None else _common(self.step, of))._checked()
+
+    def non_multiples(self, of: Decimal) -> NumberSet | None:
+        """Those that are no multiples; None if there can be none."""
+        return replace(self, not_multiples=self.not_multiples | {of})._checked()
+
+    def without(self, numbers: frozenset[Decimal]) -> NumberSet | None:
+        """Those that are none of the numbers; None if there can be none."""
+        return replace(self, excluded=self.excluded | numbers)._checked()
+
+    def holds(self, number: int | float) -> bool:
+        """Whether the number is in the set."""
+        if self.integer is not None and is_integer(number) is not self.integer:
+            return False
+        return self._holds(decimal_of(number))
+
+    def points(self, limit: int) -> list[Decimal] | None:
+        """All the numbers of the set in order, if they are multiples of something and at most `limit`; else None."""
+        step = self._lattice()
+        if step is None or self.low is None or self.high is None:
+            return None
+        first = math.ceil(Fraction(self.low) / Fraction(step))
+        last = math.floor(Fraction(self.high) / Fraction(step))
+        if last - first >= limit:
+            return None
+        numbers = (_times(step, count) for count in range(first, last + 1))
+        return [number for number in numbers if self._holds(number)]
+
+    def language(self) -> Regex:
+        """The JSON texts of the set: plain decimals, or any JSON number where nothing is asked. Raises RegexTooComplex."""
+        points = self.points(ENUMERATED)
+        if points is not None:
+            return literals([plain(point) for point in points]) if points else EMPTY
+        step = self._lattice()
+        whole = step is not None and step == step.to_integral_value() and self.integer is True
+        pieces = alternate(*(_integers(*piece) if whole else _decimals(*piece) for piece in self._intervals()))
+        if step is not None and not (whole and step == 1):
+            pieces = intersect(pieces, multiple_of(step))
+        if self.integer is False:
+            pieces = intersect(pieces, _fractional())
+        if self.not_multiples:
+            pieces = intersect(pieces, _plain_decimals())
+        for number in sorted(self.not_multiples):
+            pieces = intersect(pieces, complement(multiple_of(number)))
+        return pieces
+
+    def _lattice(self) -> Decimal | None:
+        if self.integer is not True:
+            return self.step
+        return Decimal(1) if self.step is None else _common(self.step, Decimal(1))
+
+    def _holds(self, number: Decimal) -> bool:
+        if self.low is not None and (number < self.low or (number == self.low and self.low_open)):
+            return False
+        if self.high is not None and (number > self.high or (number == self.high and self.high_open)):
+            return False
+        if self.step is not None and not is_multiple(number, self.step):
+            return False
+        return number not in self.excluded and not any(is_multiple(number, of) for of in self.not_multiples)
+
+    def _intervals(self) -> Iterator[tuple[Decimal | None, bool, Decimal | None, bool]]:
+        """The interval cut at the excluded numbers."""
+        low, low_open = self.low, self.low_open
+        inside = replace(self, excluded=frozenset())
+        for number in sorted(number for number in self.excluded if inside._holds(number)):
+            if low is None or low < number:
+                yield low, low_open, number, True
+            low, low_open = number, True
+        if low is None or self.high is None or low < self.high or (low == self.high and not low_open):
+            yield low, low_open, self.high, self.high_open
+
+    def _checked(self) -> NumberSet | None:
+        """Itself, or None if it is plainly empty."""
+        if self.low is not None and self.high is not None:
+            if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
+                return None
+            if self.low == self.high and (not self._holds(self.low) or (self.integer is False and _is_whole(self.low))):
+                return None
+            if self.points(ENUMERATED) == []:
+                return None
+        if self.integer is False and self.step is not None and _is_whole(self.step):
+            return None
+        lattice = self._lattice()
+        if lattice is not None and any(is_multiple(lattice, of) for of in self.not_multiples):
+            return None
+        return self
+
+
+ANY_NUMBER = NumberSet()
+
+
+def is_multiple(number: Decimal, of: Decimal) -> bool:
+    """Whether the number is a whole multiple, exactly."""
+    return (Fraction(number) / Fraction(of)).denominator == 1
+
+
+def plain(number: Decimal) -> str:
+    """The number without exponent and without needless zeros."""
+    text = format(number, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def _is_whole(number: Decimal) -> bool:
+    return Fraction(number).denominator == 1
+
+
+def _times(step: Decimal, count: int) -> Decimal:
+    """step * count exactly (the arithmetic of Decimal rounds to 28 digits)."""
+    sign, digits, exponent = step.as_tuple()
+    assert isinstance(exponent, int)
+    product = int("".join(map(str, digits))) * count * (-1 if sign else 1)
+    return Decimal((1 if product < 0 else 0, tuple(map(int, str(abs(product)))), exponent))
+
+
+def _common(left: Decimal, right: Decimal) -> Decimal:
+    """The least number that is a multiple of both."""
+    one, two = Fraction(left), Fraction(right)
+    scale = math.lcm(one.denominator, two.denominator)
+    least = Fraction(math.lcm(int(one * scale), int(two * scale)), scale)
+    digits = 0
+    while (least * 10**digits).denominator != 1:
+        digits += 1
+    return _times(Decimal((0, (1,), -digits)), int(least * 10**digits))
+
+
+def _integers(low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
+    first = None if low is None else math.floor(low) + 1 if low_open else math.ceil(low)
+    last = None if high is None else math.ceil(high) - 1 if high_open else math.floor(high)
+    if first is not None and last is not None and first > last:
+        return EMPTY
+    return integer_range(first, last)
+
+
+def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Regex:
+    if low_open and low is not None:
+        low = _next(low, math.inf)
+    if high_open and high is not None:
+        high = _next(high, -math.inf)
+    if low is not None and high is not None and low > high:
+        return EMPTY
+    return number_range(low, high)
+
+
+@cache
+def _plain_decimals() -> Regex:
+    """Numbers without exponent."""
+    return parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", search=False)
+
+
+@cache
+def _fractional() -> Regex:
+    """Plain decimals that are not whole, also when they are read as doubles: sixteen digits at most, the last not 0."""
+    whole = ("[0-9]", *(f"[1-9][0-9]{{{more}}}" for more in range(1, 9)))
+    options = (rf"{digits}\.[0-9]{{0,{14 - more}}}[1-9]" for more, digits in enumerate(whole))
+    return parse_regex(f"-?({'|'.join(options)})", search=False)
+
+
+def _next(bound: Decimal, towards: float) -> Decimal:
+    """The nearest number on that side of the bound that, read as a double, is still on that side."""
+    if bound == 0:
+        return TINIEST if towards > 0 else -TINIEST
+    nearest = float(bound)
+    if math.isinf(nearest):
+        return bound + 1 if towards > 0 else bound - 1
+    beyond = decimal_of(nearest)
+    if (beyond > bound) if towards > 0 else (beyond < bound):
+        return beyond
+    neighbour = math.nextafter(nearest, towards)
+    return bound if math.isinf(neighbour) else decimal_of(neighbour)
