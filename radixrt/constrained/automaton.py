@@ -1,0 +1,159 @@
+"""A regular language as a small deterministic automaton, for backends that have no intersections and complements.
+
+`Dfa.of` follows derivatives, drops states from which nothing can be accepted and merges equivalent ones. From the
+automaton a language can be written as right-linear rules, or, by `eliminate`, as a plain expression again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, alternate, chars, concat, repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Dfa:
+    """A minimal automaton; state 0 is the start, and an accepting state can be reached from every state.
+
+    Attributes:
+        arrows: for each state, the character sets that lead on and where to; sets are disjoint, targets distinct.
+        accepting: for each state, whether a text may end there.
+        languages: for each state, what may follow there; states of two automata with the same one are interchangeable.
+    """
+
+    arrows: tuple[tuple[tuple[CharSet, int], ...], ...]
+    accepting: tuple[bool, ...]
+    languages: tuple[Regex, ...]
+
+    @staticmethod
+    def of(regex: Regex, max_states: int) -> Dfa | None:
+        """None if more than max_states derivatives had to be looked at, or if the language is empty."""
+        if regex is EMPTY:
+            return None
+        numbers: dict[Regex, int] = {regex: 0}
+        order = [regex]
+        arrows: list[dict[int, CharSet]] = []
+        for state in order:
+            leading: dict[int, CharSet] = {}
+            for charset in state.classes():
+                target = state.derive(chr(charset.edges[0]))
+                if target is EMPTY:
+                    continue
+                if target not in numbers:
+                    if len(order) >= max_states:
+                        return None
+                    numbers[target] = len(order)
+                    order.append(target)
+                number = numbers[target]
+                leading[number] = leading[number] | charset if number in leading else charset
+            arrows.append(leading)
+        return _minimal(arrows, order)
+
+    def eliminate(self, max_size: int) -> Regex | None:
+        """The language as an expression without intersections and complements; None if it gets over max_size parts.
+
+        States are removed one after the other, those with the fewest ways through them first; each way through a
+        removed state becomes an arrow of its own.
+        """
+        end = len(self.arrows)
+        start = end + 1
+        out: dict[int, dict[int, Regex]] = {
+            state: {target: chars(charset) for charset, target in leading} for state, leading in enumerate(self.arrows)
+        }
+        out[start] = {0: EPSILON}
+        out[end] = {}
+        for state, accepts in enumerate(self.accepting):
+            if accepts:
+                out[state][end] = EPSILON
+        into: dict[int, set[int]] = {state: set() for state in out}
+        for state, targets in out.items():
+            for target in targets:
+                into[target].add(state)
+        sizes: dict[Regex, int] = {}
+        left = set(range(end))
+        while left:
+            state = min(left, key=lambda one: (len(into[one] - {one}) * len(out[one].keys() - {one}), one))
+            left.discard(state)
+            loop = out[state].pop(state, None)
+            into[state].discard(state)
+            again = EPSILON if loop is None else repeat(loop)
+            for source in into[state]:
+                first = concat(out[source].pop(state), again)
+                for target, last in out[state].items():
+                    way = alternate(out[source].get(target, EMPTY), concat(first, last))
+                    if _size(way, sizes) > max_size:
+                        return None
+                    out[source][target] = way
+                    into[target].add(source)
+            for target in out.pop(state):
+                into[target].discard(state)
+        return out[start].get(end, EMPTY)
+
+
+def _minimal(arrows: list[dict[int, CharSet]], languages: list[Regex]) -> Dfa | None:
+    """Without dead states, equivalent states merged, numbered in the order in which they are reached."""
+    alive = {state for state, language in enumerate(languages) if language.nullable}
+    into: list[list[int]] = [[] for _ in arrows]
+    for state, leading in enumerate(arrows):
+        for target in leading:
+            into[target].append(state)
+    queue = list(alive)
+    while queue:
+        for source in into[queue.pop()]:
+            if source not in alive:
+                alive.add(source)
+                queue.append(source)
+    if 0 not in alive:
+        return None
+    block = {state: int(languages[state].nullable) for state in sorted(alive)}
+    count = len(set(block.values()))
+    while True:
+        numbers: dict[tuple[int, frozenset[tuple[int, CharSet]]], int] = {}
+        refined = {}
+        for state in block:
+            signature = (block[state], frozenset(_by_block(arrows[state], block).items()))
+            refined[state] = numbers.setdefault(signature, len(numbers))
+        block = refined
+        if len(numbers) == count:
+            break
+        count = len(numbers)
+    members = {block[state]: state for state in reversed(block)}
+    order = [block[0]]
+    places = {block[0]: 0}
+    made = []
+    for number in order:
+        leading = _by_block(arrows[members[number]], block)
+        for target in leading:
+            if target not in places:
+                places[target] = len(order)
+                order.append(target)
+        made.append(tuple((charset, places[target]) for target, charset in leading.items()))
+    found = tuple(languages[members[number]] for number in order)
+    return Dfa(tuple(made), tuple(language.nullable for language in found), found)
+
+
+def _by_block(leading: dict[int, CharSet], block: dict[int, int]) -> dict[int, CharSet]:
+    """The arrows to live states, united by the block that they lead to."""
+    found: dict[int, CharSet] = {}
+    for target, charset in leading.items():
+        if target in block:
+            number = block[target]
+            found[number] = found[number] | charset if number in found else charset
+    return found
+
+
+def _size(regex: Regex, sizes: dict[Regex, int]) -> int:
+    """Nodes of the tree, shared ones counted each time, because the written form repeats them."""
+    stack = [regex]
+    while stack:
+        node = stack[-1]
+        if node in sizes:
+            stack.pop()
+            continue
+        missing = [part for part in node.parts() if part not in sizes]
+        if missing:
+            stack.extend(missing)
+        else:
+            sizes[node] = 1 + sum(sizes[part] for part in node.parts())
+            stack.pop()
+    return sizes[regex]
