@@ -82,6 +82,18 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True)
+class ConstrainedConfig:
+    grammar_backend: str = option(
+        "auto",
+        "who enforces constraints of requests that do not say; auto: by what each enforces and by cost",
+        choices=("auto", "xgrammar", "llguidance"),
+    )
+    compile_timeout_s: float = option(10.0, "a constraint that takes longer to compile is refused", low=0.01)
+    grammar_cache_mb: int = option(256, "memory for compiled constraints, at most", low=1)
+    grammar_disk_cache: bool = option(True, "keep compiled constraints on disk for the next start")
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(30000, "port to listen on", low=0)
@@ -89,6 +101,16 @@ class ServerConfig:
     cors_origins: str = option("*", "comma-separated origins that browsers may call from; empty: none")
     max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
     grace_s: float = option(30.0, "time that running requests have to end after SIGTERM", low=0.0)
+    tool_call_format: str = option(
+        "auto",
+        "how the model writes tool calls; auto: as its chat template does, else json, which the prompt then explains",
+        choices=("auto", "hermes", "llama3", "json"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers",
+        choices=("auto", "none", "think"),
+    )
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 
 
@@ -100,6 +122,7 @@ class Config:
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    constrained: ConstrainedConfig = ConstrainedConfig()
     server: ServerConfig = ServerConfig()
 
 
@@ -108,6 +131,7 @@ SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "executor": ExecutorConfig,
+    "constrained": ConstrainedConfig,
     "server": ServerConfig,
 }
 

@@ -75,11 +75,14 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
             (the client went away or asked), "error" (see `error`).
         matched: the stop token id or stop string that ended it, if one did.
         error: set exactly when `reason` is "error".
+        forced_close: the output of a constrained request was brought to its end along the grammar's shortest way,
+            because the end of max_tokens, of the context or of its time was near.
     """
 
     reason: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None
     error: FinishError | None = None
+    forced_close: bool = False
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +92,26 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+
+class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):
+    """How a request's constraint was enforced, with its finish.
+
+    Attributes:
+        backend: whose masks were used.
+        ignored: what was not enforced because the client said so: "pointer: keyword" each.
+        forced_tokens: output tokens that the grammar left no choice about and that were not sampled.
+        closing_tokens: output tokens appended to end the output early.
+        compile_s: seconds from the request's arrival at the scheduler to its usable grammar.
+        cached: the grammar was there already.
+    """
+
+    backend: str = ""
+    ignored: list[str] = []
+    forced_tokens: int = 0
+    closing_tokens: int = 0
+    compile_s: float = 0.0
+    cached: bool = False
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
@@ -209,7 +232,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         token_ids: int32[n] column of new output tokens; the stop token that ended the request is the last of them.
         finish: set on the request's last delta, and there only.
-        usage, timings: set together with finish.
+        usage, timings: set together with finish; `constraint` too, for a request that has one.
         logprobs: n rows, for a request that asked.
         prompt_logprobs: once, with the first output; rows for prompt tokens 1..len-1 (the first has none).
     """
@@ -221,6 +244,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     timings: Timings | None = None
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
+    constraint: ConstraintInfo | None = None
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
@@ -244,7 +268,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         token_ids: int32[n] column of the new output tokens.
         prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request.
-        finish, usage, timings: on the last delta, and there only.
+        finish, usage, timings, constraint: on the last delta, and there only.
     """
 
     rid: str
@@ -256,6 +280,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     prompt_ids: bytes | None = None
+    constraint: ConstraintInfo | None = None
 
 
 class TextBatch(Message, frozen=True, array_like=True, tag=True):
@@ -294,6 +319,28 @@ class ControlReply(Message, frozen=True, array_like=True, tag=True):
     message: str = ""
 
 
+class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
+    """Compiled constraints since the scheduler started.
+
+    Attributes:
+        compiles: constraints compiled; `compile_s` is the time that took, summed.
+        hits: requests whose grammar was in memory, or being compiled for another request.
+        disk_hits: constraints found compiled on disk.
+        refusals: constraints refused, by the keyword at fault ("regex", "ebnf", ... where it is not a schema).
+        timeouts: compiles that were ended because they took too long.
+        cache_bytes, cache_entries: what is kept in memory.
+    """
+
+    compiles: int = 0
+    compile_s: float = 0.0
+    hits: int = 0
+    disk_hits: int = 0
+    refusals: dict[str, int] = {}
+    timeouts: int = 0
+    cache_bytes: int = 0
+    cache_entries: int = 0
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """A snapshot: gauges of the moment, and counters since the scheduler started."""
 
@@ -314,6 +361,12 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     schedule_s: float
     runner_s: float
     commit_s: float
+    compiling: int = 0
+    forced_tokens: int = 0
+    forced_closes: int = 0
+    mask_rows: int = 0
+    mask_s: float = 0.0
+    grammars: GrammarStats | None = None
 
 
 # --- scheduler <-> runner -------------------------------------------------------------------------------------------
@@ -398,11 +451,13 @@ class GrammarMask(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         rows: int32[m], indices among the step's sampling rows.
         bits: uint32[m * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
+            Empty where the ranks map a `radixrt.executor.mask_buffer.MaskBuffer`: then they are at `offset` there.
     """
 
     step_id: int
     rows: bytes
-    bits: bytes
+    bits: bytes = b""
+    offset: int = -1
 
 
 class RunnerReady(Message, frozen=True, array_like=True, tag=True):

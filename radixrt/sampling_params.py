@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from radixrt.constrained.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOptions
 from radixrt.errors import RequestError, shown
 
 MAX_N = 128
@@ -16,6 +18,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1_024
 MAX_STOP_TOKEN_IDS = 1_024
 MAX_LOGIT_BIAS = 4_096
+MAX_CHOICES = 10_000
 DEFAULT_MAX_TOKENS = 128
 
 
@@ -41,6 +44,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         prompt_logprobs: the same for the prompt's tokens; such a request computes its whole prompt.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string or stop token in the text.
+        json_schema, regex, ebnf, choices, structural_tag: what the output must be; at most one is set. A schema may be
+            given as JSON text, a dict, or a Python type (pydantic model, dataclass, TypedDict, Literal, Enum, ...), a
+            structural tag as JSON text or a dict; both are kept as JSON text.
+        structured: how that is enforced.
     """
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
@@ -62,6 +69,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    choices: tuple[str, ...] | None = None
+    structural_tag: Any = None
+    structured: StructuredOptions = StructuredOptions()
 
     def __post_init__(self) -> None:
         # A single string is what most people pass; the wire always carries a tuple.
@@ -71,6 +84,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         ids: Any = self.stop_token_ids
         if isinstance(ids, list):
             msgspec.structs.force_setattr(self, "stop_token_ids", tuple(ids))
+        choices: Any = self.choices
+        if isinstance(choices, list):
+            msgspec.structs.force_setattr(self, "choices", tuple(choices))
+        if self.json_schema is not None and not isinstance(self.json_schema, str):
+            from radixrt.constrained.python_types import schema_text
+
+            msgspec.structs.force_setattr(self, "json_schema", schema_text(self.json_schema))
+        if isinstance(self.structural_tag, dict):
+            msgspec.structs.force_setattr(self, "structural_tag", json.dumps(self.structural_tag))
 
     @property
     def is_greedy(self) -> bool:
@@ -79,6 +101,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     @property
     def needs_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the output must be, if anything was asked for."""
+        for kind in KINDS:
+            source = getattr(self, kind)
+            if source is not None:
+                text = json.dumps(source, ensure_ascii=False) if kind == "choices" else source
+                return Constraint(kind=kind, source=text, options=self.structured)
+        return None
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:
         """Return self if every field is within its bounds.
@@ -116,6 +148,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         _flag(self, "include_stop_str_in_output")
         self._validate_stops(vocab_size)
         self._validate_logit_bias(vocab_size)
+        self._validate_constraint()
         return self
 
     def _validate_stops(self, vocab_size: int | None) -> None:
@@ -137,6 +170,35 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         for token in self.stop_token_ids:
             _token_id(token, "stop_token_ids", vocab_size)
 
+    def _validate_constraint(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{given[0]} and {given[1]} exclude each other; ask for one", param=given[1])
+        if not isinstance(self.structured, StructuredOptions):
+            raise RequestError("structured must be a StructuredOptions", param="structured")
+        self.structured.validate()
+        if not given:
+            if self.structured.reasoning_end is not None:
+                raise RequestError("reasoning_end needs a constraint that follows it", param="reasoning_end")
+            return
+        kind = given[0]
+        if kind == "choices":
+            _check_choices(self.choices)
+        source = "".join(self.choices or ()) if kind == "choices" else getattr(self, kind)
+        if not isinstance(source, str) or not source:
+            raise RequestError(f"{kind} must be a text that is not empty", param=kind)
+        if not _is_text(source):
+            raise RequestError(f"{kind} holds half of a surrogate pair, which is not text", param=kind)
+        size = len(source.encode())
+        if size > MAX_SOURCE_BYTES[kind]:
+            raise RequestError(f"{kind} has {size} bytes; at most {MAX_SOURCE_BYTES[kind]} are allowed", param=kind)
+        if self.stop and kind in ("json_schema", "choices", "structural_tag"):
+            raise RequestError(
+                f"stop strings would cut the output of {kind} before it is complete; leave stop out", param="stop"
+            )
+        if self.max_tokens == 0:
+            raise RequestError(f"{kind} needs max_tokens to be at least 1", param="max_tokens")
+
     def _validate_logit_bias(self, vocab_size: int | None) -> None:
         if not isinstance(self.logit_bias, dict):
             raise RequestError("logit_bias must map token ids to numbers", param="logit_bias")
@@ -146,6 +208,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             _token_id(token, "logit_bias", vocab_size)
             if not _is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError("logit_bias values must be numbers between -100 and 100", param="logit_bias")
+
+
+def _check_choices(choices: Any) -> None:
+    if not isinstance(choices, tuple) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise RequestError("choices must be a list of strings that are not empty", param="choices")
+    if len(choices) > MAX_CHOICES:
+        raise RequestError(f"choices holds {len(choices)} strings; at most {MAX_CHOICES} are allowed", param="choices")
 
 
 def _is_number(value: Any) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from radixrt.constrained.constraint import KINDS, Kind, StructuredOptions
 from radixrt.errors import RequestError
 from radixrt.sampling_params import (
     DEFAULT_MAX_TOKENS,
@@ -69,7 +72,7 @@ def accepted(vocab_size: int | None = None, **fields: Any) -> SamplingParams:
 
 
 def test_every_field_is_tested_here() -> None:
-    others = {"logit_bias", "stop", "stop_token_ids"}
+    others = {"logit_bias", "stop", "stop_token_ids", "structured", *KINDS}
     assert set(SamplingParams.__struct_fields__) == {*INTEGERS, *NUMBERS, *FLAGS, *others}
 
 
@@ -78,6 +81,103 @@ def test_the_defaults_are_valid() -> None:
     assert params.max_tokens == DEFAULT_MAX_TOKENS
     assert not params.is_greedy
     assert not params.needs_penalties
+
+
+# --- constraints ---
+
+CONSTRAINTS: dict[str, Any] = {
+    "json_schema": '{"type":"integer"}',
+    "regex": "[a-z]+",
+    "ebnf": 'root ::= "a"',
+    "choices": ("yes", "no"),
+    "structural_tag": '{"type":"structural_tag","format":{"type":"any_text"}}',
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_constraint_is_read_back(kind: Kind) -> None:
+    options = StructuredOptions(whitespace=2)
+    constraint = accepted(**{kind: CONSTRAINTS[kind], "structured": options}).constraint
+    assert constraint is not None
+    assert (constraint.kind, constraint.options) == (kind, options)
+    source = json.loads(constraint.source) if kind == "choices" else constraint.source
+    assert source == (list(CONSTRAINTS[kind]) if kind == "choices" else CONSTRAINTS[kind])
+
+
+def test_no_constraint() -> None:
+    assert accepted().constraint is None
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.combinations(KINDS, 2))
+def test_two_constraints_exclude_each_other(first: str, second: str) -> None:
+    error = refusal(**{first: CONSTRAINTS[first], second: CONSTRAINTS[second]})
+    assert error.param == second
+    assert first in error.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", ["", 5, ("",), (), "x" * (4 * 1024 * 1024 + 1), "\ud800"])
+def test_what_is_no_constraint_is_refused_by_name(kind: str, value: Any) -> None:
+    if kind == "json_schema" and isinstance(value, (int, tuple)):
+        return  # read as a Python type, see tests/constrained/test_python_types.py
+    if kind == "choices" and isinstance(value, str):
+        value = (value,)
+    assert refusal(**{kind: value}).param == kind
+
+
+def test_too_many_choices() -> None:
+    assert refusal(choices=tuple(str(i) for i in range(10_001))).param == "choices"
+
+
+def test_a_schema_and_a_tag_may_be_objects() -> None:
+    assert json.loads(accepted(json_schema={"type": "null"}).json_schema) == {"type": "null"}
+    assert json.loads(accepted(structural_tag={"type": "x"}).structural_tag) == {"type": "x"}
+    assert accepted(choices=["a"]).choices == ("a",)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "choices", "structural_tag"])
+def test_stop_strings_would_cut_a_structure(kind: str) -> None:
+    assert refusal(**{kind: CONSTRAINTS[kind], "stop": ("}",)}).param == "stop"
+
+
+@pytest.mark.parametrize("kind", ["regex", "ebnf"])
+def test_stop_strings_are_for_texts(kind: str) -> None:
+    accepted(**{kind: CONSTRAINTS[kind], "stop": ("z",)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("whitespace", -1), ("whitespace", 65), ("whitespace", True), ("whitespace", 1.0), ("closed", 1),
+        ("jump_forward", None), ("formats", "maybe"), ("on_unsupported", ""), ("backend", "outlines"),
+        ("on_length", "abort"), ("reasoning_end", ""), ("reasoning_end", "x" * 65), ("reasoning_budget", 5),
+    ],
+)  # fmt: skip
+def test_options_out_of_bounds(name: str, value: Any) -> None:
+    assert refusal(regex="a", structured=StructuredOptions(**{name: value})).param == name
+
+
+@pytest.mark.parametrize("budget", [0, -1, True, 1.5, 10_000_001])
+def test_a_reasoning_budget_out_of_bounds(budget: Any) -> None:
+    options = StructuredOptions(reasoning_end="</think>", reasoning_budget=budget)
+    assert refusal(regex="a", structured=options).param == "reasoning_budget"
+
+
+def test_reasoning_needs_something_that_follows() -> None:
+    assert refusal(structured=StructuredOptions(reasoning_end="</think>")).param == "reasoning_end"
+
+
+def test_grammars_are_shared_by_what_compiles_alike() -> None:
+    base = accepted(regex="a").constraint
+    same = accepted(regex="a", structured=StructuredOptions(on_length="stop", jump_forward=False)).constraint
+    other = accepted(regex="a", structured=StructuredOptions(backend="xgrammar")).constraint
+    text = accepted(ebnf="a").constraint
+    assert base is not None
+    assert same is not None
+    assert other is not None
+    assert text is not None
+    assert base.key == same.key
+    assert len({base.key, other.key, text.key}) == 3
 
 
 # --- integers ---

@@ -40,16 +40,27 @@ class Grammar(ABC):
 
     @abstractmethod
     def forced_continuation(self) -> list[int]:
-        """Tokens that must come next, as far as the grammar alone decides; empty if it leaves a choice."""
+        """Tokens that must come next, as far as the grammar alone decides; empty if it leaves a choice.
 
-
-class GrammarBackend(ABC):
-    """Makes grammars for one model's vocabulary."""
+        They are the canonical tokenization of the forced text, less the tokens at its end that a freely chosen
+        continuation could merge with. The state is unchanged.
+        """
 
     @abstractmethod
-    def compile(self, spec: str) -> Grammar:
-        """A fresh grammar for a constraint in the backend's own notation.
+    def healed(self, last: int, forced: list[int]) -> list[int] | None:
+        """What to write in place of `last`, the token accepted last, and the forced tokens after it, where their text
+        is canonically tokenized with another token than `last` at its start; None where it is not.
 
-        Raises:
-            RequestError: the constraint cannot be enforced; says where and why.
+        No longer than the two together. The state is unchanged.
         """
+
+    @abstractmethod
+    def fits(self, token: int, remaining: int) -> bool:
+        """Whether, after `token`, the output can still be brought to an end within `remaining` further tokens.
+
+        Asked before `accept`, for tokens in order. True for a token that the grammar does not allow: `accept` says so.
+        """
+
+    @abstractmethod
+    def closing(self) -> list[int]:
+        """Tokens of a shortest way to an end from the current state; empty where the output may end here."""

@@ -110,6 +110,7 @@ class InProcessEngine:
             while (reply := to_tokenizer.recv()) is not None:
                 tokenizer.handle(reply)
                 busy = True
+        loop.close()
         executor.close()
 
     def _next(self, *, wait: bool) -> ToTokenizer | None:

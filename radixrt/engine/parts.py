@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from radixrt.channel import Inbox, Outbox
 from radixrt.config import Config
@@ -18,6 +18,7 @@ from radixrt.messages import (
 )
 
 if TYPE_CHECKING:
+    from radixrt.constrained.constraint import BackendChoice
     from radixrt.executor.base import Executor
     from radixrt.executor.worker import Worker
     from radixrt.scheduler.loop import SchedulerLoop
@@ -46,7 +47,15 @@ def make_tokenizer(
     )
 
 
-def make_runner_worker(config: Config, settings: EngineSettings, answers: Outbox[FromRunner], rank: int = 0) -> Worker:
+def make_runner_worker(
+    config: Config,
+    settings: EngineSettings,
+    answers: Outbox[FromRunner],
+    rank: int = 0,
+    *,
+    mask_path: str | None = None,
+) -> Worker:
+    """A worker around an unloaded runner; `mask_path` is where the scheduler puts grammar masks, in another process."""
     from radixrt.executor.model_runner import ModelRunner, RunnerConfig
     from radixrt.executor.worker import Worker
 
@@ -66,6 +75,7 @@ def make_runner_worker(config: Config, settings: EngineSettings, answers: Outbox
             random_seed=config.executor.random_seed,
             kernel_cache=settings.kernel_cache,
             show_progress=settings.show_progress,
+            mask_path=mask_path,
         )
     )
     return Worker(runner, answers, rank)
@@ -76,6 +86,9 @@ def make_scheduler_loop(
     tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None,
 ) -> SchedulerLoop:  # fmt: skip
     """The scheduler around pools of the size that the runner reported; announces itself to the tokenizer."""
+    from radixrt.constrained.compile_protocol import WorkerSettings
+    from radixrt.constrained.grammar_manager import GrammarManager
+    from radixrt.constrained.vocabulary import Vocabulary
     from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
     from radixrt.mem_cache.chunk_cache import ChunkCache
     from radixrt.mem_cache.radix_cache import RadixCache
@@ -95,11 +108,27 @@ def make_scheduler_loop(
         vocab_size=ready.vocab_size,
         random_seed=config.executor.random_seed,
     )
+    folder = config.model.tokenizer or settings.folder
+    grammars = GrammarManager(
+        lambda: Vocabulary.from_folder(folder, ready.vocab_size, settings.eos_ids),
+        inline=config.executor.executor == "uni",
+        worker=WorkerSettings(
+            str(folder),
+            ready.vocab_size,
+            list(settings.eos_ids),
+            settings.grammar_cache if config.constrained.grammar_disk_cache else None,
+        ),
+        compile_timeout_s=config.constrained.compile_timeout_s,
+        default_timeout_s=config.scheduler.request_timeout_s,
+        cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
+        backend=cast("BackendChoice", config.constrained.grammar_backend),
+    )
     loop = SchedulerLoop(
         scheduler,
         executor,
         inbox,
         tokenizer,
+        grammars,
         max_inflight=config.scheduler.max_inflight_steps,
         step_timeout_s=config.executor.step_timeout_s,
         check_invariants=config.scheduler.check_invariants,

@@ -24,7 +24,7 @@ class EngineSettings:
         dtype: resolved, never "auto".
         context_length: longest sequence, prompt and output together, in tokens.
         eos_ids: the model's own end tokens.
-        kernel_cache: folder for compiled kernels.
+        kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
     """
 
     folder: str
@@ -34,6 +34,7 @@ class EngineSettings:
     vocab_size: int
     eos_ids: tuple[int, ...]
     kernel_cache: str
+    grammar_cache: str
     show_progress: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
         vocab_size=spec.vocab_size,
         eos_ids=tuple(spec.eos_token_ids),
         kernel_cache=str(cache_folder() / "kernels"),
+        grammar_cache=str(cache_folder() / "grammars"),
         show_progress=show_progress,
     )
 

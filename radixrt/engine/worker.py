@@ -46,6 +46,11 @@ class Endpoints:
     def of(self, name: str) -> str:
         return f"ipc://{self.folder}/{name}"
 
+    @property
+    def masks(self) -> str:
+        """File that the scheduler and the runners map for grammar masks."""
+        return f"{self.folder}/masks"
+
 
 def run_tokenizer(config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]) -> None:
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer"), ToTokenizer)
@@ -64,7 +69,10 @@ def run_scheduler(config: Config, settings: EngineSettings, endpoints: Endpoints
 
     inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler"), ToScheduler)
     to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer"))
-    executor = MultiprocExecutor(context, [endpoints.of("runner-0")], endpoints.of("answers"))
+    executor = MultiprocExecutor(
+        context, [endpoints.of("runner-0")], endpoints.of("answers"),
+        mask_path=endpoints.masks, max_rows=config.scheduler.max_running_requests,
+    )  # fmt: skip
     ready = executor.wait_ready(config.executor.start_timeout_s)
     loop = parts.make_scheduler_loop(config, settings, ready, executor, inbox, to_tokenizer, inbox.socket)
     _settle()
@@ -75,7 +83,7 @@ def run_scheduler(config: Config, settings: EngineSettings, endpoints: Endpoints
 def run_runner(config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]) -> None:
     inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.of("runner-0"), ToRunner)
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.of("answers"))
-    worker = parts.make_runner_worker(config, settings, answers)
+    worker = parts.make_runner_worker(config, settings, answers, mask_path=endpoints.masks)
     worker.start()
     _settle()
     while True:

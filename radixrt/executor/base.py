@@ -5,6 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+
+from radixrt.constrained.grammar import Bitmask
 from radixrt.errors import EngineError
 from radixrt.messages import (
     DebugReply,
@@ -43,6 +46,10 @@ class Executor(ABC):
     @abstractmethod
     def send_mask(self, mask: GrammarMask) -> None:
         """Send the mask of the oldest step that still waits for one."""
+
+    def mask_rows(self, num_rows: int, words: int) -> tuple[Bitmask, int]:
+        """Memory for the next mask (uint32 [num_rows, words]), and its offset where ranks map it (-1: send it)."""
+        return np.empty((num_rows, words), np.uint32), -1
 
     @abstractmethod
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:

@@ -17,10 +17,12 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
+from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.executor.logprobs import prompt_logprobs
+from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
@@ -58,6 +60,7 @@ class RunnerConfig:
     random_seed: int
     kernel_cache: str
     show_progress: bool = False
+    mask_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
         """Load and allocate everything; call once, before any step.
@@ -252,9 +256,16 @@ class ModelRunner:
         scored = self._score_prompts(output.hidden_states, batch, step)
         if len(idx) == 0:
             return SampledStep(torch.empty(0, dtype=torch.int64), prompt_logprobs=scored)
-        result = self._sampler.sample(output.next_token_logits, idx, seq_lens, _unpack_mask(mask))
+        allowed = None if mask is None else self._unpack_mask(mask)
+        result = self._sampler.sample(output.next_token_logits, idx, seq_lens, allowed)
         self._future_token_ids[self._tensor(idx)] = result.token_ids
         return SampledStep(result.token_ids.cpu(), result.logprobs, scored, result.row_errors)
+
+    def _unpack_mask(self, mask: GrammarMask) -> tuple[Int32Array, Bitmask]:
+        rows = unpack_i32(mask.rows)
+        if mask.bits or self._masks is None:
+            return rows, np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1).copy()  # torch wants to own it
+        return rows, self._masks.read(mask.offset, len(rows), bitmask_words(self.vocab_size))
 
     def _score_prompts(self, hidden: torch.Tensor, batch: ForwardBatch, step: ForwardStep) -> list[LogprobColumns]:
         columns = []
@@ -288,11 +299,3 @@ class ModelRunner:
         """Release the model and the pools."""
         for name in ("_model", "_kv_cache", "_attention", "_req_to_token", "_future_token_ids", "_tables", "_sampler"):
             self.__dict__.pop(name, None)
-
-
-def _unpack_mask(mask: GrammarMask | None) -> tuple[Int32Array, npt.NDArray[Any]] | None:
-    if mask is None:
-        return None
-    rows = unpack_i32(mask.rows)
-    # A copy, because torch wants memory that it could write to.
-    return rows, np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1).copy()

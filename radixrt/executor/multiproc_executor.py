@@ -8,8 +8,10 @@ from typing import Any
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.constrained.grammar import Bitmask
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
+from radixrt.executor.mask_buffer import MaskBuffer
 from radixrt.messages import (
     DebugReq,
     ForwardStep,
@@ -22,9 +24,24 @@ from radixrt.messages import (
 
 
 class MultiprocExecutor(Executor):
-    """The same encoded bytes go to each rank's inbox; all ranks answer into one."""
+    """The same encoded bytes go to each rank's inbox; all ranks answer into one.
 
-    def __init__(self, context: zmq.Context[Any], rank_endpoints: list[str], answer_endpoint: str) -> None:
+    Args:
+        mask_path, max_rows: where a buffer for grammar masks is made, and for how many rows of a step.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        rank_endpoints: list[str],
+        answer_endpoint: str,
+        *,
+        mask_path: str,
+        max_rows: int,
+    ) -> None:
+        self._mask_path = mask_path
+        self._max_rows = max_rows
+        self._masks: MaskBuffer | None = None
         self._answers: ZmqInbox[FromRunner] = ZmqInbox(context, answer_endpoint, FromRunner)
         self._ranks: list[ZmqOutbox[ToRunner]] = [ZmqOutbox(context, endpoint) for endpoint in rank_endpoints]
 
@@ -46,6 +63,11 @@ class MultiprocExecutor(Executor):
 
     def send_mask(self, mask: GrammarMask) -> None:
         self._send(mask)
+
+    def mask_rows(self, num_rows: int, words: int) -> tuple[Bitmask, int]:
+        if self._masks is None:
+            self._masks = MaskBuffer(self._mask_path, self._max_rows, words)
+        return self._masks.next_rows(num_rows)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         return self._answers.recv(timeout_s)

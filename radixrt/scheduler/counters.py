@@ -19,3 +19,7 @@ class Counters:
     schedule_s: float = 0.0
     runner_s: float = 0.0
     commit_s: float = 0.0
+    forced_tokens: int = 0
+    forced_closes: int = 0
+    mask_rows: int = 0
+    mask_s: float = 0.0

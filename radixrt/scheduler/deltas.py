@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from radixrt.messages import (
-    FINISH_ERROR,
+    ConstraintInfo,
     Finish,
-    FinishError,
     LogprobColumns,
     Timings,
     TokenDelta,
     Usage,
+    pack_f32,
     pack_i32,
 )
 from radixrt.scheduler.req import Req
 
 
+class _Open:
+    """What one request produced and has not been sent yet."""
+
+    __slots__ = ("columns", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.columns: list[LogprobColumns] = []
+
+
 class DeltaWriter:
-    """At most one token of a request is open at a time; one that ends its request leaves in one delta with the end."""
+    """A request's new tokens stay open until they are taken; those that end it leave in one delta with the end."""
 
     def __init__(self) -> None:
         self._deltas: list[TokenDelta] = []
-        self._open: dict[str, tuple[int, LogprobColumns | None]] = {}
+        self._open: dict[str, _Open] = {}
         self._prompt_logprobs: dict[str, list[LogprobColumns]] = {}
 
     def store_prompt_logprobs(self, reqs: list[Req], columns: list[LogprobColumns]) -> None:
@@ -33,19 +45,36 @@ class DeltaWriter:
         self._prompt_logprobs.pop(req.rid, None)
 
     def token(self, req: Req, token: int, logprobs: LogprobColumns | None) -> None:
-        self._open[req.rid] = (token, logprobs)
+        """A sampled token."""
+        opened = self._open.get(req.rid)
+        if opened is None:
+            opened = self._open[req.rid] = _Open()
+        opened.tokens.append(token)
+        if logprobs is not None:
+            opened.columns.append(logprobs)
+
+    def take_back(self, req: Req) -> None:
+        """The last token written, which is still open, is replaced by what follows."""
+        self._open[req.rid].tokens.pop()
+
+    def unsampled(self, req: Req, tokens: list[int]) -> None:
+        """Tokens that nobody sampled; their log-probabilities, where asked for, are -inf."""
+        for token in tokens:
+            self.token(req, token, None)
+        if tokens and req.sampling.logprobs is not None:
+            self._open[req.rid].columns.append(_no_logprobs(tokens, req.sampling.logprobs))
 
     def finish(self, req: Req, finish: Finish, now: float) -> None:
-        token, logprobs = self._open.pop(req.rid, (None, None))
-        if req.num_output == 0:
-            token = logprobs = None  # max_tokens 0 samples a token that nobody asked for
+        opened = self._open.pop(req.rid, None)
+        if opened is None or req.num_output == 0:
+            opened = _Open()  # max_tokens 0 samples a token that nobody asked for
         first = req.first_token_at
         scores = self._take_prompt_logprobs(req.rid)
         admitted = now if req.admitted_at is None else req.admitted_at
         self._deltas.append(
             TokenDelta(
                 req.rid,
-                token_ids=b"" if token is None else pack_i32([token]),
+                token_ids=pack_i32(opened.tokens),
                 finish=finish,
                 usage=Usage(req.prompt_len, req.num_output, max(req.cached_tokens, 0)),
                 timings=Timings(
@@ -54,33 +83,52 @@ class DeltaWriter:
                     decode_s=0.0 if first is None else req.last_token_at - first,
                     retractions=req.retractions,
                 ),
-                logprobs=logprobs,
+                logprobs=_joined(opened.columns),
                 prompt_logprobs=None if first is None else scores,  # a prompt cut short has only some of its scores
+                constraint=_constraint_info(req),
             )
         )
 
-    def refuse(self, rid: str, error: FinishError, prompt_tokens: int) -> None:
+    def refuse(self, rid: str, finish: Finish, prompt_tokens: int) -> None:
         """The end of a request that was never taken in."""
-        finish = Finish(FINISH_ERROR, error=error)
         self._deltas.append(TokenDelta(rid, finish=finish, usage=Usage(prompt_tokens), timings=Timings()))
 
     def take(self) -> list[TokenDelta]:
-        for rid, (token, logprobs) in self._open.items():
+        for rid, opened in self._open.items():
             prompt = self._take_prompt_logprobs(rid) if self._prompt_logprobs else None
-            self._deltas.append(TokenDelta(rid, pack_i32([token]), logprobs=logprobs, prompt_logprobs=prompt))
+            self._deltas.append(
+                TokenDelta(rid, pack_i32(opened.tokens), logprobs=_joined(opened.columns), prompt_logprobs=prompt)
+            )
         self._open.clear()
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def _take_prompt_logprobs(self, rid: str) -> LogprobColumns | None:
-        parts = self._prompt_logprobs.pop(rid, None)
-        if parts is None:
-            return None
-        if len(parts) == 1:
-            return parts[0]
-        return LogprobColumns(
-            b"".join(p.token_logprobs for p in parts),
-            b"".join(p.top_ids for p in parts),
-            b"".join(p.top_logprobs for p in parts),
-            parts[0].k,
-        )
+        return _joined(self._prompt_logprobs.pop(rid, []))
+
+
+def _joined(parts: list[LogprobColumns]) -> LogprobColumns | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return LogprobColumns(
+        b"".join(p.token_logprobs for p in parts),
+        b"".join(p.top_ids for p in parts),
+        b"".join(p.top_logprobs for p in parts),
+        parts[0].k,
+    )
+
+
+def _no_logprobs(tokens: list[int], k: int) -> LogprobColumns:
+    nothing = np.full(len(tokens) * max(k, 1), -np.inf, np.float32)
+    return LogprobColumns(
+        pack_f32(nothing[: len(tokens)]), pack_i32(np.repeat(tokens, k)), pack_f32(nothing[: len(tokens) * k]), k
+    )
+
+
+def _constraint_info(req: Req) -> ConstraintInfo | None:
+    info = req.constraint_info
+    if info is None:
+        return None
+    return ConstraintInfo(
+        info.backend, info.ignored, req.forced_tokens, req.closing_tokens, info.compile_s, info.cached
+    )

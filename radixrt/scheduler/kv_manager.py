@@ -90,6 +90,18 @@ class KVManager:
             self.cache.evict(missing)
         return self.allocator.available() >= need
 
+    def truncate(self, req: Req, length: int) -> None:
+        """Forget the keys and values from position `length` on, which is private: they are of tokens taken back.
+
+        Steps in flight may still write there; whatever the slots are used for next is in a later step.
+        """
+        page = self.allocator.page_size
+        kept = -(-length // page) * page
+        if req.kv_len > kept:
+            row = self.rows.table[req.req_pool_idx]
+            self.allocator.free(row[kept : req.kv_len].copy())
+        req.kv_len = min(req.kv_len, length)
+
     def publish(self, req: Req) -> None:
         """Move the computed, known tokens of the request into the tree, in whole pages, and keep them locked."""
         length = min(req.kv_len, req.known_len)

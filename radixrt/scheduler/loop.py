@@ -10,12 +10,14 @@ from typing import Any
 import zmq
 
 from radixrt.channel import Inbox, Outbox
+from radixrt.constrained.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
 from radixrt.messages import (
     AbortReq,
     ControlReply,
     ControlReq,
+    GrammarMask,
     SchedulerReady,
     SchedulerStats,
     StepFailed,
@@ -23,6 +25,7 @@ from radixrt.messages import (
     TokenizedReq,
     ToScheduler,
     ToTokenizer,
+    pack_i32,
 )
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
@@ -40,19 +43,22 @@ class SchedulerLoop:
     """Moves messages between the inbox, the scheduler core, the executor and the tokenizer.
 
     Args:
+        grammars: compiles the constraints of requests before they join the queue.
         max_inflight: steps submitted and not yet answered, at most.
         step_timeout_s: a step without an answer for this long means that the runner hangs.
         check_invariants: check every invariant after each step, not only when idle.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, inbox: Inbox[ToScheduler], tokenizer: Outbox[ToTokenizer], *,
-        max_inflight: int, step_timeout_s: float, check_invariants: bool = False, inbox_socket: Any | None = None,
+        self, scheduler: Scheduler, executor: Executor, inbox: Inbox[ToScheduler], tokenizer: Outbox[ToTokenizer],
+        grammars: GrammarManager, *, max_inflight: int, step_timeout_s: float, check_invariants: bool = False,
+        inbox_socket: Any | None = None,
     ) -> None:  # fmt: skip
         self._core = scheduler
         self._executor = executor
         self._inbox = inbox
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._max_inflight = max_inflight
         self._step_timeout_s = step_timeout_s
         self._check = check_invariants
@@ -62,7 +68,7 @@ class SchedulerLoop:
         self._drains: list[ControlReq] = []
         self._idle = True
         self._poller = zmq.Poller()
-        for socket in (inbox_socket, executor.socket):
+        for socket in (inbox_socket, executor.socket, *grammars.sockets()):
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
 
@@ -82,6 +88,7 @@ class SchedulerLoop:
             EngineError: the runner hangs.
         """
         busy = self._take_messages()
+        busy |= self._take_grammars()
         busy |= self._submit()
         if wait and not busy:
             self._sleep()
@@ -89,6 +96,10 @@ class SchedulerLoop:
         self._send_deltas()
         self._housekeeping()
         return busy or committed or bool(self._inflight)
+
+    def close(self) -> None:
+        """End what compiles constraints."""
+        self._grammars.close()
 
     @property
     def inflight(self) -> int:
@@ -100,12 +111,37 @@ class SchedulerLoop:
             taken = True
             now = time.monotonic()
             if isinstance(message, TokenizedReq):
-                self._core.add(message, now)
+                self._add(message, now)
             elif isinstance(message, AbortReq):
-                self._core.abort(message.rid, now)
+                if self._grammars.abort(message.rid):
+                    self._core.abandon(message.rid)
+                else:
+                    self._core.abort(message.rid, now)
             else:
                 self._control(message)
         return taken
+
+    def _add(self, message: TokenizedReq, now: float) -> None:
+        if message.sampling.constraint is None:
+            self._core.add(message, now)
+            return
+        error = self._core.queue_error(self._grammars.num_pending)
+        if error is None:
+            self._grammars.submit(message, now)
+        else:
+            self._core.refuse(message, error)
+
+    def _take_grammars(self) -> bool:
+        """Requests whose grammar is ready join the queue; those that cannot have one end."""
+        now = time.monotonic()
+        ready = self._grammars.poll(now)
+        for each in ready:
+            if each.grammar is None:
+                assert each.error is not None
+                self._core.refuse(each.message, each.error)
+            else:
+                self._core.add(each.message, now, each.grammar, each.info)
+        return bool(ready)
 
     def _submit(self) -> bool:
         submitted = False
@@ -127,7 +163,12 @@ class SchedulerLoop:
         self._head_since = time.monotonic()
         batch = self._inflight[0]
         if batch.grammar_rows:
-            self._executor.send_mask(self._core.fill_mask(batch))
+            num_rows = len(batch.grammar_rows)
+            bits, offset = self._executor.mask_rows(num_rows, self._core.mask_words)
+            bits.fill(0xFFFFFFFF)
+            self._core.fill_mask(batch, bits, time.monotonic())
+            data = bits.tobytes() if offset < 0 else b""
+            self._executor.send_mask(GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), data, offset))
 
     def _commit(self) -> bool:
         if not self._inflight:
@@ -161,8 +202,10 @@ class SchedulerLoop:
 
     def _sleep(self) -> None:
         if self._poller.sockets:
-            busy = bool(self._inflight) or not self._core.is_idle
-            self._poller.poll(BUSY_WAIT_MS if busy else IDLE_WAIT_MS)
+            self._poller.poll(IDLE_WAIT_MS if self._is_idle() else BUSY_WAIT_MS)
+
+    def _is_idle(self) -> bool:
+        return self._core.is_idle and not self._inflight and not self._grammars.num_pending
 
     # --- operators ---
 
@@ -184,7 +227,7 @@ class SchedulerLoop:
         return ControlReply(request.id, ok=True)
 
     def _housekeeping(self) -> None:
-        idle = self._core.is_idle and not self._inflight
+        idle = self._is_idle()
         became_idle = idle and not self._idle
         self._idle = idle
         if became_idle:
@@ -218,4 +261,10 @@ class SchedulerLoop:
             schedule_s=c.schedule_s,
             runner_s=c.runner_s,
             commit_s=c.commit_s,
+            compiling=self._grammars.num_pending,
+            forced_tokens=c.forced_tokens,
+            forced_closes=c.forced_closes,
+            mask_rows=c.mask_rows,
+            mask_s=c.mask_s,
+            grammars=self._grammars.stats(),
         )

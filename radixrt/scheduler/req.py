@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
-from radixrt.messages import Finish, Int32Array, TokenizedReq
+from radixrt.messages import ConstraintInfo, Finish, Int32Array, TokenizedReq
 from radixrt.sampling_params import SamplingParams
 
 
@@ -32,6 +32,11 @@ class Req:
         protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
             row[protected_len:kv_len] are private to this request.
         cached_tokens: prompt tokens found in the cache when first admitted; -1 before that.
+        stale_samples: of the steps in flight, the oldest so many samples of this request are to be ignored: what came
+            after them was decided without sampling.
+        jumps: forced continuations of its grammar are appended without sampling (jump-forward).
+        forced_tokens, closing_tokens: output tokens that were not sampled: those that the grammar left no choice about,
+            and those that ended the output early.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
 
@@ -39,11 +44,15 @@ class Req:
         "admitted_at",
         "arrived_at",
         "cached_tokens",
+        "closing_tokens",
+        "constraint_info",
         "deadline",
         "finish",
         "first_token_at",
+        "forced_tokens",
         "grammar",
         "ids",
+        "jumps",
         "known_len",
         "kv_len",
         "last_node",
@@ -61,13 +70,14 @@ class Req:
         "sampling_row_due",
         "seed",
         "seq",
+        "stale_samples",
         "state",
         "stop_ids",
     )  # fmt: skip
 
     def __init__(
         self, message: TokenizedReq, ids: Int32Array, *, seq: int, seed: int, eos_ids: frozenset[int], max_len: int,
-        now: float, timeout_s: float, grammar: Grammar | None,
+        now: float, timeout_s: float, grammar: Grammar | None, constraint_info: ConstraintInfo | None = None,
     ) -> None:  # fmt: skip
         self.rid = message.rid
         self.sampling: SamplingParams = message.sampling
@@ -88,6 +98,12 @@ class Req:
         self.state = ReqState.WAITING
         self.finish: Finish | None = None
         self.grammar = grammar
+        self.constraint_info = constraint_info
+        self.stale_samples = 0
+        self.forced_tokens = 0
+        self.closing_tokens = 0
+        scored = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
+        self.jumps = grammar is not None and self.sampling.structured.jump_forward and not scored
         self.cached_tokens = -1
         self.sampling_row_due = True
         stop = frozenset(self.sampling.stop_token_ids)
@@ -123,6 +139,10 @@ class Req:
     def known_ids(self) -> Int32Array:
         """int32 view [known_len]."""
         return self.ids[: self.known_len]
+
+    def take_back(self) -> None:
+        """Drop the last output token."""
+        self.known_len -= 1
 
     def append(self, token: int) -> None:
         if self.known_len == len(self.ids):

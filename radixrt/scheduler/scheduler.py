@@ -16,19 +16,17 @@ from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_STOP,
+    ConstraintInfo,
     Finish,
     FinishError,
-    GrammarMask,
     Int32Array,
     StepOutput,
     TokenDelta,
     TokenizedReq,
-    pack_i32,
     unpack_i32,
 )
 from radixrt.scheduler.admission import NewTokenRatio
+from radixrt.scheduler.constrained import ConstrainedRequests, append_token
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
@@ -75,15 +73,24 @@ class Scheduler:
         self._next_expiry_check = 0.0
         self._writer = DeltaWriter()
         self.counters = Counters()
+        self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
 
     # --- what is wanted ---
 
-    def add(self, message: TokenizedReq, now: float, grammar: Grammar | None = None) -> None:
-        """Queue a request. One that cannot be served gets its error finish instead; nothing is raised."""
+    def add(
+        self, message: TokenizedReq, now: float, grammar: Grammar | None = None, info: ConstraintInfo | None = None
+    ) -> None:
+        """Queue a request. One that cannot be served gets its error finish instead; nothing is raised.
+
+        Args:
+            grammar: the state of the request's constraint, fresh, if it has one; `info` says how it was made.
+        """
         ids = unpack_i32(message.input_ids)
         error = self._refusal(message, len(ids))
+        if error is None and grammar is not None:
+            error = self._constrained.refusal(message, grammar, self._max_len - len(ids))
         if error is not None:
-            self._writer.refuse(message.rid, error, len(ids))
+            self.refuse(message, error)
             return
         seed = message.sampling.seed
         req = Req(
@@ -96,10 +103,22 @@ class Scheduler:
             now=now,
             timeout_s=self._config.request_timeout_s if message.timeout_s is None else message.timeout_s,
             grammar=grammar,
+            constraint_info=info,
         )
         self._next_seq += 1
         self._reqs[req.rid] = req
         self._waiting.append(req)
+        finish = self._constrained.start(req)
+        if finish is not None:
+            self._end(req, finish, now)
+
+    def refuse(self, message: TokenizedReq, error: FinishError) -> None:
+        """The error end of a request that is not taken in."""
+        self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), len(message.input_ids) // 4)
+
+    def abandon(self, rid: str) -> None:
+        """The end of a request that was aborted before it was added."""
+        self._writer.refuse(rid, Finish(FINISH_ABORT), 0)
 
     def _refusal(self, message: TokenizedReq, length: int) -> FinishError | None:
         if message.rid in self._reqs:
@@ -110,12 +129,16 @@ class Scheduler:
                 "(the context and the KV pool bound it)",
                 param="prompt", code="context_length_exceeded", status=400,
             )  # fmt: skip
-        if len(self._waiting) >= self._config.max_queued_requests:
-            return FinishError(
-                f"the queue is full ({self._config.max_queued_requests} requests wait); try again later",
-                code="queue_full", status=429,
-            )  # fmt: skip
-        return None
+        return self.queue_error()
+
+    def queue_error(self, elsewhere: int = 0) -> FinishError | None:
+        """Why no further request can be queued while `elsewhere` more are on their way; None if one can."""
+        if len(self._waiting) + elsewhere < self._config.max_queued_requests:
+            return None
+        return FinishError(
+            f"the queue is full ({self._config.max_queued_requests} requests wait); try again later",
+            code="queue_full", status=429,
+        )  # fmt: skip
 
     def abort(self, rid: str, now: float) -> None:
         """End a request wherever it stands; an unknown rid does nothing."""
@@ -152,6 +175,8 @@ class Scheduler:
             return None
         while True:
             decode = [r for r in self._active if r.state is ReqState.RUNNING and r.remaining > 0]
+            if self._num_inflight and self._constrained.waits(decode):
+                return None
             decode_slots = self._decode_slots(decode) if decode else np.empty(0, np.int32)
             if decode_slots is not None:
                 chunks = self._plan_chunks(now)
@@ -244,10 +269,10 @@ class Scheduler:
         req.state = ReqState.PREFILL
         req.sampling_row_due = True
         if req.cached_tokens < 0:
-            req.cached_tokens = cached
+            req.cached_tokens = min(cached, req.prompt_len)  # what a grammar forced can be cached too
             req.admitted_at = now
             self.counters.prompt_tokens += req.prompt_len
-            self.counters.cached_tokens += cached
+            self.counters.cached_tokens += req.cached_tokens
 
     def _is_deferred(self, req: Req) -> bool:
         """True while an active request is computing a prefix of this one's input that it can reuse a step later."""
@@ -278,7 +303,7 @@ class Scheduler:
     def _retract(self, req: Req, *, keep: bool) -> None:
         self._kv.release(req, keep=keep)
         self._active.remove(req)
-        req.num_pending = 0
+        req.num_pending = req.stale_samples = 0
         if req.num_output == 0:
             self._writer.drop_prompt_logprobs(req)  # they will be computed again
         req.state = ReqState.WAITING
@@ -292,20 +317,27 @@ class Scheduler:
         self._next_expiry_check = now + EXPIRY_CHECK_S
         expired = [r for r in self._reqs.values() if r.deadline <= now]
         for req in expired:
+            if req.grammar is not None and req.num_output > req.forced_tokens:
+                self._end(req, self._constrained.expire(req), now)  # what there is becomes a valid answer
+                continue
             waited = now - req.arrived_at
             error = FinishError(f"the request's deadline passed after {waited:.1f} s", code="timeout", status=408)
             self._end(req, Finish(FINISH_ERROR, error=error), now)
 
     # --- taking the answer ---
 
-    def fill_mask(self, batch: ScheduleBatch) -> GrammarMask:
-        """Masks of the batch's constrained rows. All earlier steps are committed, so every grammar is up to date."""
-        bits: Bitmask = np.full((len(batch.grammar_rows), self._mask_words), 0xFFFFFFFF, np.uint32)
-        for row, i in zip(bits, batch.grammar_rows, strict=True):
-            req = batch.sampled[i]
-            if req.finish is None and req.grammar is not None:
-                req.grammar.fill(row)
-        return GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), bits.tobytes())
+    def fill_mask(self, batch: ScheduleBatch, bits: Bitmask, now: float) -> None:
+        """Write the masks of the batch's constrained rows (uint32 [rows, mask_words], every bit set).
+
+        A grammar that fails, or takes too long, ends its own request.
+        """
+        for req, finish in self._constrained.fill_masks(batch, bits):
+            self._end(req, finish, now)
+
+    @property
+    def mask_words(self) -> int:
+        """uint32 words of one row's mask."""
+        return self._mask_words
 
     def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
         """Take the answer of the oldest step in flight: append tokens, finish requests, free what they held."""
@@ -318,34 +350,26 @@ class Scheduler:
         logprobs = iter(output.logprobs)
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
             columns = next(logprobs) if req.sampling.logprobs is not None else None
-            if req.state is not ReqState.RUNNING:
+            if req.finish is not None:
                 continue  # ended while the step was in flight
+            if req.stale_samples:
+                req.stale_samples -= 1
+                continue
             req.num_pending -= 1
             if i in errors:
                 self._end(req, Finish(FINISH_ERROR, error=FinishError(errors[i])), now)
                 continue
             self.counters.generated_tokens += 1
-            finish = self._append(req, token, now)
-            self._writer.token(req, token, columns)
+            if req.first_token_at is None:
+                req.first_token_at = now
+            req.last_token_at = now
+            if req.grammar is None:
+                finish = append_token(req, token)
+                self._writer.token(req, token, columns)
+            else:
+                finish = self._constrained.take(req, token, columns)
             if finish is not None:
                 self._end(req, finish, now)
-
-    def _append(self, req: Req, token: int, now: float) -> Finish | None:
-        if req.first_token_at is None:
-            req.first_token_at = now
-        req.last_token_at = now
-        if req.prompt_len == req.max_len:  # max_tokens 0: only the prompt was to be scored
-            return Finish(FINISH_LENGTH)
-        req.append(token)
-        if req.grammar is not None and not req.grammar.accept(token):
-            return Finish(FINISH_ERROR, error=FinishError("the sampled token is not allowed by the request's grammar"))
-        if token in req.stop_ids:
-            return Finish(FINISH_STOP, matched=token)
-        if req.grammar is not None and req.grammar.is_terminated():
-            return Finish(FINISH_STOP)
-        if req.known_len >= req.max_len:
-            return Finish(FINISH_LENGTH)
-        return None
 
     def _end(self, req: Req, finish: Finish, now: float) -> None:
         """The request's one end, from any state: give back what it holds and say so."""

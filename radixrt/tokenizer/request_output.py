@@ -171,6 +171,7 @@ class RequestOutput:
             self._logprobs if self._sampling.logprobs is not None else None,
             self._prompt_logprobs,
             self._prompt_ids,
+            None if last is None else last.constraint,
         )
         self._text, self._ids = [], []
         if self._logprobs:

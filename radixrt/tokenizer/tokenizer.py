@@ -69,6 +69,16 @@ class Tokenizer:
         self.chat_template = chat_template
         self.max_bytes_per_token = self._bound_bytes_per_token()
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer; whoever changes its settings changes this one's."""
+        return self._backend
+
+    @property
+    def decoder_family(self) -> str:
+        """How tokens become bytes, see `DecoderPlan`."""
+        return self._plan.family
+
     @classmethod
     def from_folder(
         cls, path: str | os.PathLike[str], *, chat_template_file: str | os.PathLike[str] | None = None

@@ -18,7 +18,7 @@ from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages import TokenBatch, TokenizedReq, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
-from tests.scheduler.test_scheduler import FixedSequence
+from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
 
 class Bench:
@@ -92,8 +92,9 @@ def test_the_mirror_equals_the_schedulers_table(page_size: int, tiny_model: Call
 def test_a_grammar_is_enforced_by_the_mask(depth: int, tiny_model: Callable[[str], Path]) -> None:
     bench = Bench(tiny_model("llama"), kv_cache_tokens=256, max_inflight_steps=depth)
     wanted = [11, 400, 32, 31, 500, 3]
+    sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=20, structured=NO_JUMPS)
     bench.core.add(
-        TokenizedReq("bound", pack_i32([5, 6, 7]), SamplingParams(temperature=0.9, seed=1, max_tokens=20)),
+        TokenizedReq("bound", pack_i32([5, 6, 7]), sampling),
         time.monotonic(),
         FixedSequence(wanted),
     )

@@ -80,7 +80,8 @@ class FakeRunner:
         self.masks: dict[int, GrammarMask] = {}
         self.params: dict[int, object] = {}
 
-    def run(self, step: ForwardStep) -> StepOutput:
+    def run(self, step: ForwardStep, mask: GrammarMask | None = None) -> StepOutput:
+        allowed = {} if mask is None else _masks(mask)
         for write in step.row_writes:
             slots = unpack_i32(write.slots)
             self.mirror[write.req_pool_idx, write.start : write.start + len(slots)] = slots
@@ -115,7 +116,7 @@ class FakeRunner:
                 prompt_logprobs.append(_columns(new))
             at += new
             if samples[i]:
-                sampled.append(next_token(state))
+                sampled.append(_nearest(next_token(state), allowed.get(len(sampled))))
                 self.future[row] = sampled[-1]
         return StepOutput(step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs)
 
@@ -123,6 +124,19 @@ class FakeRunner:
         for slot in self.mirror[row, :length].tolist():
             assert slot != 0, "the row points at the padding slot"
             assert self.content[slot] is not None, "the row points at a slot that was never written"
+
+
+def _masks(mask: GrammarMask) -> dict[int, set[int]]:
+    rows = unpack_i32(mask.rows).tolist()
+    words = np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1)
+    return {r: {t for t in range(VOCAB) if w[t // 32] >> (t % 32) & 1} for r, w in zip(rows, words, strict=True)}
+
+
+def _nearest(token: int, allowed: set[int] | None) -> int:
+    """The token itself if it is allowed, else the next one that is."""
+    if allowed is None or not allowed:
+        return token
+    return next(t % VOCAB for t in range(token, token + VOCAB) if t % VOCAB in allowed)
 
 
 def _columns(n: int) -> LogprobColumns:
@@ -182,11 +196,14 @@ class Harness:
             return False
         batch = self.inflight.popleft()
         if batch.grammar_rows:
-            self.runner.masks[batch.step_id] = self.scheduler.fill_mask(batch)
+            bits = np.full((len(batch.grammar_rows), self.scheduler.mask_words), 0xFFFFFFFF, np.uint32)
+            self.scheduler.fill_mask(batch, bits, self.now)
+            self.runner.masks[batch.step_id] = GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), bits.tobytes())
+            self._take()
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
             output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)))
         else:
-            output = self.runner.run(batch.step)
+            output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
         self.scheduler.commit(batch, output, self.now)
         self._take()
         self._verify()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.messages import unpack_i32
 from radixrt.scheduler.policy import arrange
@@ -263,6 +264,9 @@ def test_prompt_logprobs_cover_the_whole_prompt_and_use_no_cache():
     assert h.finishes["r"].reason == "length"
 
 
+NO_JUMPS = StructuredOptions(jump_forward=False)
+
+
 class FixedSequence(Grammar):
     """Allows one sequence of tokens and nothing else."""
 
@@ -291,13 +295,22 @@ class FixedSequence(Grammar):
     def forced_continuation(self) -> list[int]:
         return self.tokens[self.at :]
 
+    def healed(self, last: int, forced: list[int]) -> list[int] | None:
+        return None
+
+    def fits(self, token: int, remaining: int) -> bool:
+        return len(self.tokens) - self.at - 1 <= remaining
+
+    def closing(self) -> list[int]:
+        return self.tokens[self.at :]
+
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_grammar_masks_follow_the_tokens(depth):
     h = Harness(depth=depth)
     run = _free_run(1)[:5]
     h.add("free", [2, 2, 2], max_tokens=6, ignore_eos=True)
-    h.add("bound", [1, 1, 1], max_tokens=9, ignore_eos=True, grammar=FixedSequence(run))
+    h.add("bound", [1, 1, 1], max_tokens=9, ignore_eos=True, structured=NO_JUMPS, grammar=FixedSequence(run))
     h.drain()
     assert h.outputs["bound"] == run
     assert h.finishes["bound"].reason == "stop"
@@ -310,7 +323,9 @@ def test_grammar_masks_follow_the_tokens(depth):
 def test_a_token_outside_the_grammar_ends_that_request_alone():
     h = Harness()
     h.add("free", [2, 2, 2], max_tokens=6, ignore_eos=True)
-    h.add("bound", [1, 1, 1], max_tokens=9, grammar=FixedSequence([(_free_run(1)[0] + 1) % VOCAB]))
+    grammar = FixedSequence([(_free_run(1)[0] + 1) % VOCAB])
+    grammar.fill = lambda row: None  # its mask allows everything
+    h.add("bound", [1, 1, 1], max_tokens=9, structured=NO_JUMPS, grammar=grammar)
     h.drain()
     assert "grammar" in h.finishes["bound"].error.message
     h.assert_output("free")

@@ -6,7 +6,10 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from radixrt.constrained.constraint import StructuredOptions
+from radixrt.messages import unpack_i32
 from tests.scheduler.fake_runner import VOCAB, Harness
+from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 
 PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17]
 
@@ -17,6 +20,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count = 0
         self.aborted: set[str] = set()
         self.disturbed: set[str] = set()
+        self.seeds: dict[str, int] = {}  # of the requests with a grammar
 
     @initialize(
         num_slots=st.sampled_from([24, 32, 48, 96]),
@@ -45,12 +49,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        seed=st.sampled_from([None, None, *range(6)]),
+        jumps=st.booleans(),
     )
-    def add(self, prefix, suffix, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs) -> None:
+    def add(self, prefix, suffix, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, seed, jumps) -> None:
         self.count += 1
+        rid = f"r{self.count}"
+        if seed is not None:
+            self.seeds[rid] = seed
         self.h.add(
-            f"r{self.count}", prefix + suffix, max_tokens=max_tokens, stop_token_ids=tuple(stops),
+            rid, prefix + suffix, max_tokens=max_tokens, stop_token_ids=tuple(stops),
             ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
+            grammar=None if seed is None else ScriptedGrammar(seed), structured=StructuredOptions(jump_forward=jumps),
         )  # fmt: skip
 
     @rule(n=st.integers(1, 6))
@@ -100,18 +110,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert h.finishes.keys() == h.requests.keys(), "every request ends exactly once"
         for rid, finish in h.finishes.items():
             if finish.reason in ("stop", "length"):
-                h.assert_output(rid)
+                self._check_output(rid)
             elif finish.reason == "abort":
                 assert rid in self.disturbed
             else:
                 assert finish.error is not None
-                known = ("timeout", "queue_full", "context_length_exceeded")
+                known = ("timeout", "queue_full", "context_length_exceeded", "constraint_exceeds_max_tokens")
                 assert finish.error.code in known or rid in self.disturbed, finish
         for rid, columns in h.prompt_logprobs.items():
             assert len(columns.token_logprobs) // 4 == len(h.requests[rid].input_ids) // 4
         kv = h.scheduler.kv
         assert kv.allocator.available() + h.cache.evictable_size == kv.allocator.num_slots
         assert kv.rows.available() == h.config.max_running_requests
+
+    def _check_output(self, rid: str) -> None:
+        h = self.h
+        seed = self.seeds.get(rid)
+        if seed is None:
+            h.assert_output(rid)
+            return
+        request, finish = h.requests[rid], h.finishes[rid]
+        prompt = unpack_i32(request.input_ids).tolist()
+        tokens, reason, early = expected_constrained(prompt, request.sampling, h.max_len, seed)
+        if (h.outputs[rid], finish.reason, finish.forced_close) == (tokens, reason, early):
+            return
+        # Its time was up: what there was of it has been closed.
+        assert finish.forced_close
+        grammar = ScriptedGrammar(seed)
+        sampled = h.outputs[rid]
+        taken = next(i for i in range(len(sampled) + 1) if i == len(sampled) or sampled[i] != tokens[i])
+        for token in tokens[:taken]:
+            grammar.accept(token)
+        assert len(sampled) <= len(tokens) + 4
 
 
 TestScheduler = SchedulerMachine.TestCase

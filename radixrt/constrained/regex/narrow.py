@@ -113,7 +113,7 @@ class _Clipper:
         part = parts[at]
         options = []
         for size in range(part.min_length, part.min_length + ways):
-            if high is None and size == part.min_length + ways - 1:
+            if high is None and size - part.min_length + shortest >= low:
                 rest = self.clip(part, size, None)
                 clipped = None if rest is None else concat(*parts[:at], rest, *parts[at + 1 :])
             else:

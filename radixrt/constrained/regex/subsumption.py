@@ -58,7 +58,7 @@ def drop_narrower(options: list[Regex]) -> list[Regex]:
         wider = shapes.get(shape[1:], ())
         whole = (_NOTHING, [(0, 0), *mine[1]])
         if any(other is not mine and _narrower(mine, other) for other in wider):
-            shapes[shape[1:]].remove(mine)
+            shapes[shape[1:]] = [other for other in wider if other is not mine]
         elif not any(_narrower(whole, other) for other in shapes.get(shape, ())):
             kept.append(option)
     return kept

@@ -10,6 +10,8 @@ from radixrt.constrained.productions import Productions
 from radixrt.constrained.recognizer import Recognizer, State
 
 States = dict[int, State]
+MOST_ORDERS = 32
+"""Sets of keys that are followed at once: an object with many undeclared keys has too many orders to try them all."""
 
 
 class TextJudge:
@@ -56,7 +58,7 @@ class TextJudge:
                         after = self._after(self._read(before, key), member)
                         if after:
                             longer.setdefault(written | {name}, {}).update(after)
-            layer = longer
+            layer = dict(list(longer.items())[:MOST_ORDERS])
         return self._read(layer.get(frozenset(members), {}), "}")
 
 

@@ -1,0 +1,85 @@
+"""`Matcher` and `GrammarBackend`: the seam between constrained decoding and the libraries that compute masks.
+
+Both libraries execute the same `Productions`; a backend only says how they are written for it, and a matcher is one
+text's state in it. Whatever a library does when it fails, a matcher raises `GrammarError`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.productions import Productions
+from radixrt.errors import RadixRTError
+
+MAX_MASK_S = 0.05
+"""Seconds of one mask at most: the whole batch waits for it."""
+
+
+class GrammarError(RadixRTError):
+    """A grammar cannot be used, or cannot be used any further; concerns the requests that have it and no others."""
+
+
+class Matcher(ABC):
+    """Where one text stands in a grammar."""
+
+    @abstractmethod
+    def fill(self, row: Bitmask) -> None:
+        """Write the mask of the next token; what it says about control and end tokens is not to be relied on.
+
+        Raises:
+            GrammarError: the library gave up on this grammar.
+        """
+
+    @abstractmethod
+    def accept(self, token: int) -> bool:
+        """Advance over a token that is not an end token; False, and nothing changed, if the grammar forbids it."""
+
+    @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last num_tokens accepted tokens."""
+
+    @abstractmethod
+    def may_end(self) -> bool:
+        """The text so far is complete."""
+
+    @abstractmethod
+    def must_end(self) -> bool:
+        """The text so far is complete and nothing can follow it."""
+
+    @abstractmethod
+    def forced(self) -> list[int]:
+        """Tokens that must come next; see `Grammar.forced_continuation`."""
+
+    @abstractmethod
+    def fork(self) -> Matcher:
+        """Another text's state, equal to this one."""
+
+
+class GrammarBackend(ABC):
+    """A library that computes masks, with its view of one vocabulary."""
+
+    name: str
+
+    @abstractmethod
+    def write(self, productions: Productions) -> str:
+        """The productions in the library's own notation.
+
+        Raises:
+            NotExpressible: they have something that it cannot say exactly.
+        """
+
+    @abstractmethod
+    def load(self, source: str, serialized: str | None = None) -> Matcher:
+        """A matcher at the beginning of a text.
+
+        Args:
+            serialized: what `serialize` gave for it, perhaps in another process.
+
+        Raises:
+            GrammarError: the library refuses the grammar.
+        """
+
+    def serialize(self, prototype: Matcher) -> str | None:
+        """A loaded grammar in a form that loads faster; None if there is none worth shipping."""
+        return None

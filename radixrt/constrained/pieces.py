@@ -1,0 +1,323 @@
+"""`Piece`: a part of a text's grammar with what is known about its edges, so that parts can be put together safely.
+
+A backend splits a text into terminals by the longest match (see `lark`), so two parts may only stand side by side, or
+be alternatives, where that finds the right borders. Each function here puts parts together such that it does, if need
+be by making one terminal of them, or raises `Ambiguous`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from radixrt.constrained.productions import (
+    Expr,
+    Lit,
+    Productions,
+    Ref,
+    Rep,
+    Seq,
+    Special,
+    Term,
+    alt,
+    children,
+    length_of,
+    postorder,
+    seq,
+)
+from radixrt.constrained.regex import CharSet, Regex, RegexTooComplex, alternate, concat, literal, repeat
+from radixrt.constrained.regex.charset import EVERY
+from radixrt.constrained.regex.derivatives import first as first_chars
+from radixrt.constrained.regex.nodes import EMPTY
+
+MAX_STATES = 500
+NO_CHARS = CharSet(())
+NUMBER_CHARS = CharSet.of("0123456789+-.eE")
+
+
+class Ambiguous(Exception):
+    """Parts cannot be told apart by the longest match; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """See the module's docstring.
+
+    Attributes:
+        expr: the grammar.
+        first: characters with which a text can begin.
+        nullable: the empty text is one.
+        more: characters with which a whole text can go on, as the same terminal or with another one.
+        starts: where known, literals, each a terminal of its own, with which every text begins that begins with a
+            character.
+        again: literals that may stand after a whole text; their characters are not in `more`.
+        regex: the language, where it is regular.
+    """
+
+    expr: Expr
+    first: CharSet
+    nullable: bool = False
+    more: CharSet = NO_CHARS
+    starts: tuple[str, ...] | None = None
+    again: tuple[str, ...] = ()
+    regex: Regex | None = None
+
+
+NO_TEXT = Piece(Seq(()), NO_CHARS, nullable=True, regex=literal(""))
+
+
+def constant(text: str) -> Piece:
+    """Exactly this text."""
+    if not text:
+        return NO_TEXT
+    return Piece(Lit(text), CharSet.of(text[0]), starts=(text,), regex=literal(text))
+
+
+def token(text: str, number: int) -> Piece:
+    """One control token of the vocabulary.
+
+    Args:
+        number: below 2,048, another one for each token. What stands for it at the edges is a surrogate, which is no
+            character of any text.
+    """
+    sign = chr(0xD800 + number)
+    return Piece(Special(text), CharSet.of(sign), starts=(sign,))
+
+
+def regular(regex: Regex) -> Piece:
+    """One terminal."""
+    if regex.text is not None:
+        return constant(regex.text)
+    return Piece(Term(regex), first_chars(regex), regex.nullable, _open_end(regex), regex=regex)
+
+
+def _open_end(regex: Regex) -> CharSet:
+    """Characters with which a string of the language can go on in it."""
+    seen = {regex}
+    pending = [regex]
+    found = NO_CHARS
+    while pending:
+        state = pending.pop()
+        if state.nullable:
+            found = found | first_chars(state)
+        for charset in state.classes():
+            target = state.derive(chr(charset.edges[0]))
+            if target is not EMPTY and target not in seen:
+                if len(seen) >= MAX_STATES:
+                    return EVERY
+                seen.add(target)
+                pending.append(target)
+    return found
+
+
+def json_value(rule: str, productions: Productions) -> Piece:
+    """The rule, which derives JSON texts: only a number can go on after it could have ended.
+
+    Args:
+        rule: the name under which the root of the productions will be known.
+    """
+    numbers = any(first_chars(regex) & NUMBER_CHARS for regex in _border(productions, last=True))
+    more = NUMBER_CHARS if numbers else NO_CHARS
+    return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, more)
+
+
+def character_grammar(rule: str, productions: Productions) -> Piece:
+    """The rule of a grammar with single characters as terminals; it may go on with any character that it has."""
+    every = NO_CHARS
+    for expr in postorder(productions.rules.values()):
+        if isinstance(expr, Lit | Term):
+            every = every | _regex_of(expr).alphabet()
+    return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, every)
+
+
+def _regex_of(leaf: Lit | Term) -> Regex:
+    return literal(leaf.text) if isinstance(leaf, Lit) else leaf.regex
+
+
+def _first(productions: Productions) -> CharSet:
+    found = NO_CHARS
+    for regex in _border(productions, last=False):
+        found = found | first_chars(regex)
+    return found
+
+
+def _border(productions: Productions, *, last: bool) -> set[Regex]:
+    """The terminals that can stand first, or last, in a text."""
+    shortest = productions.shortest
+    found: set[Regex] = set()
+    seen = {productions.start}
+    pending = [productions.rules[productions.start]]
+    while pending:
+        expr = pending.pop()
+        if isinstance(expr, Lit | Term):
+            found.add(_regex_of(expr))
+        elif isinstance(expr, Ref):
+            if expr.rule not in seen:
+                seen.add(expr.rule)
+                pending.append(productions.rules[expr.rule])
+        elif isinstance(expr, Seq):
+            for part in reversed(expr.parts) if last else expr.parts:
+                pending.append(part)
+                if length_of(part, shortest) != 0:
+                    break
+        else:
+            pending.extend(children(expr))
+    return found
+
+
+# --- putting pieces together ---
+
+
+def follow(left: Piece, right: Piece) -> Piece:
+    """Left, then right.
+
+    Raises:
+        Ambiguous: where left ends cannot be told by the longest match.
+    """
+    if left.expr == NO_TEXT.expr or right.expr == NO_TEXT.expr:
+        return right if left.expr == NO_TEXT.expr else left
+    clash = bool(left.more & right.first) or not _all_apart(left.again, right)
+    if left.nullable and left.first & right.first:
+        clash = clash or not _starts_apart(left, right)
+    if clash:
+        if left.regex is None or right.regex is None:
+            raise Ambiguous("where the one ends and the other begins")
+        return regular(concat(left.regex, right.regex))
+    starts = left.starts
+    if left.nullable:
+        starts = None if left.starts is None or right.starts is None else left.starts + right.starts
+    return Piece(
+        seq(left.expr, right.expr),
+        left.first | right.first if left.nullable else left.first,
+        left.nullable and right.nullable,
+        left.more | right.more if right.nullable else right.more,
+        starts,
+        left.again + right.again if right.nullable else right.again,
+        concat(left.regex, right.regex) if left.regex is not None and right.regex is not None else None,
+    )
+
+
+def choose(options: Sequence[Piece], *, at_end: bool) -> Piece:
+    """One of the options.
+
+    Args:
+        at_end: nothing can follow.
+
+    Raises:
+        Ambiguous: two options begin alike.
+    """
+    merged = _merged(options, at_end=at_end)
+    for i, one in enumerate(merged):
+        for other in merged[:i]:
+            if one.first & other.first and not _told_apart(one, other, at_end=at_end):
+                raise Ambiguous("which of two alternatives a text is, because both can begin alike")
+    return together(merged)
+
+
+def together(options: Sequence[Piece]) -> Piece:
+    """One of the options, of which it is known that they can be told apart."""
+    if len(options) == 1:
+        return options[0]
+    found = options[0]
+    starts: tuple[str, ...] | None = ()
+    for one in options:
+        starts = None if starts is None or one.starts is None else starts + one.starts
+        found = replace(
+            found,
+            first=found.first | one.first,
+            nullable=found.nullable or one.nullable,
+            more=found.more | one.more,
+            again=(*found.again, *(text for text in one.again if text not in found.again)),
+        )
+    regexes = [one.regex for one in options if one.regex is not None]
+    whole = alternate(*regexes) if len(regexes) == len(options) else None
+    return replace(found, expr=alt(*(one.expr for one in options)), starts=starts, regex=whole)
+
+
+def _merged(options: Sequence[Piece], *, at_end: bool) -> list[Piece]:
+    """The regular options made one, if they could be mistaken for one another."""
+    plain = [one for one in options if one.regex is not None]
+    if at_end or len(plain) < 2 or _disjoint([one.first for one in plain]):
+        return list(options)
+    if all(one.starts is not None for one in plain) and _prefix_free([s for one in plain for s in one.starts or ()]):
+        return list(options)
+    rest = [one for one in options if one.regex is None]
+    return [regular(alternate(*(one.regex for one in plain if one.regex is not None))), *rest]
+
+
+def _disjoint(sets: Sequence[CharSet]) -> bool:
+    seen = NO_CHARS
+    for one in sets:
+        if seen & one:
+            return False
+        seen = seen | one
+    return True
+
+
+def _told_apart(one: Piece, other: Piece, *, at_end: bool) -> bool:
+    if _starts_apart(one, other):
+        return True
+    if at_end and one.regex is not None and other.regex is not None:
+        return True
+    for left, right in ((one, other), (other, one)):
+        if left.regex is not None and right.starts is not None:
+            return all(_diverge(left.regex, start, at_end=at_end) for start in right.starts)
+    return False
+
+
+def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:
+    """Whether no text of the language goes on after `start`, and, unless nothing can follow it, none ends within."""
+    state = regex
+    for char in start:
+        if state.nullable and not at_end:
+            return False
+        state = state.derive(char)
+        if state is EMPTY:
+            return True
+    try:
+        return state.is_empty()
+    except RegexTooComplex:
+        return False
+
+
+def _starts_apart(one: Piece, other: Piece) -> bool:
+    return one.starts is not None and other.starts is not None and _prefix_free([*one.starts, *other.starts])
+
+
+def _all_apart(literals: Sequence[str], piece: Piece) -> bool:
+    """Whether no literal can be mistaken for the beginning of the piece."""
+    near = [text for text in literals if text[0] in piece.first]
+    return not near or (piece.starts is not None and _prefix_free([*near, *piece.starts]))
+
+
+def _prefix_free(texts: Sequence[str]) -> bool:
+    ordered = sorted(texts)
+    return not any(after.startswith(before) for before, after in pairwise(ordered))
+
+
+def repeated(item: Piece, low: int, high: int | None) -> Piece:
+    """From low to high of the item, one after the other.
+
+    Raises:
+        Ambiguous: where one ends and the next begins cannot be told by the longest match.
+    """
+    if high == 0:
+        return NO_TEXT
+    if high != 1:
+        if item.nullable and item.regex is None:
+            raise Ambiguous("how often a part that can be empty is repeated")
+        if item.more & item.first or not _all_apart(item.again, item) or item.nullable:
+            if item.regex is None:
+                raise Ambiguous("where one ends and the next begins")
+            return regular(repeat(item.regex, low, high))
+    again, more = item.again, item.more
+    if high != 1:
+        if item.starts is None:
+            more = more | item.first
+        else:
+            again = again + item.starts
+    whole = repeat(item.regex, low, high) if item.regex is not None else None
+    return replace(
+        item, expr=Rep(item.expr, low, high), nullable=low == 0 or item.nullable, more=more, again=again, regex=whole
+    )

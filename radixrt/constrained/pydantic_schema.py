@@ -1,0 +1,174 @@
+"""JSON Schema of Python types, made by pydantic and bent where its schema lets through what its validation refuses.
+
+What a schema allows is what a model may write, so a schema that is wider than the type would give texts that do not
+become values. Imported when a Python type is first used: pydantic takes longer to import than most of radixrt.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+INTEGER_KEY = "^-?(0|[1-9][0-9]*)$"
+NUMBER_KEY = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$"
+YEAR_NOT_ZERO = "^([1-9]|0[1-9]|00[1-9]|000[1-9])"
+"""Python's calendar starts with the year 1."""
+NO_LEAP_SECOND = "^([^T]*T)?[0-9]{2}:[0-9]{2}:[0-5]"
+"""Python's clock has none."""
+SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
+"""At most six digits in a row, so that a duration stays within what a timedelta holds."""
+URL_REST = r"([a-z0-9]+(-[a-z0-9]+)*\.)*[a-z][a-z0-9]*(:[0-9]{1,4})?(/[A-Za-z0-9._~!$&'()*+,;=:@%/?#-]*)?"
+
+DATE_IN_ANY_YEAR = (
+    r"([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
+    r"|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+WITHOUT_ZONE = rf"^{DATE_IN_ANY_YEAR}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?$"
+ANY_ADDRESS: JsonSchemaValue = {"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+FORMATS: dict[str, JsonSchemaValue] = {
+    **{f"uuid{v}": {"format": "uuid", "pattern": f"^.{{14}}{v}.{{4}}[89abAB]"} for v in range(1, 9)},
+    **{f"ipv4{what}": {"format": "ipv4"} for what in ("network", "interface")},
+    **{f"ipv6{what}": {"format": "ipv6"} for what in ("network", "interface")},
+    **{f"ipvany{what}": ANY_ADDRESS for what in ("address", "network", "interface")},
+    "base64": {"pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
+    "base64url": {"pattern": "^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$"},
+}
+"""Formats that only pydantic knows, by what says the same, or less."""
+
+FINITE: JsonSchemaValue = {"type": "number", "minimum": -(10**308), "maximum": 10**308}
+"""What becomes a float that is not infinite."""
+
+DECIMAL_BOUNDS = {
+    "multiple_of": "multipleOf",
+    "ge": "minimum",
+    "le": "maximum",
+    "gt": "exclusiveMinimum",
+    "lt": "exclusiveMaximum",
+}
+
+
+def json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    """The schema of a type, with closed objects, keys in the order of declaration, and $defs.
+
+    Raises:
+        pydantic.errors.PydanticUserError: the type has a part without a JSON form.
+    """
+    return adapter.json_schema(schema_generator=_Generator)
+
+
+def _closed(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """An object with declared properties has no others, unless its type says so."""
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _also_pattern(schema: JsonSchemaValue, *patterns: str) -> JsonSchemaValue:
+    """The schema with the patterns added to its own."""
+    if schema.get("type") != "string":  # the type's configuration asks for another form
+        return schema
+    if "pattern" not in schema and len(patterns) == 1:
+        return schema | {"pattern": patterns[0]}
+    return schema | {"allOf": [*schema.get("allOf", []), *({"pattern": p} for p in patterns)]}
+
+
+class _Generator(GenerateJsonSchema):
+    # Declared for what the base class calls by name; each narrows what the base gives.
+
+    def generate_inner(self, schema: Any) -> JsonSchemaValue:
+        out = super().generate_inner(schema)
+        known = FORMATS.get(out.get("format", "")) if out.get("type") == "string" else None
+        return out if known is None else {k: v for k, v in out.items() if k != "format"} | known
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # titles made from names say nothing that the names do not
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        return _closed(super().model_schema(schema))
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        return _closed(super().dataclass_schema(schema))
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        return _closed(super().typed_dict_schema(schema))
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        out = super().dict_schema(schema)
+        pattern = {"int": INTEGER_KEY, "float": NUMBER_KEY}.get(schema.get("keys_schema", {}).get("type", ""))
+        return out if pattern is None else out | {"propertyNames": {"pattern": pattern}}
+
+    def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
+        return self._set(super().set_schema(schema))
+
+    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> JsonSchemaValue:
+        return self._set(super().frozenset_schema(schema))
+
+    def _set(self, out: JsonSchemaValue) -> JsonSchemaValue:
+        """An array: the set itself drops what is repeated, so only a least size needs distinct items."""
+        if out.get("minItems", 0) <= 1:
+            out.pop("uniqueItems", None)
+        return out
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """A number; pydantic's own schema also takes any string."""
+        bounds = {name: schema.get(name) for name in DECIMAL_BOUNDS}
+        out: JsonSchemaValue = dict(FINITE)
+        out |= {DECIMAL_BOUNDS[name]: _plain(bound) for name, bound in bounds.items() if bound is not None}
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        if digits is not None or places is not None:
+            places = places or 0
+            step: JsonSchemaValue = {"multipleOf": 1 if places == 0 else float(f"1e-{places}")}
+            if digits is not None:
+                whole = 10 ** max(0, digits - places)
+                step |= {"exclusiveMinimum": -whole, "exclusiveMaximum": whole}
+            out["allOf"] = [step]
+        return out
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        out = super().float_schema(schema)
+        return {**FINITE, **out} if schema.get("allow_inf_nan") is False else out
+
+    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+        return _also_pattern(super().date_schema(schema), YEAR_NOT_ZERO)
+
+    def time_schema(self, schema: core_schema.TimeSchema) -> JsonSchemaValue:
+        return _also_pattern(super().time_schema(schema), NO_LEAP_SECOND)
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        """With a zone, as the format wants it, except where the type has none."""
+        out = super().datetime_schema(schema)
+        if schema.get("tz_constraint") == "naive" and out.get("type") == "string":
+            return {"type": "string", "pattern": WITHOUT_ZONE}
+        return _also_pattern(out, YEAR_NOT_ZERO, NO_LEAP_SECOND)
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        return _also_pattern(super().timedelta_schema(schema), SHORT_NUMBERS)
+
+    def url_schema(self, schema: core_schema.UrlSchema) -> JsonSchemaValue:
+        return self._url(schema, super().url_schema(schema))
+
+    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
+        return self._url(schema, super().multi_host_url_schema(schema))
+
+    def _url(
+        self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema, out: JsonSchemaValue
+    ) -> JsonSchemaValue:  # fmt: skip
+        """An absolute URL with a plain host, which every URL parser takes."""
+        schemes = schema.get("allowed_schemes")
+        scheme = "|".join(re.escape(s) for s in schemes) if schemes else "[a-z][a-z0-9+.-]*"
+        return {k: v for k, v in out.items() if k != "format"} | {"pattern": f"^({scheme})://{URL_REST}$"}
+
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> JsonSchemaValue:
+        return self.handle_invalid_for_json_schema(schema, "a complex number, which JSON does not have")
+
+    def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
+        return self.handle_invalid_for_json_schema(schema, "JSON inside a string; use its type itself")
+
+
+def _plain(bound: Any) -> int | float:
+    """A Decimal bound as a JSON number."""
+    return int(bound) if bound == int(bound) else float(bound)

@@ -1,0 +1,197 @@
+"""`Vocabulary`: what a model's tokens are to a constraint: bytes of text, control tokens, end tokens, or nothing.
+
+A constraint is about text. A token counts as text if the model can write it as such; control tokens (`<|im_start|>`,
+`<tool_call>`, ...) never do, and are allowed only where a grammar asks for that one token. End tokens are allowed
+where the text may end. Ids without a token are never allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import llguidance
+import numpy as np
+
+from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.errors import RequestError
+from radixrt.tokenizer.tokenizer import Tokenizer
+
+GUARD = "\n"
+"""Written before a text whose tokenizer would otherwise put a space there."""
+
+_MARKER = re.compile(r"<[^\s<>]{1,64}>|\[[A-Z_/]{2,64}\]")
+"""Added tokens of this shape are control tokens, whether or not they are declared special."""
+
+
+class Vocabulary:
+    """The tokens of one model.
+
+    Args:
+        tokenizer: the model's own; not used for anything else, as it is changed here.
+        vocab_size: width of the model's logits; may exceed the tokenizer's.
+        eos_ids: ids that end an output.
+
+    Attributes:
+        table: what each id below vocab_size adds to a text; b"" for control tokens and ids without a token.
+        control_tokens: id of each control token by its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> None:
+        self.vocab_size = vocab_size
+        self.eos_ids = tuple(sorted({i for i in eos_ids if 0 <= i < vocab_size}))
+        self._encoder = tokenizer.backend  # the tokenizer was loaded for us alone, see from_folder
+        self._encoder.encode_special_tokens = True
+        added = self._encoder.get_added_tokens_decoder()
+        markers = {i: token.content for i, token in added.items() if i in tokenizer.special_ids}
+        markers |= {i: token.content for i, token in added.items() if _MARKER.fullmatch(token.content)}
+        self.control_tokens = {text: i for i, text in markers.items() if i < vocab_size}
+        hidden = set(markers) | set(self.eos_ids)
+        self.table = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(vocab_size)]
+        self.text_mask = self.mask_of(i for i, data in enumerate(self.table) if data)
+        self.eos_mask = self.mask_of(self.eos_ids)
+        self._split: list[tuple[str | None, bytes] | None] = [None] * vocab_size
+        self._guard_ids = self._find_guard()
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str], vocab_size: int, eos_ids: Iterable[int]) -> Vocabulary:
+        """Load the tokenizer of a model folder (or a tokenizer.json).
+
+        Raises:
+            ModelLoadError: there is no tokenizer.
+            RequestError: its tokens do not stand for bytes of text, so no output can be constrained.
+        """
+        tokenizer = Tokenizer.from_folder(Path(folder))
+        if tokenizer.decoder_family == "other":
+            raise RequestError(
+                "this model's tokens have no text of their own, it depends on their neighbors; so its output cannot be "
+                "constrained; leave the constraint out"
+            )
+        return cls(tokenizer, vocab_size, eos_ids)
+
+    def mask_of(self, ids: Iterable[int]) -> Bitmask:
+        """uint32 [bitmask_words(vocab_size)] with the bits of these ids."""
+        bits = np.zeros(bitmask_words(self.vocab_size) * 32, np.uint8)
+        bits[list(ids)] = 1
+        return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for vocabularies whose tokens are the same: part of the keys of cached grammars."""
+        digest = hashlib.sha256(repr((self.vocab_size, self.eos_ids, sorted(self.control_tokens.items()))).encode())
+        for data in self.table:
+            digest.update(len(data).to_bytes(4, "little") + data)
+        return digest.hexdigest()
+
+    @cached_property
+    def ll_tokenizer(self) -> llguidance.LLTokenizer:
+        """For llguidance: our bytes, our control tokens, our tokenization."""
+        wrapper = llguidance.TokenizerWrapper(_ForLlguidance(self))
+        return llguidance.LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=list(self.eos_ids))
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text that goes on from something: no special tokens are added, none is read out of the text.
+
+        Canonical wherever the tokenizer can be made to give these bytes; else the longest matching tokens.
+        """
+        guard = self._guard_ids
+        try:
+            ids: list[int] = self._encoder.encode(GUARD + text if guard else text, add_special_tokens=False).ids
+        except BaseException as error:
+            # A panic of the Rust library is no Exception, and would end the process for one text.
+            if type(error).__name__ != "PanicException" and not isinstance(error, Exception):
+                raise
+            ids = []
+        data = text.encode()
+        if ids[: len(guard)] == guard:
+            ids = ids[len(guard) :]
+            if self.decode(ids) == data:
+                return ids
+        return self.encode_greedily(data)
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Tokens of bytes that need not be UTF-8: what is no text by itself becomes the longest matching tokens."""
+        try:
+            return self.encode(data.decode())
+        except UnicodeDecodeError as error:
+            if error.start == 0:
+                return self.encode_greedily(data)
+            return self.encode(data[: error.start].decode()) + self.encode_greedily(data[error.start :])
+
+    def encode_greedily(self, data: bytes) -> list[int]:
+        """The longest token of text at each place.
+
+        Raises:
+            RequestError: this model cannot write such a text.
+        """
+        ids, longest = self.by_bytes
+        out: list[int] = []
+        start = 0
+        while start < len(data):
+            for end in range(min(len(data), start + longest), start, -1):
+                token = ids.get(data[start:end])
+                if token is not None:
+                    out.append(token)
+                    start = end
+                    break
+            else:
+                raise RequestError(f"this model has no token for {data[start : start + 4]!r}, which is asked for")
+        return out
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """What text tokens add to a text; control tokens and ids outside the vocabulary add nothing."""
+        table = self.table
+        return b"".join([table[i] for i in ids if 0 <= i < self.vocab_size])
+
+    def split(self, token: int) -> tuple[str | None, bytes]:
+        """`split_utf8` of a token's bytes."""
+        found = self._split[token]
+        if found is None:
+            found = self._split[token] = split_utf8(self.table[token])
+        return found
+
+    @cached_property
+    def by_bytes(self) -> tuple[dict[bytes, int], int]:
+        """The text tokens by what they add, and the length of the longest."""
+        ids: dict[bytes, int] = {}
+        for token, data in enumerate(self.table):
+            if data:
+                ids.setdefault(data, token)
+        return ids, max((len(data) for data in ids), default=0)
+
+    def _find_guard(self) -> list[int]:
+        """Tokens of GUARD if the tokenizer puts a space before every text, which a text that goes on must not get."""
+        plain = self._encoder.encode("a", add_special_tokens=False).ids
+        if self.decode(plain) == b"a":
+            return []
+        guard: list[int] = self._encoder.encode(GUARD, add_special_tokens=False).ids
+        return guard
+
+
+class _ForLlguidance:
+    """The shape of tokenizer that llguidance's TokenizerWrapper wants."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        names = {i: text.encode() for text, i in vocabulary.control_tokens.items()}
+        self.tokens = [data or names.get(i, b"") for i, data in enumerate(vocabulary.table)]
+        self.special_token_ids = sorted(set(names) | set(vocabulary.eos_ids))
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+
+    def __call__(self, data: bytes) -> list[int]:
+        return self._vocabulary.encode_bytes(data)
+
+
+def split_utf8(data: bytes) -> tuple[str | None, bytes]:
+    """The characters that are complete, and the bytes of one that is not; None where it is no UTF-8 at all."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError as error:
+        if error.end == len(data) and error.reason == "unexpected end of data":
+            return data[: error.start].decode(), data[error.start :]
+        return None, b""

@@ -1,0 +1,38 @@
+"""A compile worker on which some constraints have the effects that only unknown ones have on the real worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from radixrt.constrained import compile_worker
+
+real = compile_worker.compile_constraint
+
+
+def compile_constraint(constraint: Any, *rest: Any) -> Any:
+    source = constraint.source
+    if source.startswith("hang"):
+        while True:
+            time.sleep(0.01)
+    if source.startswith("crash"):
+        os.abort()
+    if source.startswith("eat"):
+        kept = []
+        while True:
+            kept.append(np.empty(64 * 1024 * 1024, np.uint8))
+    if source.startswith("defect"):
+        raise KeyError("a defect")
+    if source.startswith("noise"):
+        print("a library writes to stdout")
+        os.write(1, b"\x00" * 100)
+    return real(constraint, *rest)
+
+
+if __name__ == "__main__":
+    compile_worker.compile_constraint = compile_constraint
+    sys.exit(compile_worker.main())

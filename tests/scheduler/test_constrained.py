@@ -1,0 +1,236 @@
+"""Constrained requests in the scheduler: forced tokens, early ends, healing, and grammars that fail."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from radixrt.constrained.constraint import StructuredOptions
+from radixrt.messages import ConstraintInfo, TokenizedReq, pack_i32, unpack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler import constrained
+from tests.scheduler.fake_runner import VOCAB, Harness
+from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
+from tests.scheduler.test_scheduler import FixedSequence, _free_run
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+PAGES = pytest.mark.parametrize("page_size", [1, 8])
+
+
+def _run(grammars: dict[str, ScriptedGrammar], *, jumps: bool, depth: int, page_size: int = 1, **config) -> Harness:
+    h = Harness(depth=depth, page_size=page_size, num_slots=160, **config)
+    for i, (rid, grammar) in enumerate(grammars.items()):
+        h.add(
+            rid, [1, 2, 3, 4, 5 + i % 3, 6], max_tokens=30, ignore_eos=True, grammar=grammar,
+            structured=StructuredOptions(jump_forward=jumps),
+        )  # fmt: skip
+    h.add("free", [1, 2, 3, 9], max_tokens=20, ignore_eos=True)
+    h.drain()
+    h.assert_output("free")
+    return h
+
+
+@DEPTHS
+@PAGES
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("chunk", [2, 1000])
+def test_forced_tokens_and_early_ends_change_nothing_but_the_number_of_steps(depth, page_size, jumps, chunk):
+    seeds = {f"g{seed}": seed for seed in range(12)}
+    h = _run(
+        {rid: ScriptedGrammar(seed) for rid, seed in seeds.items()}, jumps=jumps, depth=depth, page_size=page_size,
+        chunked_prefill_size=chunk,
+    )  # fmt: skip
+    closed = 0
+    for rid, seed in seeds.items():
+        request = h.requests[rid]
+        prompt = unpack_i32(request.input_ids).tolist()
+        tokens, reason, early = expected_constrained(prompt, request.sampling, h.max_len, seed)
+        assert h.outputs[rid] == tokens
+        assert (h.finishes[rid].reason, h.finishes[rid].forced_close) == (reason, early)
+        assert len(tokens) <= 30
+        closed += early
+    assert closed > 2
+    assert (h.scheduler.counters.forced_tokens > 20) == jumps
+    assert h.scheduler.counters.forced_closes == closed
+
+
+def test_jumping_saves_steps():
+    run = _free_run(1)[:4] + list(range(1, 30))
+    steps = {}
+    for jumps in (True, False):
+        h = Harness()
+        h.add("r", [1], max_tokens=40, grammar=FixedSequence(run), structured=StructuredOptions(jump_forward=jumps))
+        h.drain()
+        assert h.outputs["r"] == run
+        steps[jumps] = len(h.steps)
+    assert steps == {True: 0, False: len(run)}
+
+
+@DEPTHS
+@PAGES
+def test_a_healed_token_is_replaced_before_anyone_sees_it(depth, page_size):
+    """With healing, every forced run replaces the token before it: the digest of what was really computed shows it."""
+    h = _run(
+        {f"g{seed}": ScriptedGrammar(seed, heals=True) for seed in range(12)}, jumps=True, depth=depth,
+        page_size=page_size,
+    )  # fmt: skip
+    assert h.scheduler.counters.forced_tokens > 20
+    # Whatever was generated, a second request with it as its prompt finds it all in the cache, and nothing wrong.
+    computed = h.runner.tokens_computed
+    for seed in range(12):
+        prompt = unpack_i32(h.requests[f"g{seed}"].input_ids).tolist() + h.outputs[f"g{seed}"]
+        h.add(f"again{seed}", prompt, max_tokens=1, ignore_eos=True)
+        h.drain()
+        h.assert_output(f"again{seed}")
+    assert h.runner.tokens_computed > computed
+
+
+@DEPTHS
+def test_forced_and_closing_tokens_are_reported(depth):
+    h = Harness(depth=depth)
+    grammar = ScriptedGrammar(3)
+    message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=20, ignore_eos=True))
+    h.requests["r"] = message
+    h.scheduler.add(message, 0.0, grammar, ConstraintInfo("scripted", ["/a: not"], compile_s=0.5))
+    deltas = []
+    while h.inflight or h.scheduler.next_batch is None or not h.scheduler.is_idle:
+        while len(h.inflight) < depth and h.submit():
+            pass
+        batch = h.inflight.popleft()
+        bits = np.full((len(batch.grammar_rows), h.scheduler.mask_words), 0xFFFFFFFF, np.uint32)
+        h.scheduler.fill_mask(batch, bits, 0.0)
+        h.scheduler.commit(batch, h.runner.run(batch.step), 0.0)
+        deltas += h.scheduler.take_deltas()
+    info = deltas[-1].constraint
+    assert (info.backend, info.ignored, info.compile_s) == ("scripted", ["/a: not"], 0.5)
+    assert info.forced_tokens == h.scheduler.counters.forced_tokens
+    assert all(d.constraint is None for d in deltas[:-1])
+
+
+def test_a_budget_under_the_shortest_output_is_refused_with_that_minimum():
+    h = Harness()
+    h.add("r", [1, 2], max_tokens=4, grammar=FixedSequence([1, 2, 3, 4, 5]))
+    h.drain()
+    error = h.finishes["r"].error
+    assert (error.param, error.status, error.code) == ("max_tokens", 400, "constraint_exceeds_max_tokens")
+    assert "5 tokens" in error.message
+
+
+def test_a_prompt_that_leaves_too_little_room_is_refused():
+    h = Harness(max_context=12)
+    h.add("r", [1] * 8, max_tokens=None, grammar=FixedSequence([1, 2, 3, 4, 5]))
+    h.drain()
+    assert h.finishes["r"].error.param == "prompt"
+    assert "room for 4 tokens" in h.finishes["r"].error.message
+
+
+def test_the_finish_reason_of_an_early_end_is_the_clients_choice():
+    h = Harness(num_slots=160)
+    for reason in ("length", "stop"):
+        for seed in range(8):
+            h.add(
+                f"{reason}{seed}", [1, 2, 3], max_tokens=6, ignore_eos=True, grammar=ScriptedGrammar(seed),
+                structured=StructuredOptions(on_length=reason),
+            )  # fmt: skip
+    h.drain()
+    early = [rid for rid, finish in h.finishes.items() if finish.forced_close]
+    assert len(early) > 4
+    assert all(h.finishes[rid].reason == rid[:-1] for rid in early)
+
+
+@DEPTHS
+def test_a_deadline_closes_what_there_is(depth):
+    h = Harness(depth=depth, num_slots=160)
+    grammar = ScriptedGrammar(5)
+    h.add("r", [1, 2, 3], max_tokens=60, ignore_eos=True, timeout_s=10.0, grammar=grammar)
+    h.add("waits", [4], max_tokens=3, ignore_eos=True, timeout_s=10.0, grammar=None)
+    for _ in range(4):
+        h.turn()
+    tokens = h.outputs["r"][:]
+    h.now = 11.0
+    h.drain()
+    assert h.finishes["r"].forced_close
+    assert h.outputs["r"][: len(tokens)] == tokens
+    assert len(h.outputs["r"]) == len(grammar.history) - 1 + grammar.reserve(grammar.history)
+
+
+def test_no_jumps_where_log_probabilities_are_asked():
+    h = Harness()
+    h.add("r", [1], max_tokens=9, logprobs=None, prompt_logprobs=0, grammar=FixedSequence([1, 2, 3]))
+    h.drain()
+    assert h.outputs["r"] == [1, 2, 3]
+    assert h.scheduler.counters.forced_tokens == 0
+
+
+@DEPTHS
+def test_penalties_are_told_of_forced_tokens(depth):
+    h = Harness(depth=depth, num_slots=160)
+    h.add("r", [1, 2], max_tokens=30, ignore_eos=True, frequency_penalty=1.0, grammar=ScriptedGrammar(1))
+    h.drain()
+    rows = [row for step in h.steps for row in step.sampling_rows]
+    assert h.scheduler.counters.forced_tokens
+    assert len(rows) > 1
+    output = h.outputs["r"]
+    for row in rows:
+        sent = unpack_i32(row.output_ids).tolist()
+        assert sent == output[: len(sent)]
+
+
+class Broken(FixedSequence):
+    def __init__(self, where: str) -> None:
+        super().__init__([1, 2, 3, 4])
+        self.where = where
+
+    def __getattribute__(self, name: str):
+        if name == super().__getattribute__("where") if "where" in super().__getattribute__("__dict__") else False:
+
+            def fail(*args: object) -> object:
+                raise RuntimeError(f"{name} is broken")
+
+            return fail
+        return super().__getattribute__(name)
+
+
+@DEPTHS
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("where", ["fill", "accept", "fits", "closing", "forced_continuation", "healed"])
+def test_a_grammar_that_raises_ends_its_own_request(where, jumps, depth):
+    h = Harness(depth=depth)
+    h.add("free", [2, 2, 2], max_tokens=8, ignore_eos=True)
+    h.add("bad", [1], max_tokens=9, grammar=Broken(where), structured=StructuredOptions(jump_forward=jumps))
+    h.drain()
+    h.assert_output("free")
+    used = {"fill": not jumps, "accept": True, "fits": True, "closing": True, "forced_continuation": jumps}
+    if used.get(where, False):
+        assert "is broken" in h.finishes["bad"].error.message
+    else:
+        assert h.outputs["bad"] == [1, 2, 3, 4]
+
+
+@DEPTHS
+def test_a_slow_mask_ends_its_own_request(depth, monkeypatch):
+    monkeypatch.setattr(constrained, "MASK_LIMIT_S", 0.005)
+
+    class Slow(FixedSequence):
+        def fill(self, row) -> None:
+            super().fill(row)
+            if self.at == 2:
+                end = time.thread_time() + 0.02
+                while time.thread_time() < end:
+                    pass
+
+    h = Harness(depth=depth)
+    h.add("free", [2, 2, 2], max_tokens=8, ignore_eos=True)
+    jumps = StructuredOptions(jump_forward=False)
+    h.add("slow", [1], max_tokens=9, grammar=Slow([1, 2, 3, 4]), structured=jumps)
+    h.drain()
+    h.assert_output("free")
+    assert "took" in h.finishes["slow"].error.message
+    assert h.finishes["slow"].error.code == "constraint_failed"
+    assert h.outputs["slow"] == [1, 2]
+
+
+def test_tokens_of_the_vocabulary_only():
+    assert all(0 < t < VOCAB for t in ScriptedGrammar(0).run)
