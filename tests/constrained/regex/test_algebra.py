@@ -99,7 +99,7 @@ def test_disjoint_and_subset(left: Language, right: Language) -> None:
     assert not (subset and left.strings - right.strings)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(plain_languages, st.text(LETTERS, min_size=1), st.integers(0, 5), st.none() | st.integers(0, 4))
 def test_intersection_with_a_repeated_class(language: Language, letters: str, low: int, more: int | None) -> None:
     high = None if more is None else low + more
@@ -196,6 +196,7 @@ def test_simple_intersections_leave_no_boolean_behind() -> None:
     assert rx.intersect(pattern("^[a-z]*$"), pattern("^[x-z0-9]{3,}$")) is pattern("^[x-z]{3,}$")
     assert rx.intersect(pattern("^x-[a-z]*$"), length(0, 10)) is pattern("^x-[a-z]{0,8}$")
     assert rx.intersect(pattern("^[a-z]+@x$"), length(0, 10)) is pattern("^[a-z]{1,8}@x$")
+    assert rx.intersect(pattern("^b*a?$"), length(2, None)) is pattern("^(?:b{2,}|b+a)$")
     assert rx.intersect(pattern("^(abc)*$"), length(2, 10)) is pattern("^(abc){1,3}$")
     assert rx.intersect(pattern("^(abc|[0-9]{4,})$"), length(2, 10)) is pattern("^(abc|[0-9]{4,10})$")
     assert rx.intersect(pattern("^[a-z]+$"), pattern("^[0-9]+$")) is rx.EMPTY
