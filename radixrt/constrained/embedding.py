@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixrt.constrained.constraint import StructuredOptions
-from radixrt.constrained.pieces import NUMBER_CHARS, Piece, character_grammar, json_value
+from radixrt.constrained.pieces import NUMBER_CHARS, Piece, json_value, users_grammar
 from radixrt.constrained.productions import (
-    Alt,
     Expr,
     Lit,
     Productions,
     Ref,
-    Rep,
-    Seq,
     Term,
     alt,
     fold,
     postorder,
+    seq,
+    with_children,
 )
 from radixrt.constrained.regex import ANY, Regex, RegexTooComplex, chars, json_string, repeat
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
@@ -102,7 +101,7 @@ class Embedding:
 
         productions = parse_ebnf(text).prune()
         self._grammars += 1
-        return character_grammar(self._adopt(productions, f"g{self._grammars}"), productions)
+        return users_grammar(self._adopt(productions, f"g{self._grammars}"), productions)
 
     def _adopt(self, productions: Productions, prefix: str) -> str:
         names = {rule: f"{prefix}_{rule}" for rule in productions.rules}
@@ -129,9 +128,10 @@ class Embedding:
         while pending:
             body, is_ours = pending.pop()
             for expr in postorder([body]):
-                if isinstance(expr, Term) and not _is_json_token(expr.regex):
+                text = _text_of(expr)
+                if text is not None and not _is_json_text(text, whole=is_ours):
                     return None
-                if isinstance(expr, Lit) and not _is_json_text(expr.text, whole=is_ours):
+                if text is None and isinstance(expr, Term) and not _is_json_token(expr.regex):
                     return None
                 if isinstance(expr, Ref) and expr.rule not in reached:
                     reached.add(expr.rule)
@@ -165,29 +165,25 @@ def _moved_keyword(error: Unsupported, pointer: str) -> Unsupported:
     return Unsupported(pointer + error.pointer, error.keyword, error.reason, error.fix, droppable=error.droppable)
 
 
-def _rebuilt(expr: Expr, below: list[Expr]) -> Expr:
-    if isinstance(expr, Seq):
-        return Seq(tuple(below))
-    if isinstance(expr, Alt):
-        return Alt(tuple(below))
-    return Rep(below[0], expr.low, expr.high) if isinstance(expr, Rep) else expr
-
-
 def _renamed(body: Expr, names: Mapping[str, str]) -> Expr:
     def visit(expr: Expr, below: list[Expr]) -> Expr:
-        return Ref(names[expr.rule]) if isinstance(expr, Ref) else _rebuilt(expr, below)
+        return Ref(names[expr.rule]) if isinstance(expr, Ref) else with_children(expr, below)
 
     return fold([body], visit)[id(body)]
 
 
+def _text_of(expr: Expr) -> str | None:
+    if isinstance(expr, Lit):
+        return expr.text
+    return expr.regex.text if isinstance(expr, Term) else None
+
+
 def _cut(body: Expr) -> Expr:
-    """The same with each literal as the tokens of JSON that it consists of."""
+    """The same with each constant as the tokens of JSON that it consists of."""
 
     def visit(expr: Expr, below: list[Expr]) -> Expr:
-        if isinstance(expr, Lit):
-            tokens = _TOKENS.findall(expr.text)
-            return Lit(tokens[0]) if len(tokens) == 1 else Seq(tuple(Lit(text) for text in tokens))
-        return _rebuilt(expr, below)
+        text = _text_of(expr)
+        return with_children(expr, below) if text is None else seq(*map(Lit, _TOKENS.findall(text)))
 
     return fold([body], visit)[id(body)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixrt.constrained.pieces import Piece, follow, regular, together
-from radixrt.constrained.productions import Lit, Special, Term, seq
+from radixrt.constrained.productions import Special, Term, seq
 from radixrt.constrained.regex import ANY, ANY_CHAR, complement, concat, intersect, literals, repeat
 from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.tag_fields import refuse
@@ -49,8 +49,11 @@ def free_text(
 
 def _spelled(mark: Piece) -> str:
     """The text of a constant, or of a token."""
-    assert isinstance(mark.expr, Lit | Special)
-    return mark.expr.text
+    return (
+        mark.expr.text
+        if isinstance(mark.expr, Special)
+        else (mark.regex.text if mark.regex is not None else None) or ""
+    )
 
 
 def _check_marks(marks: Sequence[str], excludes: Sequence[str], at: str) -> None:

@@ -49,9 +49,8 @@ class Piece:
         first: characters with which a text can begin.
         nullable: the empty text is one.
         more: characters with which a whole text can go on, as the same terminal or with another one.
-        starts: where known, literals, each a terminal of its own, with which every text begins that begins with a
-            character.
-        again: literals that may stand after a whole text; their characters are not in `more`.
+        starts: where known, constants, each a terminal of its own, with which every text begins that is not empty.
+        again: constants that may stand after a whole text; their characters are not in `more`.
         regex: the language, where it is regular.
     """
 
@@ -68,10 +67,10 @@ NO_TEXT = Piece(Seq(()), NO_CHARS, nullable=True, regex=literal(""))
 
 
 def constant(text: str) -> Piece:
-    """Exactly this text."""
+    """Exactly this text, as a `Term`: a `Lit` may be cut into several terminals when it is written."""
     if not text:
         return NO_TEXT
-    return Piece(Lit(text), CharSet.of(text[0]), starts=(text,), regex=literal(text))
+    return Piece(Term(literal(text)), CharSet.of(text[0]), starts=(text,), regex=literal(text))
 
 
 def token(text: str, number: int) -> Piece:
@@ -122,8 +121,8 @@ def json_value(rule: str, productions: Productions) -> Piece:
     return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, more)
 
 
-def character_grammar(rule: str, productions: Productions) -> Piece:
-    """The rule of a grammar with single characters as terminals; it may go on with any character that it has."""
+def users_grammar(rule: str, productions: Productions) -> Piece:
+    """The rule of any grammar; it may go on with any character that it has."""
     every = NO_CHARS
     for expr in postorder(productions.rules.values()):
         if isinstance(expr, Lit | Term):
@@ -207,63 +206,89 @@ def choose(options: Sequence[Piece], *, at_end: bool) -> Piece:
     Raises:
         Ambiguous: two options begin alike.
     """
-    merged = _merged(options, at_end=at_end)
-    for i, one in enumerate(merged):
-        for other in merged[:i]:
-            if one.first & other.first and not _told_apart(one, other, at_end=at_end):
+    pieces = list(options)
+    while True:
+        alike = _alike(pieces)
+        plain = [i for i in alike if pieces[i].regex is not None]
+        if at_end:
+            plain = [i for i in plain if not isinstance(pieces[i].expr, Term)]
+            made = [_one_terminal([pieces[i]]) for i in plain]
+        elif len(plain) > 1 or any(not isinstance(pieces[i].expr, Term) for i in plain):
+            made = [_one_terminal([pieces[i] for i in plain])]
+        else:
+            break
+        if not plain:
+            break
+        pieces = [piece for i, piece in enumerate(pieces) if i not in plain] + made
+    _check_parting([pieces[i] for i in alike], at_end=at_end)
+    return together(pieces)
+
+
+def _one_terminal(pieces: Sequence[Piece]) -> Piece:
+    return regular(alternate(*(piece.regex for piece in pieces if piece.regex is not None)))
+
+
+def _alike(pieces: Sequence[Piece]) -> set[int]:
+    """Those that can begin as another one does, as far as their constants do not tell them apart."""
+    found: set[int] = set()
+    unknown = NO_CHARS  # what those begin with of which no constants are known
+    known = NO_CHARS
+    for piece in pieces:
+        if piece.starts is None:
+            unknown = unknown | piece.first
+        else:
+            known = known | piece.first
+    seen, twice = NO_CHARS, NO_CHARS
+    for piece in pieces:
+        if piece.starts is None:
+            twice = twice | (seen & piece.first)
+            seen = seen | piece.first
+    for i, piece in enumerate(pieces):
+        if piece.first & (unknown if piece.starts is not None else known | twice):
+            found.add(i)
+    ordered = sorted((start, i) for i, piece in enumerate(pieces) for start in piece.starts or ())
+    prefixes: list[tuple[str, int]] = []
+    for start, i in ordered:
+        while prefixes and not start.startswith(prefixes[-1][0]):
+            prefixes.pop()
+        for _, j in prefixes:
+            if i != j:
+                found |= {i, j}
+        if not prefixes or prefixes[-1][0] != start:
+            prefixes.append((start, i))
+    return found
+
+
+def _check_parting(alike: Sequence[Piece], *, at_end: bool) -> None:
+    """Raise `Ambiguous` unless the longest match tells these alternatives, of which some begin alike, apart."""
+    starts: list[str] = []
+    for piece in alike:
+        if piece.regex is None:
+            if piece.starts is None:
                 raise Ambiguous("which of two alternatives a text is, because both can begin alike")
-    return together(merged)
+            starts += piece.starts
+    for piece in alike:
+        if piece.regex is not None and not all(_diverge(piece.regex, start, at_end=at_end) for start in starts):
+            raise Ambiguous("which of two alternatives a text is, because both can begin alike")
+    if not _prefix_free(starts):
+        raise Ambiguous("which of two alternatives a text is, because both can begin alike")
 
 
 def together(options: Sequence[Piece]) -> Piece:
     """One of the options, of which it is known that they can be told apart."""
     if len(options) == 1:
         return options[0]
-    found = options[0]
-    starts: tuple[str, ...] | None = ()
+    first, more = NO_CHARS, NO_CHARS
     for one in options:
-        starts = None if starts is None or one.starts is None else starts + one.starts
-        found = replace(
-            found,
-            first=found.first | one.first,
-            nullable=found.nullable or one.nullable,
-            more=found.more | one.more,
-            again=(*found.again, *(text for text in one.again if text not in found.again)),
-        )
+        first, more = first | one.first, more | one.more
+    starts = None
+    if all(one.starts is not None for one in options):
+        starts = tuple([start for one in options for start in one.starts or ()])
+    again = tuple(dict.fromkeys(start for one in options for start in one.again))
     regexes = [one.regex for one in options if one.regex is not None]
     whole = alternate(*regexes) if len(regexes) == len(options) else None
-    return replace(found, expr=alt(*(one.expr for one in options)), starts=starts, regex=whole)
-
-
-def _merged(options: Sequence[Piece], *, at_end: bool) -> list[Piece]:
-    """The regular options made one, if they could be mistaken for one another."""
-    plain = [one for one in options if one.regex is not None]
-    if at_end or len(plain) < 2 or _disjoint([one.first for one in plain]):
-        return list(options)
-    if all(one.starts is not None for one in plain) and _prefix_free([s for one in plain for s in one.starts or ()]):
-        return list(options)
-    rest = [one for one in options if one.regex is None]
-    return [regular(alternate(*(one.regex for one in plain if one.regex is not None))), *rest]
-
-
-def _disjoint(sets: Sequence[CharSet]) -> bool:
-    seen = NO_CHARS
-    for one in sets:
-        if seen & one:
-            return False
-        seen = seen | one
-    return True
-
-
-def _told_apart(one: Piece, other: Piece, *, at_end: bool) -> bool:
-    if _starts_apart(one, other):
-        return True
-    if at_end and one.regex is not None and other.regex is not None:
-        return True
-    for left, right in ((one, other), (other, one)):
-        if left.regex is not None and right.starts is not None:
-            return all(_diverge(left.regex, start, at_end=at_end) for start in right.starts)
-    return False
+    nullable = any(one.nullable for one in options)
+    return Piece(alt(*(one.expr for one in options)), first, nullable, more, starts, again, whole)
 
 
 def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:

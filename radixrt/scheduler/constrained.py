@@ -132,8 +132,10 @@ class ConstrainedRequests:
                 return _error("the sampled token is not allowed by the request's grammar")
             finish = append_token(req, token)
             self._writer.token(req, token, columns)
-            if finish is not None or not req.jumps:
-                return finish
+            if finish is not None:
+                return self._ended(req, finish)
+            if not req.jumps:
+                return None
             before = req.forced_tokens
             finish = self.jump(req)
             self._jump_rate += ((req.forced_tokens > before) - self._jump_rate) / JUMP_RATE_MEMORY
@@ -183,6 +185,7 @@ class ConstrainedRequests:
             self._writer.unsampled(req, [token])
             taken += 1
             if finish is not None:
+                finish = self._ended(req, finish)
                 break
         req.forced_tokens += taken
         self._counters.forced_tokens += taken
@@ -206,6 +209,10 @@ class ConstrainedRequests:
         self._writer.take_back(req)
         self._kv.truncate(req, req.known_len)
         return healed
+
+    def _ended(self, req: Req, finish: Finish) -> Finish:
+        """A full budget where the output may end but could go on is an early end as well, with nothing left to add."""
+        return self.close(req) if finish.reason == FINISH_LENGTH else finish
 
     def close(self, req: Req) -> Finish:
         """End the output along the grammar's shortest way; no step is needed for it."""

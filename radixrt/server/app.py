@@ -19,6 +19,7 @@ from radixrt.errors import EngineError, RequestError
 from radixrt.server import operate
 from radixrt.server.chat import chat_completions
 from radixrt.server.completions import completions
+from radixrt.server.dialect import Dialect
 from radixrt.server.errors import ClientGone, on_client_gone, on_http_exception, on_invalid_request, on_request_error
 from radixrt.server.middleware import MODEL_PATH, Guard, Observe
 from radixrt.server.native import generate
@@ -42,15 +43,16 @@ ROUTES: list[tuple[str, str, Handler]] = [
 ]
 
 
-def create_app(client: EngineClient, config: ServerConfig, model_name: str) -> FastAPI:
+def create_app(client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None) -> FastAPI:
     """The application.
 
     Args:
         client: sends requests to the engine; may become ready after the application starts (503 until then).
         config: API key, CORS origins and body size are read from it, or from the environment (RADIXRT_API_KEY).
         model_name: the name under which clients ask for the model.
+        dialect: what the model knows of tools and reasoning; neither, if it is not given.
     """
-    service = Service(client, config, model_name)
+    service = Service(client, config, model_name, dialect)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.service = service
     for method, path, handler in ROUTES:

@@ -14,37 +14,30 @@ from starlette.types import Receive, Scope, Send
 
 from radixrt.engine.client import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt, GenerateReq, TokenLogprob
+from radixrt.messages import GenerateReq, TextDelta, TokenLogprob, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.answer import AnswerForm, count_reasoning, delta_of, message_of
+from radixrt.server.chat_plan import ChatPlan, plan_chat
+from radixrt.server.chat_protocol import ChatRequest, chat_decoder
 from radixrt.server.connection import DONE, Generated, send_events
+from radixrt.server.conversation import chat_prompt
 from radixrt.server.errors import json_response
-from radixrt.server.openai import UsageSum, clean_logprob, finish_reason
+from radixrt.server.openai import UsageSum, clean_logprob
 from radixrt.server.parsing import decode, read_body
-from radixrt.server.protocol import (
-    MAX_MESSAGES,
-    MAX_TOP_LOGPROBS,
-    ChatMessage,
-    ChatRequest,
-    build_sampling,
-    chat_decoder,
-    check_format,
-    check_stream_options,
-    refuse,
-    routing_options,
-)
+from radixrt.server.protocol import MAX_TOP_LOGPROBS, build_sampling, check_stream_options, refuse, routing_options
 from radixrt.server.service import Output, Service
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+from radixrt.server.structured import constraint_body, renamed
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """OpenAI's chat completions. See docs of `radixrt.server.protocol.ChatRequest` for what is accepted."""
+    """OpenAI's chat completions. See `radixrt.server.chat_protocol.ChatRequest` for what is accepted."""
     body = decode(await read_body(request, service.config.max_body_bytes), chat_decoder)
     info = service.admit(body.model)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
-    sampling = chat_sampling(body, info.vocab_size)
-    chat = chat_prompt(body)
+    plan = plan_chat(body, service.dialect)
+    sampling = chat_sampling(body, plan, info.vocab_size)
+    chat = chat_prompt(body, plan.offered, service.dialect)
     requests = expand_n(GenerateReq(sampling=sampling, chat=chat, **options))
     head = {
         "id": f"chatcmpl-{options['rid']}",
@@ -55,20 +48,16 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if options["stream"]:
-            await send_events(send, chat_events(service, options["rid"], requests, head, include_usage))
+            await send_events(send, chat_events(service, options["rid"], requests, plan, head, include_usage))
         else:
-            outputs = await service.collect(options["rid"], requests, "messages")
-            await json_response(chat_body(head, outputs, sampling.logprobs is not None))(scope, receive, send)
+            outputs = await service.collect(options["rid"], requests, plan.names)
+            content = chat_body(head, outputs, plan.form, sampling.logprobs is not None)
+            await json_response(content)(scope, receive, send)
 
     return Generated(answer)
 
 
-# --- the request ---
-
-
-def chat_sampling(body: ChatRequest, vocab_size: int) -> SamplingParams:
-    check_format(body.response_format)
-    _refuse_tools(body)
+def chat_sampling(body: ChatRequest, plan: ChatPlan, vocab_size: int) -> SamplingParams:
     if body.modalities is not None and body.modalities != ["text"]:
         raise refuse("modalities", "any modality but text")
     top = body.top_logprobs or 0
@@ -76,102 +65,39 @@ def chat_sampling(body: ChatRequest, vocab_size: int) -> SamplingParams:
         raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
     if top and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     try:
         return build_sampling(
             body,
             vocab_size,
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=min(top, vocab_size) if body.logprobs else None,
+            **plan.sampling,
         )
     except RequestError as error:
-        if error.param == "max_tokens":
-            raise RequestError(f"{limit_name} is out of bounds: {error.message}", param=limit_name) from None
-        raise
-
-
-def _refuse_tools(body: ChatRequest) -> None:
-    if body.tools and body.tool_choice != "none":
-        raise refuse("tools")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise refuse("tool_choice")
-
-
-def chat_prompt(body: ChatRequest) -> ChatPrompt:
-    """The conversation in the form that chat templates know: plain strings, the roles that models were trained on."""
-    if not body.messages:
-        raise RequestError("messages must hold at least one message", param="messages")
-    if len(body.messages) > MAX_MESSAGES:
-        raise RequestError(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
-    continue_final = bool(body.continue_final_message)
-    # A message that is to be continued is not followed by another turn's header, whatever the default says.
-    add_generation_prompt = not continue_final if body.add_generation_prompt is None else body.add_generation_prompt
-    if continue_final and add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
-        )
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    return ChatPrompt(
-        messages=msgspec.json.encode([_plain_message(i, message) for i, message in enumerate(body.messages)]),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final,
-        template_kwargs=msgspec.json.encode(kwargs),
-    )
-
-
-def _plain_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise RequestError(
-            f"the role {message.role[:40]!r} is not one of {', '.join(_ROLES)}", param=f"messages[{index}].role"
-        )
-    plain: dict[str, Any] = {"role": role, "content": _plain_content(index, message)}
-    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
-        if value:
-            plain[name] = value
-    return plain
-
-
-def _plain_content(index: int, message: ChatMessage) -> str | None:
-    content = message.content
-    if content is None and message.role != "assistant":
-        raise RequestError(
-            f"messages[{index}].content is required", param=f"messages[{index}].content", code="missing_field"
-        )
-    if content is None or isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        param = f"messages[{index}].content[{i}]"
-        if part.type not in ("text", "refusal"):
-            raise refuse(param, f"a content part of type {part.type[:40]!r}")
-        if text is None:
-            raise RequestError(f"{param}.{part.type} is required", param=f"{param}.{part.type}", code="missing_field")
-        texts.append(text)
-    return "".join(texts)
+        raise renamed(error, plan.names) from None
 
 
 # --- the answer ---
 
 
-def chat_body(head: dict[str, Any], outputs: list[Output], with_logprobs: bool) -> dict[str, Any]:
+def chat_body(head: dict[str, Any], outputs: list[Output], form: AnswerForm, with_logprobs: bool) -> dict[str, Any]:
     usage = UsageSum(len(outputs))
     choices = []
     for index, output in enumerate(outputs):
-        usage.add(index, output.usage)
-        choices.append(
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": output.text, "refusal": None},
-                "logprobs": chat_logprobs(output.logprobs) if with_logprobs else None,
-                "finish_reason": finish_reason(output.finish),
-                "stop_reason": output.finish.matched,
-            }
-        )
+        parser = form.parser()
+        parts = [*parser.feed(output.text), *parser.finish()]
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message_of(parts, form),
+            "logprobs": chat_logprobs(output.logprobs) if with_logprobs else None,
+            "finish_reason": parser.finish_reason(output.finish),
+            "stop_reason": output.finish.matched,
+        }
+        enforced = constraint_body(output.constraint, output.finish)
+        if enforced is not None:
+            choice["radixrt"] = enforced
+        choices.append(choice)
+        usage.add(index, output.usage, count_reasoning(unpack_i32(bytes(output.token_ids)).tolist(), form))
     return {**head, "choices": choices, "usage": usage.body(), "system_fingerprint": None}
 
 
@@ -189,39 +115,91 @@ def _chat_logprob(row: TokenLogprob) -> dict[str, Any]:
 
 
 async def chat_events(
-    service: Service, rid: str, requests: list[GenerateReq], head: dict[str, Any], include_usage: bool
+    service: Service,
+    rid: str,
+    requests: list[GenerateReq],
+    plan: ChatPlan,
+    head: dict[str, Any],
+    include_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """One event group per delta: a choice's first brings its role chunk with it, its last its finish chunk.
-
-    All that is constant is encoded once; a text delta costs one JSON string and a concatenation.
-    """
-    encode = msgspec.json.encode
-    prefix = b'data: %b,"system_fingerprint":null,"choices":[' % encode(head)[:-1]
-    suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-    before = [prefix + b'{"index":%d,"delta":{"content":' % index for index in range(len(requests))]
-    after = b'},"logprobs":null,"finish_reason":null}' + suffix
-    started: set[int] = set()
+    """One event group per delta: a choice's first brings its role chunk with it, its last its finish chunk."""
+    choices = [_StreamedChoice(index, plan.form, head, include_usage) for index in range(len(requests))]
     usage = UsageSum(len(requests))
-    async with aclosing(service.generate(rid, requests, "messages")) as deltas:
+    async with aclosing(service.generate(rid, requests, plan.names)) as deltas:
         async for index, delta in deltas:
-            event = b""
-            if index not in started:
-                started.add(index)
-                role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-                event = prefix + role % index + suffix
-            if delta.logprobs:
-                body = (encode(delta.text), encode(chat_logprobs(delta.logprobs)))
-                event += before[index] + b'%b},"logprobs":%b,"finish_reason":null}' % body + suffix
-            elif delta.text:
-                event += before[index] + encode(delta.text) + after
+            event = choices[index].events(delta)
             if delta.finish is not None:
-                usage.add(index, delta.usage)
-                reasons = (index, encode(finish_reason(delta.finish)), encode(delta.finish.matched))
-                end = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % reasons
-                event += prefix + end + suffix
+                usage.add(index, delta.usage, count_reasoning(choices[index].token_ids, plan.form))
             if event:
                 yield event
     last = DONE
     if include_usage:
-        last = prefix + b'],"usage":%b}\n\n' % encode(usage.body()) + DONE
+        last = choices[0].prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(usage.body()) + DONE
     yield last
+
+
+class _StreamedChoice:
+    """One choice's chunks. All that is constant is encoded once; a text delta costs one JSON string and a
+    concatenation."""
+
+    def __init__(self, index: int, form: AnswerForm, head: dict[str, Any], include_usage: bool) -> None:
+        self._form = form
+        self._parser = form.parser()
+        self.prefix = b'data: %b,"system_fingerprint":null,"choices":[' % msgspec.json.encode(head)[:-1]
+        self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._before = self.prefix + b'{"index":%d,"delta":' % index
+        self._after = b',"logprobs":null,"finish_reason":null}' + self._suffix
+        self._started = False
+        self._rows: list[TokenLogprob] = []
+        self.token_ids: list[int] = []
+
+    def events(self, delta: TextDelta) -> bytes:
+        """The chunks of one delta; empty where all of it is held back."""
+        event = b""
+        if not self._started:
+            self._started = True
+            event = self._before + b'{"role":"assistant","content":""}' + self._after
+        if not self._form.is_plain:
+            event += self._parsed(delta)
+        elif delta.logprobs:
+            event += self._chunk({"content": delta.text}, delta.logprobs)
+        elif delta.text:
+            event += self._before + b'{"content":%b}' % msgspec.json.encode(delta.text) + self._after
+        if delta.finish is not None:
+            event += self._finish(delta)
+        return event
+
+    def _parsed(self, delta: TextDelta) -> bytes:
+        """The chunks of a delta whose text is more than content; log-probabilities go with the next part there is."""
+        if self._form.reasoning_end_id is not None:
+            self.token_ids += unpack_i32(delta.token_ids).tolist()
+        self._rows += delta.logprobs or []
+        parts = self._parser.feed(delta.text)
+        if delta.finish is not None:
+            parts += self._parser.finish()
+        event = b""
+        for part in parts:
+            event += self._chunk(delta_of(part, self._form), self._rows)
+            self._rows = []
+        if delta.finish is not None and self._rows:
+            event += self._chunk({}, self._rows)
+        return event
+
+    def _chunk(self, delta: dict[str, Any], rows: list[TokenLogprob]) -> bytes:
+        body = msgspec.json.encode(delta)
+        if not rows:
+            return self._before + body + self._after
+        encoded = msgspec.json.encode(chat_logprobs(rows))
+        return self._before + body + b',"logprobs":%b,"finish_reason":null}' % encoded + self._suffix
+
+    def _finish(self, delta: TextDelta) -> bytes:
+        assert delta.finish is not None
+        last: dict[str, Any] = {
+            "logprobs": None,
+            "finish_reason": self._parser.finish_reason(delta.finish),
+            "stop_reason": delta.finish.matched,
+        }
+        enforced = constraint_body(delta.constraint, delta.finish)
+        if enforced is not None:
+            last["radixrt"] = enforced
+        return self._before + b"{}," + msgspec.json.encode(last)[1:] + self._suffix

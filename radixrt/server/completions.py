@@ -26,13 +26,22 @@ from radixrt.server.protocol import (
     MAX_TOP_LOGPROBS,
     CompletionRequest,
     build_sampling,
-    check_format,
     check_stream_options,
     completion_decoder,
     refuse,
     routing_options,
 )
 from radixrt.server.service import Service
+from radixrt.server.structured import (
+    Asked,
+    Names,
+    constraint_body,
+    names_of,
+    read_constraint,
+    read_options,
+    renamed,
+    sampling_fields,
+)
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -42,7 +51,9 @@ async def completions(service: Service, request: Request) -> Response:
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     prompts = split_prompts(body.prompt, "prompt")
-    sampling = completion_sampling(body, info.vocab_size, prompts)
+    asked = read_constraint(body)
+    names = names_of(asked, input_ids="prompt", messages="prompt")
+    sampling = completion_sampling(body, asked, info.vocab_size, prompts)
     requests = make_requests(prompts, "prompt", sampling, info, options)
     choices = [
         Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None)
@@ -58,10 +69,10 @@ async def completions(service: Service, request: Request) -> Response:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         usage = UsageSum(sampling.n)
         if options["stream"]:
-            events = completion_events(service, options["rid"], requests, choices, head, usage, include_usage)
+            events = completion_events(service, options["rid"], requests, names, choices, head, usage, include_usage)
             await send_events(send, events)
         else:
-            outputs = await service.collect(options["rid"], requests, "prompt")
+            outputs = await service.collect(options["rid"], requests, names)
             whole = []
             for choice, output in zip(choices, outputs, strict=True):
                 usage.add(choice.index, output.usage)
@@ -71,6 +82,7 @@ async def completions(service: Service, request: Request) -> Response:
                     finish=output.finish,
                     logprobs=output.logprobs,
                     prompt_logprobs=output.prompt_logprobs,
+                    constraint=output.constraint,
                 )
                 whole.append(choice.part(last))
             content = {**head, "choices": whole, "usage": usage.body(), "system_fingerprint": None}
@@ -79,8 +91,10 @@ async def completions(service: Service, request: Request) -> Response:
     return Generated(answer)
 
 
-def completion_sampling(body: CompletionRequest, vocab_size: int, prompts: list[Prompt]) -> SamplingParams:
-    check_format(body.response_format)
+def completion_sampling(
+    body: CompletionRequest, asked: Asked | None, vocab_size: int, prompts: list[Prompt]
+) -> SamplingParams:
+    structured = sampling_fields(asked, read_options(body, asked))
     if body.suffix:
         raise refuse("suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -88,6 +102,8 @@ def completion_sampling(body: CompletionRequest, vocab_size: int, prompts: list[
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
         raise RequestError(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
     logprobs = None if body.logprobs is None else min(body.logprobs, vocab_size)
+    if body.echo and asked is not None:
+        raise RequestError(f"echo would put the prompt before what {asked.field} asks for; leave it out", param="echo")
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens must be at least 1 without echo", param="max_tokens")
@@ -95,7 +111,17 @@ def completion_sampling(body: CompletionRequest, vocab_size: int, prompts: list[
     if body.echo and prompt_logprobs is None and (max_tokens == 0 or not isinstance(prompts[0], str)):
         # Token ids are echoed as the text of their log-probability rows, and only such a request may generate nothing.
         prompt_logprobs = 0
-    return build_sampling(body, vocab_size, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    try:
+        return build_sampling(
+            body,
+            vocab_size,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            **structured,
+        )
+    except RequestError as error:
+        raise renamed(error, names_of(asked)) from None
 
 
 class Choice:
@@ -130,6 +156,9 @@ class Choice:
         if delta.finish is not None:
             part["finish_reason"] = finish_reason(delta.finish)
             part["stop_reason"] = delta.finish.matched
+            enforced = constraint_body(delta.constraint, delta.finish)
+            if enforced is not None:
+                part["radixrt"] = enforced
         return part
 
     @staticmethod
@@ -169,6 +198,7 @@ async def completion_events(
     service: Service,
     rid: str,
     requests: list[GenerateReq],
+    names: Names,
     choices: list[Choice],
     head: dict[str, Any],
     usage: UsageSum,
@@ -180,7 +210,7 @@ async def completion_events(
     plain_end = b',"logprobs":null,"finish_reason":null}' + suffix
     plain = [prefix + b'{"index":%d,"text":' % choice.index for choice in choices]
     started: set[int] = set()
-    async with aclosing(service.generate(rid, requests, "prompt")) as deltas:
+    async with aclosing(service.generate(rid, requests, names)) as deltas:
         async for index, delta in deltas:
             if index in started and delta.finish is None and not delta.logprobs:
                 if delta.text:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from radixrt.config import Config
 from radixrt.engine.launcher import Launcher
@@ -29,6 +30,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     if config.executor.executor != "mp":
         raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")
     try:
+        from radixrt.server.dialect import read_dialect
         from radixrt.server.run import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
@@ -42,8 +44,11 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             on_ready(url, settings.model_name)
 
     try:
-        client = launcher.start()
-        serve(client, config.server, settings.model_name, ready)
+        with ThreadPoolExecutor(1) as pool:  # read while the engine loads
+            reading = pool.submit(read_dialect, config, settings.folder)
+            client = launcher.start()
+            dialect = reading.result()
+        serve(client, config.server, settings.model_name, ready, dialect)
         return 0 if client.failure is None else 1
     finally:
         launcher.close()

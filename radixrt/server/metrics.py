@@ -62,6 +62,33 @@ def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     seconds.add_metric(["runner"], stats.runner_s)
     seconds.add_metric(["commit"], stats.commit_s)
     yield seconds
+    yield from _constraint_metrics(stats)
+
+
+def _constraint_metrics(stats: SchedulerStats) -> Iterator[Metric]:
+    def counter(name: str, text: str, value: float) -> Metric:
+        return CounterMetricFamily(f"radixrt_{name}", text, value=value)
+
+    yield GaugeMetricFamily("radixrt_requests_compiling", "Requests without a grammar yet.", value=stats.compiling)
+    yield counter("forced_tokens", "Output tokens appended by jump-forward, without sampling.", stats.forced_tokens)
+    yield counter("forced_closes", "Outputs closed early so that they are valid.", stats.forced_closes)
+    yield counter("grammar_masks", "Grammar masks computed, one for each row and step.", stats.mask_rows)
+    yield counter("grammar_mask_seconds", "Time spent computing grammar masks.", stats.mask_s)
+    grammars = stats.grammars
+    if grammars is None:
+        return
+    yield counter("grammar_compiles", "Constraints compiled.", grammars.compiles)
+    yield counter("grammar_compile_seconds", "Time spent compiling constraints.", grammars.compile_s)
+    yield counter("grammar_compile_timeouts", "Compilations ended at their deadline.", grammars.timeouts)
+    hits = CounterMetricFamily("radixrt_grammar_cache_hits", "Constraints found compiled.", labels=["where"])
+    hits.add_metric(["memory"], grammars.hits)
+    hits.add_metric(["disk"], grammars.disk_hits)
+    yield hits
+    yield GaugeMetricFamily("radixrt_grammar_cache_bytes", "Grammars kept in memory.", value=grammars.cache_bytes)
+    refusals = CounterMetricFamily("radixrt_grammar_refusals", "Constraints refused, by keyword.", labels=["keyword"])
+    for keyword, count in sorted(grammars.refusals.items()):
+        refusals.add_metric([keyword], count)
+    yield refusals
 
 
 class Metrics:

@@ -3,7 +3,8 @@
 Request (see `NativeRequest` and `NativeSampling`):
 
     text | input_ids    str, [str], [int] or [[int]]; exactly one of the two
-    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name
+    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name. A constraint and
+                        `structured` too, and the other names that the OpenAI routes know for constraints
     stream              events instead of one answer
     return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
                         logprob_start_len (not negative) on also the prompt's. The same as sampling_params.logprobs and
@@ -16,6 +17,8 @@ Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-ma
         "id": str, "finish_reason": {"type": "stop" | "length" | "abort", "matched": int | str | null},
         "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int,
         "queue_s": float, "prefill_s": float, "decode_s": float, "retractions": int,
+        "radixrt": {"backend": str, "forced_close": bool, "forced_tokens": int, "closing_tokens": int,
+                    "ignored": [str]},                                # only with a constraint
         "output_token_logprobs": [[logprob, id, text], ...],       # these four only when asked for
         "output_top_logprobs": [[[logprob, id, text], ...], ...],
         "input_token_logprobs": [...], "input_top_logprobs": [...]}}
@@ -54,6 +57,16 @@ from radixrt.server.protocol import (
     routing_options,
 )
 from radixrt.server.service import Output, Service
+from radixrt.server.structured import (
+    Asked,
+    Names,
+    constraint_body,
+    names_of,
+    read_constraint,
+    read_options,
+    renamed,
+    sampling_fields,
+)
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -69,16 +82,19 @@ async def generate(service: Service, request: Request) -> Response:
     prompts = split_prompts(given, param)
     if param == "input_ids" and isinstance(prompts[0], str):
         raise RequestError("input_ids must hold token ids", param="input_ids")
-    sampling = native_sampling(body, info.vocab_size)
+    asked = _read_constraint(body)
+    names = {"prompt": param, "messages": param, "input_ids": param}
+    names |= _prefixed(names_of(asked)) | {kind: f"sampling_params.{kind}" for kind in ("max_tokens", "stop")}
+    sampling = native_sampling(body, asked, info.vocab_size)
     requests = make_requests(prompts, param, sampling, info, options)
     start = max(body.logprob_start_len or 0, 0)
     single = len(requests) == 1 and not _is_batch(given)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if options["stream"]:
-            await send_events(send, native_events(service, options["rid"], requests, param, start))
+            await send_events(send, native_events(service, options["rid"], requests, names, start))
         else:
-            outputs = await service.collect(options["rid"], requests, param)
+            outputs = await service.collect(options["rid"], requests, names)
             answers = [native_body(i, requests[i].rid, output, start) for i, output in enumerate(outputs)]
             await json_response(answers[0] if single else answers)(scope, receive, send)
 
@@ -89,7 +105,24 @@ def _is_batch(given: Any) -> bool:
     return isinstance(given, list) and not isinstance(given[0], int)
 
 
-def native_sampling(body: NativeRequest, vocab_size: int) -> SamplingParams:
+def _read_constraint(body: NativeRequest) -> Asked | None:
+    try:
+        return read_constraint(body.sampling_params or NativeSampling())
+    except RequestError as error:
+        raise _in_sampling_params(error) from None
+
+
+def _in_sampling_params(error: RequestError) -> RequestError:
+    return RequestError(
+        error.message, param=f"sampling_params.{error.param}", code=error.code, status=error.status
+    )  # fmt: skip
+
+
+def _prefixed(names: Names) -> dict[str, str]:
+    return {field: f"sampling_params.{name}" for field, name in names.items()}
+
+
+def native_sampling(body: NativeRequest, asked: Asked | None, vocab_size: int) -> SamplingParams:
     given = body.sampling_params or NativeSampling()
     logprobs, prompt_logprobs = given.logprobs, given.prompt_logprobs
     if body.return_logprob:
@@ -107,11 +140,10 @@ def native_sampling(body: NativeRequest, vocab_size: int) -> SamplingParams:
             max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            **sampling_fields(asked, read_options(given, asked)),
         )
     except RequestError as error:
-        raise RequestError(
-            error.message, param=f"sampling_params.{error.param}", code=error.code, status=error.status
-        ) from None
+        raise _in_sampling_params(renamed(error, names_of(asked))) from None
 
 
 # --- the answer ---
@@ -130,6 +162,9 @@ def native_body(index: int, rid: str, output: Output, start: int) -> dict[str, A
         "decode_s": timings.decode_s,
         "retractions": timings.retractions,
     }
+    enforced = constraint_body(output.constraint, output.finish)
+    if enforced is not None:
+        meta["radixrt"] = enforced
     _add_logprobs(meta, "output", output.logprobs)
     _add_logprobs(meta, "input", output.prompt_logprobs[start:])
     ids = unpack_i32(bytes(output.token_ids)).tolist()
@@ -151,10 +186,10 @@ def _row(row: TokenLogprob) -> tuple[float | None, int, str]:
 
 
 async def native_events(
-    service: Service, rid: str, requests: list[GenerateReq], param: str, start: int
+    service: Service, rid: str, requests: list[GenerateReq], names: Names, start: int
 ) -> AsyncGenerator[bytes, None]:
     encode = msgspec.json.encode
-    async with aclosing(service.generate(rid, requests, param)) as deltas:
+    async with aclosing(service.generate(rid, requests, names)) as deltas:
         async for index, delta in deltas:
             if delta.finish is not None:
                 output = Output()

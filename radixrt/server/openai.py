@@ -30,11 +30,12 @@ class UsageSum:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._prompt = self._completion = self._cached = 0
+        self._prompt = self._completion = self._cached = self._reasoning = 0
 
-    def add(self, index: int, usage: Usage | None) -> None:
+    def add(self, index: int, usage: Usage | None, reasoning_tokens: int = 0) -> None:
         if usage is None:
             return
+        self._reasoning += reasoning_tokens
         self._completion += usage.completion_tokens
         if index % self._n == 0:
             # The first of the n is what the prompt cost; the others find in the cache what it has just computed.
@@ -47,5 +48,5 @@ class UsageSum:
             "completion_tokens": self._completion,
             "total_tokens": self._prompt + self._completion,
             "prompt_tokens_details": {"cached_tokens": self._cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }

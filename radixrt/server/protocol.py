@@ -28,18 +28,6 @@ COMPLETION_MAX_TOKENS = 16
 class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that other servers serve and this one does not."""
 
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
-    grammar: Any = None
-    structural_tag: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    functions: Any = None
-    function_call: Any = None
     audio: Any = None
     prompt_embeds: Any = None
     input_embeds: Any = None
@@ -48,9 +36,66 @@ class Unsupported(msgspec.Struct, kw_only=True):
     custom_logit_processor: Any = None
     logits_processors: Any = None
     use_beam_search: Any = None
+    guided_whitespace_pattern: Any = None
 
 
-class SamplingFields(Unsupported, kw_only=True):
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's form of a constraint: one of the first six, and options."""
+
+    json: msgspec.Raw = msgspec.Raw()
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+    whitespace: int | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Any = None
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """All forms of `response_format`; which fields count depends on the type."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    regex: str | None = None
+    pattern: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    choices: list[str] | None = None
+
+
+class ConstraintFields(Unsupported, kw_only=True):
+    """What the output must be; `radixrt.server.structured` reads them. JSON is kept as the client wrote it (a Raw that
+    is absent is empty)."""
+
+    response_format: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.Raw()
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    choices: list[str] | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured: dict[str, Any] | None = None
+
+
+class SamplingFields(ConstraintFields, kw_only=True):
     """Fields that become `SamplingParams` fields of the same name; None is that class's default."""
 
     temperature: float | None = None
@@ -72,30 +117,13 @@ class SamplingFields(Unsupported, kw_only=True):
 
 
 UNSUPPORTED = Unsupported.__struct_fields__
-SAMPLING_FIELDS = tuple(name for name in SamplingFields.__struct_fields__ if name not in UNSUPPORTED)
+SAMPLING_FIELDS = tuple(
+    name for name in SamplingFields.__struct_fields__ if name not in ConstraintFields.__struct_fields__
+)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: str
 
 
 class OpenAIFields(SamplingFields, kw_only=True):
@@ -104,28 +132,11 @@ class OpenAIFields(SamplingFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
     max_tokens: int | None = None
     rid: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-
-
-class ChatRequest(OpenAIFields, kw_only=True):
-    """POST /v1/chat/completions"""
-
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
 
 class CompletionRequest(OpenAIFields, kw_only=True):
@@ -171,7 +182,6 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     abort_all: bool | None = None
 
 
-chat_decoder = msgspec.json.Decoder(ChatRequest)
 completion_decoder = msgspec.json.Decoder(CompletionRequest)
 native_decoder = msgspec.json.Decoder(NativeRequest)
 abort_decoder = msgspec.json.Decoder(AbortRequest)
@@ -193,7 +203,8 @@ def build_sampling(request: SamplingFields, vocab_size: int | None, **chosen: An
     """The request's SamplingParams, within all bounds.
 
     Args:
-        chosen: values of fields that each route decides in its own way (max_tokens, logprobs, prompt_logprobs).
+        chosen: values of fields that each route decides in its own way (max_tokens, logprobs, prompt_logprobs, the
+            constraint); they come before the request's own.
 
     Raises:
         RequestError: a field out of bounds, or one that is not supported.
@@ -202,13 +213,8 @@ def build_sampling(request: SamplingFields, vocab_size: int | None, **chosen: An
     for name in SAMPLING_FIELDS:
         value = getattr(request, name)
         if value is not None:
-            chosen[name] = value
+            chosen.setdefault(name, value)
     return SamplingParams(**chosen).validate(vocab_size)
-
-
-def check_format(response_format: ResponseFormat | None) -> None:
-    if response_format is not None and response_format.type != "text":
-        raise refuse("response_format", f"response_format of type {response_format.type[:40]!r}")
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:

@@ -17,6 +17,7 @@ from radixrt.config import ServerConfig
 from radixrt.engine.client import EngineClient
 from radixrt.errors import ConfigError, RequestError
 from radixrt.server.app import create_app
+from radixrt.server.dialect import Dialect
 from radixrt.server.errors import error_body
 from radixrt.server.service import Service
 
@@ -32,7 +33,11 @@ ABORT_S = 2.0
 
 
 def serve(
-    client: EngineClient, config: ServerConfig, model_name: str, on_ready: Callable[[str], None] | None = None
+    client: EngineClient,
+    config: ServerConfig,
+    model_name: str,
+    on_ready: Callable[[str], None] | None = None,
+    dialect: Dialect | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then return. Runs its own event loop; call it in the main thread.
 
@@ -41,12 +46,13 @@ def serve(
 
     Args:
         on_ready: called with the server's URL once it accepts connections (the port is the real one, if it was 0).
+        dialect: what the model knows of tools and reasoning.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
     listener = _listen(config.host, config.port)
-    app = create_app(client, config, model_name)
+    app = create_app(client, config, model_name, dialect)
     uvicorn_config = uvicorn.Config(
         app,
         http=LimitedHttpProtocol,

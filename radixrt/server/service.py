@@ -11,12 +11,21 @@ from dataclasses import dataclass, field
 from radixrt.config import ServerConfig
 from radixrt.engine.client import EngineClient, raise_for_error
 from radixrt.errors import RequestError
-from radixrt.messages import FINISH_ABORT, EngineReady, Finish, GenerateReq, TextDelta, Timings, TokenLogprob, Usage
+from radixrt.messages import (
+    FINISH_ABORT,
+    ConstraintInfo,
+    EngineReady,
+    Finish,
+    GenerateReq,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from radixrt.server.dialect import Dialect
 from radixrt.server.errors import model_not_found
 from radixrt.server.metrics import Metrics
-
-PROMPT_FIELDS = ("prompt", "input_ids", "messages")
-"""What the engine calls a prompt; each route has its own name for it."""
+from radixrt.server.structured import Names, renamed
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 """Deltas of several requests as they come, each with its request's index."""
@@ -33,6 +42,7 @@ class Output:
     finish: Finish = field(default_factory=lambda: Finish("abort"))
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
+    constraint: ConstraintInfo | None = None
 
     @property
     def text(self) -> str:
@@ -49,6 +59,7 @@ class Output:
             self.finish = delta.finish
             self.usage = delta.usage or self.usage
             self.timings = delta.timings or self.timings
+            self.constraint = delta.constraint
 
 
 class Service:
@@ -57,9 +68,13 @@ class Service:
     Attributes:
         created: when this server started, in seconds since 1970.
         open_groups: for each id that a client may abort, the engine's ids behind it.
+        dialect: what the model knows of tools and reasoning.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig, model_name: str) -> None:
+    def __init__(
+        self, client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None
+    ) -> None:
+        self.dialect = dialect or Dialect()
         self.client = client
         self.config = config
         self.model_name = model_name
@@ -100,14 +115,14 @@ class Service:
 
     # --- generating ---
 
-    async def generate(self, group: str, requests: Sequence[GenerateReq], prompt_param: str) -> Deltas:
+    async def generate(self, group: str, requests: Sequence[GenerateReq], names: Names) -> Deltas:
         """Run the requests together; yields their deltas with each one's index, as they come, until all have finished.
 
         Closing the generator, or leaving it with an exception, aborts what has not finished.
 
         Args:
             group: the id under which a client may abort them all.
-            prompt_param: the route's name for the prompt, which errors about it name.
+            names: the client's names for the engine's fields, which errors name.
 
         Raises:
             RequestError: the engine refuses a request or ends it with an error; all of them end then.
@@ -125,7 +140,7 @@ class Service:
                         first_at[index] = time.perf_counter()
                     if delta.finish is not None:
                         self.metrics.observe(delta, started, first_at[index] if requests[index].stream else None)
-                        self._check_finish(delta.finish, prompt_param)
+                        self._check_finish(delta.finish, names)
                         unfinished -= 1
                     yield index, delta
                     if not unfinished:
@@ -133,13 +148,11 @@ class Service:
         finally:
             del self.open_groups[group]
 
-    def _check_finish(self, finish: Finish, prompt_param: str) -> None:
+    def _check_finish(self, finish: Finish, names: Names) -> None:
         try:
             raise_for_error(finish)
         except RequestError as error:
-            if error.param in PROMPT_FIELDS:
-                error.param = prompt_param
-            raise
+            raise renamed(error, names) from None
         if finish.reason == FINISH_ABORT and self.client.draining:
             raise RequestError("the server shut down before the request ended", code="shutting_down", status=503)
 
@@ -175,10 +188,10 @@ class Service:
                 if rid not in begun:  # its iterator has not started, so cancelling it has not aborted the request
                     self.client.abort(rid)
 
-    async def collect(self, group: str, requests: Sequence[GenerateReq], prompt_param: str) -> list[Output]:
+    async def collect(self, group: str, requests: Sequence[GenerateReq], names: Names) -> list[Output]:
         """`generate` to the end: one Output for each request."""
         outputs = [Output() for _ in requests]
-        async with aclosing(self.generate(group, requests, prompt_param)) as deltas:
+        async with aclosing(self.generate(group, requests, names)) as deltas:
             async for index, delta in deltas:
                 outputs[index].add(delta)
         return outputs

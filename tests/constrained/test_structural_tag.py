@@ -272,8 +272,28 @@ def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
 
 def test_random_alternatives_of_json(vocabulary: Vocabulary) -> None:
     rng = random.Random(3)
-    pieces = ['{', '}', '"name":', '"na":', '"x":', '"name"', ':', '"a"', '"ab"', '""', '1', '12', '1.5', '-', 'e5', 'true', 'null',
-              ',', '[', ']', '"n"', ' ', '"f"', '{"name": "f", "parameters": ']  # fmt: skip
+    pieces = [
+        '{"name": "f", "parameters": ',
+        *[
+            '"name":',
+            '"na":',
+            '"x":',
+            '"name"',
+            '"a"',
+            '"ab"',
+            '""',
+            '"n"',
+            '"f"',
+            "1",
+            "12",
+            "1.5",
+            "-",
+            "e5",
+            "true",
+            "null",
+        ],
+    ]
+    pieces += list("{}:,[] ")
     judged = 0
     for _ in range(80):
         schemas = [random_schema(rng, 2) for _ in range(rng.randint(2, 3))]

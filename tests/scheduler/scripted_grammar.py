@@ -90,4 +90,4 @@ def expected_constrained(
         if token in stops or grammar.is_terminated():
             return out, "stop", False
         if len(out) >= most:
-            return out, "length", False
+            return out, "length", True

@@ -11,15 +11,16 @@ import httpx
 
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
+from radixrt.server.dialect import Dialect
 from tests.server.fake_engine import MODEL, FakeEngine
 
 
 class Caller:
     """Calls the application in-process, without sockets."""
 
-    def __init__(self, engine: FakeEngine, config: ServerConfig | None = None) -> None:
+    def __init__(self, engine: FakeEngine, config: ServerConfig | None = None, dialect: Dialect | None = None) -> None:
         self.engine = engine
-        self.app = create_app(engine.client, config or ServerConfig(), MODEL)
+        self.app = create_app(engine.client, config or ServerConfig(), MODEL, dialect)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def go() -> httpx.Response:

@@ -104,8 +104,7 @@ def test_conversation_reaches_the_template_as_plain_strings(caller: Caller) -> N
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}], "audio": None},
-        {"role": "tool", "tool_call_id": "c", "content": "42", "unknown": [1]},
+        {"role": "assistant", "content": None, "refusal": None, "audio": None},
     ]
     body = {"messages": messages, "chat_template_kwargs": {"k": 1}, "add_generation_prompt": False}
     assert caller.post("/v1/chat/completions", body).status_code == 200
@@ -116,8 +115,7 @@ def test_conversation_reaches_the_template_as_plain_strings(caller: Caller) -> N
     assert json.loads(request.chat.messages) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "name": "ann", "content": "ab"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]},
-        {"role": "tool", "tool_call_id": "c", "content": "42"},
+        {"role": "assistant", "content": None},
     ]
     assert json.loads(request.chat.template_kwargs) == {"k": 1}
     assert not request.chat.add_generation_prompt
@@ -195,17 +193,9 @@ def test_max_completion_tokens_wins(caller: Caller) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"regex": "a+"}, "regex"),
-        ({"ebnf": "root ::= 'a'"}, "ebnf"),
-        ({"json_schema": "{}"}, "json_schema"),
-        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"logits_processors": ["x"]}, "logits_processors"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"modalities": ["text", "audio"]}, "modalities"),
     ],
 )
@@ -213,11 +203,6 @@ def test_what_is_not_served_yet_is_refused_by_name(caller: Caller, fields: dict,
     message = check_error(caller.chat(**fields), 400, param, "unsupported_parameter")
     assert "not supported yet" in message
     assert not caller.engine.requests
-
-
-def test_tools_that_must_not_be_called_are_no_obstacle(caller: Caller) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert caller.chat(tools=tools, tool_choice="none").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

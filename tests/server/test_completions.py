@@ -125,7 +125,7 @@ def test_echoed_text_without_logprobs_costs_no_recomputation(caller: Caller) -> 
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"prompt_embeds": "x"}, "prompt_embeds"),
         ({"use_beam_search": True}, "use_beam_search"),
     ],

@@ -96,7 +96,7 @@ def test_aborted_request_says_so(caller: Caller) -> None:
         ({"input_ids": [1000]}, "input_ids"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"temperature": "x"}}, "sampling_params.temperature"),
-        ({"text": "a", "sampling_params": {"regex": "x"}}, "sampling_params.regex"),
+        ({"text": "a", "sampling_params": {"regex": ""}}, "sampling_params.regex"),
         ({"text": "a", "sampling_params": {"n": 5_000_000}}, "sampling_params.n"),
         ({"text": "a", "sampling_params": [{}]}, "sampling_params"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**9}, "top_logprobs_num"),

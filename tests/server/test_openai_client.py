@@ -261,7 +261,7 @@ def test_errors_are_openai_exceptions(chat: Callable, client: openai.OpenAI, str
         chat(model="gpt-4", stream=stream)
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as caught:
-        chat(response_format={"type": "json_object"}, stream=stream)
+        chat(response_format={"type": "yaml"}, stream=stream)
     assert caught.value.param == "response_format"
 
 
@@ -295,6 +295,8 @@ def test_abort_by_id(chat: Callable, server_url: str) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+TEXT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 BAD_BODIES: list[tuple[str, str, object]] = [
     ("empty prompt", "/v1/completions", {"prompt": ""}),
     ("no prompt", "/v1/completions", {"prompt": []}),
@@ -317,6 +319,18 @@ BAD_BODIES: list[tuple[str, str, object]] = [
     ("a billion prompt_logprobs", "/generate", {"text": "x", "sampling_params": {"prompt_logprobs": 10**9}}),
     ("logit_bias out of range", "/v1/completions", {"prompt": "x", "logit_bias": {"1000000": 5}}),
     ("stop ids out of range", "/v1/completions", {"prompt": "x", "stop_token_ids": [10**6]}),
+    ("a schema of 10 MB", "/v1/completions", {"prompt": "x", "json_schema": {"const": "x" * 10_000_000}}),
+    ("a schema of 5 MB", "/v1/completions", {"prompt": "x", "json_schema": {"const": "x" * 5_000_000}}),
+    ("a deep schema", "/v1/completions", b'{"prompt": "x", "json_schema": ' + b'{"not":' * 500 + b"{}" + b"}" * 501),
+    ("a bottomless schema", "/v1/completions", b'{"prompt": "x", "json_schema": ' + b'{"not":' * 100_000),
+    ("an empty recursion", "/v1/completions", {"prompt": "x", "json_schema": {"$ref": "#"}}),
+    ("a billion items", "/v1/completions", {"prompt": "x", "json_schema": {"type": "array", "minItems": 10**9}}),
+    ("a long regex", "/v1/completions", {"prompt": "x", "regex": "a" * 20_000}),
+    ("many choices", "/v1/completions", {"prompt": "x", "choice": [str(i) for i in range(20_000)]}),
+    ("two constraints", "/v1/completions", {"prompt": "x", "choice": ["a"], "regex": "a"}),
+    ("a bad structural tag", "/v1/completions", {"prompt": "x", "structural_tag": {"format": {"type": "or"}}}),
+    ("many tools", "/v1/chat/completions", {"messages": QUESTION, "tools": [TOOL] * 300}),
+    ("a tool that takes a text", "/v1/chat/completions", {"messages": QUESTION, "tools": [TEXT_TOOL]}),
     ("unknown role", "/v1/chat/completions", {"messages": [{"role": "x", "content": "y"}]}),
 ]
 

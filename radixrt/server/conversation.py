@@ -1,0 +1,196 @@
+"""The conversation of a chat request in the form that chat templates know, tools and earlier calls included."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from radixrt.constrained.tools import ToolFormat
+from radixrt.errors import RequestError
+from radixrt.messages import ChatPrompt
+from radixrt.server.chat_protocol import ChatMessage, ChatRequest
+from radixrt.server.dialect import Dialect
+from radixrt.server.protocol import MAX_MESSAGES, refuse
+from radixrt.server.tools import OfferedTools
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+Message = dict[str, Any]
+
+
+def chat_prompt(body: ChatRequest, offered: OfferedTools | None, dialect: Dialect) -> ChatPrompt:
+    """Plain strings, the roles that models were trained on, and what of the tools the template does not say itself.
+
+    Raises:
+        RequestError: naming the message and the field in it.
+    """
+    if not body.messages:
+        raise RequestError("messages must hold at least one message", param="messages")
+    if len(body.messages) > MAX_MESSAGES:
+        raise RequestError(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
+    continue_final = bool(body.continue_final_message)
+    # A message that is to be continued is not followed by another turn's header, whatever the default says.
+    add_generation_prompt = not continue_final if body.add_generation_prompt is None else body.add_generation_prompt
+    if continue_final and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    messages = [_plain_message(i, message) for i, message in enumerate(body.messages)]
+    tools = None if offered is None else offered.definitions
+    if not dialect.renders_tools:
+        messages = _without_calls(messages, dialect.tool_format)
+        if tools is not None:
+            messages = _with_instructions(messages, tool_instructions(tools, dialect.tool_format), dialect.takes_system)
+            tools = None
+    return ChatPrompt(
+        messages=msgspec.json.encode(messages),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final,
+        template_kwargs=msgspec.json.encode(template_variables(body)),
+        tools=tools,
+    )
+
+
+def template_variables(body: ChatRequest) -> dict[str, Any]:
+    """`chat_template_kwargs`, and the reasoning effort under the names that templates have for it."""
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+            variables.setdefault("thinking", False)
+    return variables
+
+
+def _plain_message(index: int, message: ChatMessage) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise RequestError(
+            f"the role {message.role[:40]!r} is not one of {', '.join(_ROLES)}", param=f"messages[{index}].role"
+        )
+    plain: Message = {"role": role, "content": _plain_content(index, message)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value:
+            plain[name] = value
+    calls = _plain_calls(index, message)
+    if calls:
+        plain["tool_calls"] = calls
+    return plain
+
+
+def _plain_content(index: int, message: ChatMessage) -> str | None:
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise RequestError(
+            f"messages[{index}].content is required", param=f"messages[{index}].content", code="missing_field"
+        )
+    if content is None or isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        param = f"messages[{index}].content[{i}]"
+        if part.type not in ("text", "refusal"):
+            raise refuse(param, f"a content part of type {part.type[:40]!r}")
+        if text is None:
+            raise RequestError(f"{param}.{part.type} is required", param=f"{param}.{part.type}", code="missing_field")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _plain_calls(index: int, message: ChatMessage) -> list[Message]:
+    """Earlier calls with their arguments as values, which is what templates write as JSON."""
+    found: list[Message] = []
+    for i, call in enumerate(message.tool_calls or []):
+        place = f"messages[{index}].tool_calls[{i}].function.arguments"
+        function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, place)}
+        one: Message = {} if call.id is None else {"id": call.id}
+        found.append({**one, "type": "function", "function": function})
+    if message.function_call is not None:
+        place = f"messages[{index}].function_call.arguments"
+        function = {"name": message.function_call.name, "arguments": _arguments(message.function_call.arguments, place)}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def _arguments(given: Any, place: str) -> Any:
+    if given is None or given == "":
+        return {}
+    if not isinstance(given, str):
+        return given
+    try:
+        return msgspec.json.decode(given)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{place} is not JSON: {error}", param=place, code="invalid_json") from None
+
+
+# --- for templates that know no tools ---
+
+
+def tool_instructions(definitions: bytes, form: ToolFormat) -> str:
+    """What the model is told about its tools."""
+    functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in msgspec.json.decode(definitions)]
+    example = f"{form.begin}{form.head('<name>')}{{<arguments>}}{form.tail}{form.end}"
+    calls = "functions" if form.several else "a function"
+    return (
+        "You can call these functions:\n"
+        + "\n".join(functions)
+        + f"\nTo call {calls}, answer with nothing but this, filled in:\n{example}\n"
+        + "If no function is needed, answer in plain text."
+    )
+
+
+def _with_instructions(messages: list[Message], text: str, takes_system: bool) -> list[Message]:
+    if messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    if takes_system:
+        return [{"role": "system", "content": text}, *messages]
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": text}, *messages]
+    told = {**messages[first], "content": f"{text}\n\n{messages[first]['content']}"}
+    return [*messages[:first], told, *messages[first + 1 :]]
+
+
+def _without_calls(messages: list[Message], form: ToolFormat) -> list[Message]:
+    """Earlier calls as the text that the model wrote, and their results as what the user says about them."""
+    if not any("tool_calls" in message or message["role"] == "tool" for message in messages):
+        return messages
+    names: dict[str, str] = {}
+    out: list[Message] = []
+    answering = False
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+            kept = {name: value for name, value in message.items() if name != "tool_calls"}
+            out.append({**kept, "content": (message["content"] or "") + _written(calls, form)})
+        elif message["role"] == "tool":
+            name = message.get("name") or names.get(message.get("tool_call_id", ""), "the function")
+            text = f"{name} returned: {message['content']}"
+            if answering:
+                out[-1]["content"] += f"\n{text}"
+            else:
+                out.append({"role": "user", "content": text})
+        else:
+            out.append(message)
+        answering = message["role"] == "tool"
+    return out
+
+
+def _written(calls: list[Message], form: ToolFormat) -> str:
+    texts = []
+    for call in calls:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False, separators=(",", ":"))
+        texts.append(form.head(call["function"]["name"]) + arguments + form.tail)
+    return form.begin + (form.separator or "\n").join(texts) + form.end

@@ -1,0 +1,200 @@
+"""`Dialect`: what a model's chat template and vocabulary know of tools and of reasoning.
+
+The template is tried out rather than read: it renders a small conversation with a tool, a call and a result, and what
+comes out shows whether it offers tools to the model and in which form it writes calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from radixrt.config import Config
+from radixrt.constrained.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
+from radixrt.errors import RequestError
+from radixrt.server.reasoning import THINK_END, THINK_START, Thinking
+from radixrt.tokenizer.chat_template import ChatTemplate
+
+PROBE_S = 0.1
+PROBE_CHARS = 100_000
+MAX_SWITCH_CHARS = 32
+MAX_REMEMBERED = 256
+"""Sets of template variables whose effect on reasoning is remembered."""
+
+_TOOL = "get_probe"
+_QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+_TOOLS = [{"type": "function", "function": {"name": _TOOL, "description": "d", "parameters": {"type": "object"}}}]
+_CALL = {"id": "call00000", "type": "function", "function": {"name": _TOOL, "arguments": {"x": 1}}}
+_CALLED: list[dict[str, Any]] = [
+    *_QUESTION,
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": _TOOL, "tool_call_id": "call00000", "content": "result"},
+]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """See the module's docstring. The default is a model that knows neither tools nor reasoning.
+
+    Attributes:
+        tool_format: how the model is to write calls.
+        renders_tools: the template offers tools, and writes calls and results, in that format; else we do, as text.
+        takes_system: the template has a place for a system message.
+        tokens: texts of the added tokens of the vocabulary, with their ids.
+        special_tokens: those of them that `skip_special_tokens` leaves out of the text.
+        reasons: the model writes its reasoning between markers.
+    """
+
+    tool_format: ToolFormat = GENERIC_JSON
+    renders_tools: bool = False
+    takes_system: bool = True
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    special_tokens: frozenset[str] = frozenset()
+    reasons: bool = False
+    template: ChatTemplate | None = None
+    _remembered: dict[bytes, Thinking] = field(default_factory=dict)
+
+    def thinking(self, variables: Mapping[str, Any]) -> Thinking:
+        """Whether a request with these template variables makes the model think first."""
+        if not self.reasons or self.template is None:
+            return Thinking.OFF
+        switches = {name: value for name, value in variables.items() if _is_switch(value)}
+        key = msgspec.json.encode(switches)
+        found = self._remembered.get(key)
+        if found is None:
+            found = _thinking(self.template, switches)
+            if len(self._remembered) < MAX_REMEMBERED:
+                self._remembered[key] = found
+        return found
+
+
+def read_dialect(config: Config, folder: str) -> Dialect:
+    """The dialect of the model in a folder, as far as the configuration does not decide it.
+
+    Raises:
+        ModelLoadError: a chat template cannot be read.
+    """
+    path = Path(config.model.tokenizer or folder)
+    home = path.parent if path.is_file() else path
+    settings = _read(home / "tokenizer_config.json", _TokenizerConfig)
+    added = _read(path if path.is_file() else path / "tokenizer.json", _TokenizerFile).added_tokens
+    added += [_Token(content=token.content, special=token.special, id=int(number))
+              for number, token in settings.added_tokens_decoder.items()]  # fmt: skip
+    raw = _read(home / "tokenizer_config.json", dict[str, Any])
+    named = {name: _named(raw.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    template = ChatTemplate.from_folder(
+        home, raw, {name: text for name, text in named.items() if text}, override=config.model.chat_template
+    )
+    return make_dialect(
+        template,
+        tokens={token.content: token.id for token in added},
+        special_tokens=frozenset(token.content for token in added if token.special),
+        tool_format=config.server.tool_call_format,
+        reasoning_parser=config.server.reasoning_parser,
+    )
+
+
+def make_dialect(
+    template: ChatTemplate | None,
+    *,
+    tokens: Mapping[str, int] | None = None,
+    special_tokens: frozenset[str] = frozenset(),
+    tool_format: str = "auto",
+    reasoning_parser: str = "auto",
+) -> Dialect:
+    """Args as in `Dialect`; "auto" finds out by trying the template."""
+    if template is None:
+        return Dialect()
+    shown = _render(template, _CALLED, tools=_TOOLS) or ""
+    written = _format_of(shown)
+    form = written or GENERIC_JSON if tool_format == "auto" else TOOL_FORMATS[tool_format]
+    offered = _TOOL in (_render(template, _QUESTION, tools=_TOOLS) or "")
+    reasons = reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
+    return Dialect(
+        tool_format=form,
+        renders_tools=offered and form is written,
+        takes_system=_render(template, [{"role": "system", "content": "s"}, *_QUESTION]) is not None,
+        tokens=dict(tokens or {}),
+        special_tokens=special_tokens,
+        reasons=reasons,
+        template=template,
+    )
+
+
+def _format_of(shown: str) -> ToolFormat | None:
+    """The format in which a template has written the call of `_CALLED`."""
+    if "result" not in shown:
+        return None
+    for form in (HERMES, LLAMA3):
+        if form.begin + form.head(_TOOL) in shown:
+            return form
+    return None
+
+
+def _is_switch(value: Any) -> bool:
+    """Whether a template variable is of the kind that turns reasoning on and off: trying larger ones out is work."""
+    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_SWITCH_CHARS)
+
+
+def _thinking(template: ChatTemplate, variables: Mapping[str, Any]) -> Thinking:
+    with_header = _render(template, _QUESTION, variables=variables)
+    without = _render(template, _QUESTION, variables=variables, add_generation_prompt=False)
+    header = with_header.removeprefix(without) if with_header is not None and without is not None else ""
+    begun, closed = header.rfind(THINK_START), header.rfind(THINK_END)
+    if closed > begun:
+        return Thinking.OFF
+    if begun >= 0:
+        return Thinking.BEGUN
+    if variables.get("enable_thinking") is False or variables.get("thinking") is False:
+        return Thinking.OFF
+    return Thinking.FREE
+
+
+def _reasons(template: ChatTemplate) -> bool:
+    """Whether the template writes markers, or takes them out of earlier answers."""
+    switches: Sequence[dict[str, Any]] = ({}, {"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True})
+    if any(THINK_END in (text := _render(template, _QUESTION, variables=each) or "") or THINK_START in text
+           for each in switches):  # fmt: skip
+        return True
+    said = f"{THINK_START}thought{THINK_END}answer"
+    shown = _render(template, [*_QUESTION, {"role": "assistant", "content": said}, *_QUESTION])
+    return shown is not None and "answer" in shown and "thought" not in shown
+
+
+def _render(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> str | None:
+    try:
+        return template.render(messages, max_chars=PROBE_CHARS, max_seconds=PROBE_S, **options)
+    except RequestError:
+        return None
+
+
+class _Token(msgspec.Struct):
+    content: str
+    special: bool = False
+    id: int = -1
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_Token] = []
+
+
+class _TokenizerConfig(msgspec.Struct):
+    added_tokens_decoder: dict[str, _Token] = {}
+
+
+def _read(path: Path, kind: Any) -> Any:
+    """What is wanted of a JSON file; nothing, if it has another form (the tokenizer process says what is wrong)."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, ValueError, RecursionError):
+        return kind() if isinstance(kind, type) else {}
+
+
+def _named(entry: Any) -> str | None:
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None

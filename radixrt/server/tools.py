@@ -1,0 +1,188 @@
+"""The tools of a chat request: definitions and choice, checked, as what the template and the constraint need."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from radixrt.constrained.tools import Tool
+from radixrt.errors import RequestError, shown
+from radixrt.server.chat_protocol import ChatRequest, FunctionDefinition, ToolChoice
+
+MAX_TOOLS = 256
+NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """Tools that the model may or must call.
+
+    Attributes:
+        definitions: JSON array of all that the request defines, for the prompt.
+        tools: those that may be called.
+        required: the answer is calls.
+        parallel: several calls are allowed.
+        legacy: the client speaks of functions, and gets one `function_call`.
+    """
+
+    definitions: bytes
+    tools: tuple[Tool, ...]
+    required: bool = False
+    parallel: bool = True
+    legacy: bool = False
+
+    @property
+    def field(self) -> str:
+        return "functions" if self.legacy else "tools"
+
+
+def read_tools(body: ChatRequest) -> OfferedTools | None:
+    """The tools of a request; None if it has none or none may be called.
+
+    Raises:
+        RequestError: naming the field that is malformed.
+    """
+    if body.tools and body.functions:
+        raise RequestError("tools and functions exclude each other; functions is the older form", param="functions")
+    legacy = bool(body.functions)
+    given = _functions(body)
+    choice = body.function_call if legacy else body.tool_choice
+    field = "function_call" if legacy else "tool_choice"
+    if not given:
+        if choice not in (None, "none", "auto"):
+            raise RequestError(f"{field} needs {'functions' if legacy else 'tools'} to choose from", param=field)
+        return None
+    tools = _checked(given, legacy)
+    offered = OfferedTools(
+        definitions=_definitions([function for function, _ in given]),
+        tools=tuple(tools),
+        parallel=not legacy and body.parallel_tool_calls is not False,
+        legacy=legacy,
+    )
+    return _chosen(offered, choice, field)
+
+
+def _functions(body: ChatRequest) -> list[tuple[FunctionDefinition, str]]:
+    """Definitions with their places."""
+    if body.functions:
+        return [(function, f"functions/{i}") for i, function in enumerate(body.functions)]
+    found = []
+    for i, tool in enumerate(body.tools or []):
+        if tool.type != "function":
+            raise RequestError(f"tools[{i}] must be of type function, not {shown(tool.type)}", param=f"tools[{i}].type")
+        if tool.function is None:
+            raise RequestError(
+                f"tools[{i}].function is required", param=f"tools[{i}].function", code="missing_field"
+            )  # fmt: skip
+        found.append((tool.function, f"tools/{i}/function"))
+    return found
+
+
+def _checked(given: list[tuple[FunctionDefinition, str]], legacy: bool) -> list[Tool]:
+    field = "functions" if legacy else "tools"
+    if len(given) > MAX_TOOLS:
+        raise RequestError(f"{field} holds {len(given)} definitions; at most {MAX_TOOLS} are allowed", param=field)
+    tools: dict[str, Tool] = {}
+    for i, (function, place) in enumerate(given):
+        param = f"{field}[{i}].name" if legacy else f"{field}[{i}].function.name"
+        if not _NAME.fullmatch(function.name):
+            raise RequestError(
+                f"{param} must be 1 to 64 letters, digits, '_', '.' or '-', not {shown(function.name)}", param=param
+            )
+        if function.name in tools:
+            raise RequestError(f"{param}: there are two tools of the name {function.name!r}", param=param)
+        schema = _arguments_schema(function.parameters, f"{place}/parameters", field)
+        tools[function.name] = Tool(function.name, schema, bool(function.strict), f"{place}/parameters")
+    return list(tools.values())
+
+
+def _arguments_schema(raw: msgspec.Raw, place: str, field: str) -> str:
+    """The schema as JSON text, such that nothing but an object satisfies it."""
+    data = bytes(raw)
+    if data in (b"", b"null"):
+        return NO_ARGUMENTS
+    pointer = "/" + place.partition("/")[2]
+    try:
+        text = data.decode()
+        schema = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} at {pointer}: not a schema: {error}", param=field) from None
+    if schema is True:
+        return '{"type":"object"}'
+    if not isinstance(schema, dict):
+        raise RequestError(f"{field} at {pointer}: a schema must be an object", param=field)
+    kind = schema.get("type")
+    if kind == "object" and not schema.get("nullable"):
+        return text
+    if kind is None and schema and "nullable" not in schema:
+        return '{"type":"object",' + text.lstrip()[1:]
+    if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
+        raise RequestError(
+            f'{field} at {pointer}/type: the arguments of a tool are an object, so this must be "object"', param=field
+        )
+    kept = {name: value for name, value in schema.items() if name not in ("type", "nullable")}
+    return msgspec.json.encode({"type": "object", **kept}).decode()
+
+
+def _definitions(functions: list[FunctionDefinition]) -> bytes:
+    """As templates know them: in OpenAI's order, without `strict`, which no model was trained on."""
+    found = []
+    for function in functions:
+        one: dict[str, Any] = {"name": function.name}
+        if function.description is not None:
+            one["description"] = function.description
+        empty = bytes(function.parameters) in (b"", b"null")
+        one["parameters"] = msgspec.Raw(NO_ARGUMENTS.encode()) if empty else function.parameters
+        found.append({"type": "function", "function": one})
+    return msgspec.json.encode(found)
+
+
+def _chosen(offered: OfferedTools, choice: Any, field: str) -> OfferedTools | None:
+    if choice is None or choice == "auto":
+        return offered
+    if choice == "none":
+        return None
+    if choice == "required" and not offered.legacy:
+        return replace(offered, required=True)
+    if isinstance(choice, str):
+        raise RequestError(f"{field} must be none, auto, required or name a function, not {shown(choice)}", param=field)
+    if offered.legacy:
+        return _only(offered, [choice.name], f"{field}.name", required=True, parallel=False)
+    assert isinstance(choice, ToolChoice)
+    if choice.type == "function":
+        if choice.function is None:
+            raise RequestError(f"{field}.function is required", param=f"{field}.function", code="missing_field")
+        return _only(offered, [choice.function.name], f"{field}.function.name", required=True, parallel=False)
+    if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        allowed = choice.allowed_tools
+        if allowed.mode not in ("auto", "required"):
+            raise RequestError(
+                f"{field}.allowed_tools.mode must be auto or required", param=f"{field}.allowed_tools.mode"
+            )
+        names = [tool.function.name for tool in allowed.tools]
+        return _only(
+            offered,
+            names,
+            f"{field}.allowed_tools.tools",
+            required=allowed.mode == "required",
+            parallel=offered.parallel,
+        )
+    raise RequestError(
+        f"{field}.type must be function or allowed_tools, not {shown(choice.type)}", param=f"{field}.type"
+    )
+
+
+def _only(offered: OfferedTools, names: list[str], param: str, *, required: bool, parallel: bool) -> OfferedTools:
+    known = {tool.name: tool for tool in offered.tools}
+    for name in names:
+        if name not in known:
+            raise RequestError(f"{param}: there is no tool of the name {shown(name)}", param=param)
+    if not names:
+        raise RequestError(f"{param} must name at least one tool", param=param)
+    tools = tuple(known[name] for name in dict.fromkeys(names))
+    return replace(offered, tools=tools, required=required, parallel=parallel)
