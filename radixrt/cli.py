@@ -1,4 +1,4 @@
-"""The command line: `radixrt launch`, `radixrt generate`. Nothing heavy is imported before a command needs it."""
+"""The command line: `radixrt launch`, `generate` and `schema check`. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,38 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-tokens", type=int, default=256, help="most tokens to generate")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 always gives the likeliest answer")
     _add_options(generate, server=False)
+
+    schema = commands.add_parser(
+        "schema", help="look at a schema, a regex or a grammar", description="Look at constraints of structured output."
+    )
+    _add_schema_check(
+        schema.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
+            "check", help="what is enforced, and which answers are allowed",
+            description="Say what of a schema is enforced and whether instances of it would be allowed. Exit code 0 if "
+            "everything is enforced and every instance allowed, 1 if not.",
+        )
+    )  # fmt: skip
     return parser
+
+
+def _add_schema_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="the schema, then instances of it; with --regex or --ebnf, texts"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--regex", metavar="PATTERN", help="check this regular expression instead of a schema")
+    what.add_argument("--ebnf", metavar="FILE", help="check the grammar in this file instead of a schema")
+    what.add_argument(
+        "--jsonl", metavar="FILE", help='many: on each line a schema, or {"schema": ..., "tests": [{"data", "valid"}]}'
+    )
+    parser.add_argument("--model", help="whose tokens count: folder or hub id; default: the embedded one")
+    parser.add_argument("--whitespace", type=int, default=0, help="most whitespace characters at each place")
+    parser.add_argument("--closed", action="store_true", help="objects get no properties that they do not declare")
+    parser.add_argument("--formats", choices=("assert", "annotate"), default="assert", help="what `format` means")
+    parser.add_argument(
+        "--on-unsupported", choices=("error", "ignore"), default="error", help="refuse or drop what is not enforced"
+    )
+    parser.add_argument("--backend", choices=("auto", "xgrammar", "llguidance"), default="auto", help="who fills masks")
 
 
 def _add_options(parser: argparse.ArgumentParser, *, server: bool) -> None:
@@ -92,11 +123,18 @@ def _generate(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _schema(args: argparse.Namespace) -> int:
+    _log("warning")
+    from radixrt.schema_check import check
+
+    return check(args)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's or a missing part is one line on stderr and exit code 2."""
     args = build_parser().parse_args(argv)
     try:
-        return {"launch": _launch, "generate": _generate}[args.command](args)
+        return {"launch": _launch, "generate": _generate, "schema": _schema}[args.command](args)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr)
         return 2

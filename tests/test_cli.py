@@ -26,6 +26,9 @@ HEAVY = {
     "uvicorn",
     "huggingface_hub",
     "xgrammar",
+    "llguidance",
+    "pydantic",
+    "jsonschema",
     "jinja2",
 }
 SMALL = ["--executor", "uni", "--num-threads", "1", "--dtype", "float32", "--kv-cache-tokens", "2048"]
@@ -48,7 +51,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
 # --- help, version, imports ---
 
 
-@pytest.mark.parametrize("command", [[], ["launch"], ["generate"]])
+@pytest.mark.parametrize("command", [[], ["launch"], ["generate"], ["schema"], ["schema", "check"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "radixrt", *command, "--help"],
@@ -91,6 +94,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert re.search(r"^ +launch +start the OpenAI-compatible server$", out, re.MULTILINE)
     assert re.search(r"^ +generate +answer one prompt on the terminal$", out, re.MULTILINE)
+    assert re.search(r"^ +schema +look at a schema, a regex or a grammar$", out, re.MULTILINE)
 
 
 # --- mistakes: exit code 2 and one line that names the culprit ---
@@ -112,6 +116,15 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate"], ["prompt"]),
         (["generate", "hello", "--port", "80"], ["--port"]),
         (["generate", "hello", "--max-tokens", "x"], ["--max-tokens", "'x'"]),
+        (["schema"], ["ACTION"]),
+        (["schema", "chek"], ["'chek'", "check"]),
+        (["schema", "check"], ["--regex", "--jsonl"]),
+        (["schema", "check", "/nowhere/s.json"], ["/nowhere/s.json", "cannot be read"]),
+        (["schema", "check", "--jsonl", "/nowhere/s.jsonl"], ["/nowhere/s.jsonl", "cannot be read"]),
+        (["schema", "check", "--jsonl", "a", "b.json"], ["--jsonl", "leave out the other files"]),
+        (["schema", "check", "--regex", "a", "--ebnf", "b"], ["--regex", "--ebnf"]),
+        (["schema", "check", "--regex", "a", "--whitespace", "1000"], ["whitespace", "1000"]),
+        (["schema", "check", "--regex", "a", "--model", "/nowhere/at/all"], ["/nowhere/at/all"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from radixrt.constrained.productions import Expr, Ref, alt, optional, seq
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.formula import NONE, Formulas, Node
-from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.plan import ArrayPlan
 from radixrt.constrained.schema.text import NOTHING_MORE, TextStyle, joined, repeated
 from radixrt.constrained.schema.values import key
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 NESTED = 8
 """Optional items up to which they are written in one another instead of as rules."""
+MOST_VALUES = 64
+"""Values of an item that are listed one by one."""
 State = tuple[int, tuple[int, ...], frozenset[int], bool]
 """Items so far, matches of each counter so far, values used, and whether one has been used twice."""
 Move = tuple[Expr, State]
@@ -53,6 +54,12 @@ class ArrayText:
     def write(self) -> Expr:
         """The whole array. Raises Unsupported."""
         plan = self._plan
+        if plan.unique is not None and not self._can_list():
+            pointer, keyword, _ = plan.source
+            reason = "a grammar cannot remember which items have been written"
+            fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
+            self._graph.refuse(Unsupported(pointer, keyword, reason, fix))
+            plan.unique = None
         if plan.counts or plan.unique is not None:
             return Automaton(self._graph, plan, self._style, self._value_of, self._new_rule, self._set_rule).write()
         length = len(plan.prefix)
@@ -77,6 +84,10 @@ class ArrayText:
 
     def _after_comma(self, item: Expr) -> Expr:
         return joined(self._style.after(","), item)
+
+    def _can_list(self) -> bool:
+        nodes = [*self._plan.prefix, *([] if self._plan.rest is None else [self._plan.rest])]
+        return all(listed_values(self._graph, node, MOST_VALUES) is not None for node in nodes)
 
 
 class Automaton:
@@ -105,6 +116,8 @@ class Automaton:
             [len(plan.prefix), plan.low if plan.high is None else plan.high, *(c.start for c in plan.counts)]
         )
         self._listed = self._list_values() if plan.unique is not None else None
+        keys = dict.fromkeys(key(value) for values in self._listed or () for value in values)
+        self._numbers = {one: number for number, one in enumerate(keys)}
 
     def write(self) -> Expr:
         """The whole array. Raises Unsupported."""
@@ -125,7 +138,8 @@ class Automaton:
             work += len(moves[state])
             if work > 4 * limit or len(order) > limit:
                 pointer, keyword, _ = self._plan.counts[0].source if self._plan.counts else self._plan.source
-                raise over_limit(pointer, keyword, f"keeping count takes more than {limit} rules")
+                fix = "Lower the bounds, or leave it out."
+                raise Unsupported(pointer, keyword, f"keeping count takes more than {limit} rules", fix)
             pending.extend(target for _, target in moves[state])
         for state in order:
             self._set_rule(rules[state], self._rule(state, moves[state], rules))
@@ -196,24 +210,15 @@ class Automaton:
     def _list_values(self) -> list[list[Any]]:
         """The values of each first item, and of the others."""
         plan = self._plan
-        found: list[list[Any]] = []
         nodes = [*plan.prefix, *([] if plan.rest is None else [plan.rest])]
-        for node in nodes:
-            values = listed_values(self._graph, node, 64)
-            if values is None:
-                pointer, keyword, _ = plan.source
-                reason = "a grammar cannot remember which items have been written"
-                fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
-                raise Unsupported(pointer, keyword, reason, fix)
-            found.append(values)
-        return found
+        return [listed_values(self._graph, node, MOST_VALUES) or [] for node in nodes]
 
     def _listed_moves(self, state: State, after: int) -> list[Move]:
         index, counts, used, repeated_ = state
         assert self._listed is not None
         found: list[Move] = []
         for value in self._listed[min(index, len(self._listed) - 1)]:
-            number = self._numbered(value)
+            number = self._numbers[key(value)]
             twice = number in used
             if twice and self._plan.unique:
                 continue
@@ -224,11 +229,6 @@ class Automaton:
                     target = (after, new_counts, frozenset(), True)
                 found.append((self._style.value(value), target))
         return found
-
-    def _numbered(self, value: Any) -> int:
-        """A number for each value; equal ones have the same."""
-        keys = [key(other) for values in self._listed or [] for other in values]
-        return keys.index(key(value))
 
     def _counted(self, index: int, counts: tuple[int, ...], value: Any) -> tuple[int, ...] | None:
         found = []

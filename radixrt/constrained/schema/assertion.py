@@ -74,6 +74,7 @@ def assume(branch: Branch, located: Located, frames: Frames = ()) -> bool:
     if (located, frames) in branch.assumed:
         return True
     branch.assumed.add((located, frames))
+    branch.changes += bool(frames)  # what is evaluated may be new
     assertions = branch.graph.assertions(located)
     if assertions and assertions[-1].waits:
         return _assume_with_frame(branch, assertions, frames, denied=None)
@@ -103,6 +104,7 @@ def _assume_with_frame(
     """Apply assertions of which the last ones wait; those are settled when the branch has no open choices any more."""
     waiting = tuple(assertion for assertion in assertions if assertion.waits)
     branch.frames.append(Frame(frames, waiting, denied))
+    branch.changes += 1
     inner = (*frames, len(branch.frames) - 1)
     return all(assertion.apply(branch, inner) for assertion in assertions if not assertion.waits)
 

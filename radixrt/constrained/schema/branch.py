@@ -39,6 +39,7 @@ class Branch:
         assumed: subschemas that are already part of the branch, with the frames that they were evaluated for.
         frames: what has been evaluated, for each `unevaluated...` keyword that waits for it.
         ranks: where in the document each member is first spoken of; a choice that is made late keeps its own place.
+        changes: how often something was added that was not known before.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Branch:
         "array_low",
         "assumed",
         "booleans",
+        "changes",
         "counts",
         "finite",
         "frames",
@@ -77,6 +79,7 @@ class Branch:
         self.string: StringSet = ANY_STRING
         self.finite: list[Any] | None = None
         self.pending: list[tuple[Rank, list[Alternative]]] = []
+        self.changes = 0
         self.slot: Rank = ()
         self.steps = 0
         self.ranks: dict[str, Rank] = {}
@@ -111,6 +114,7 @@ class Branch:
         other.members, other.required = self.members.copy(), self.required.copy()
         other.rules, other.witnesses = self.rules.copy(), self.witnesses.copy()
         other.frames = [frame.clone() for frame in self.frames]
+        other.changes = self.changes
         other.slot, other.steps, other.ranks = self.slot, self.steps, self.ranks.copy()
         return other
 
@@ -118,21 +122,25 @@ class Branch:
 
     def limit_types(self, mask: int) -> bool:
         """The value has one of the types."""
-        self.mask &= mask
-        return self.mask != 0
+        return self.drop(~mask)
 
     def drop(self, mask: int) -> bool:
         """The value has none of the types."""
-        self.mask &= ~mask
+        if self.mask & mask:
+            self.mask &= ~mask
+            self.changes += 1
         return self.mask != 0
 
     def limit_booleans(self, bits: int) -> bool:
         """A boolean is one of those."""
-        self.booleans &= bits
+        if self.booleans & ~bits:
+            self.booleans &= bits
+            self.changes += 1
         return self.booleans != 0 or self.drop(BOOLEAN)
 
     def one_of(self, values: list[Any]) -> bool:
         """The value equals one of these."""
+        self.changes += 1
         if self.finite is not None:
             keys = {key(value) for value in values}
             self.finite = [value for value in self.finite if key(value) in keys]
@@ -149,23 +157,30 @@ class Branch:
         """A number is in the set, which is part of what was known before."""
         if numbers is None:
             return self.drop(NUMBER)
-        self.number = numbers
+        if numbers is not self.number:
+            self.number = numbers
+            self.changes += 1
         return True
 
     def narrow_string(self, strings: StringSet | None) -> bool:
         """A string is in the set, which is part of what was known before."""
         if strings is None:
             return self.drop(STRING)
-        self.string = strings
+        if strings is not self.string:
+            self.string = strings
+            self.changes += 1
         return True
 
     # Arrays
 
     def limit_items(self, low: int, high: int | None) -> bool:
         """An array has at least `low` and at most `high` items."""
-        self.array_low = max(self.array_low, low)
+        if low > self.array_low:
+            self.array_low = low
+            self.changes += 1
         if high is not None and (self.array_high is None or high < self.array_high):
             self.array_high = high
+            self.changes += 1
         if self.array_high is not None and self.array_low > self.array_high:
             return self.drop(ARRAY)
         return True
@@ -175,7 +190,10 @@ class Branch:
         if formulas is NONE:
             return self.limit_items(0, start) if stop is None or stop > start else True
         if formulas and self.mask & ARRAY:
-            self.item_rules.append(ItemRule(start, stop, formulas))
+            rule = ItemRule(start, stop, formulas)
+            if rule not in self.item_rules:
+                self.item_rules.append(rule)
+                self.changes += 1
         return True
 
     def count_items(self, count: ItemCount) -> bool:
@@ -183,7 +201,9 @@ class Branch:
         if self.mask & ARRAY:
             if count.high is not None and count.low > count.high:
                 return self.drop(ARRAY)
-            self.counts.append(count)
+            if count not in self.counts:
+                self.counts.append(count)
+                self.changes += 1
             return self.limit_items(count.start + count.low if count.low else 0, None)
         return True
 
@@ -191,17 +211,21 @@ class Branch:
         """The items of an array are all different (are not all different)."""
         if self.unique is not None and self.unique is not unique:
             return self.drop(ARRAY)
-        self.unique, self.unique_source = unique, source
+        if self.unique is None:
+            self.unique, self.unique_source = unique, source
+            self.changes += 1
         return True if unique else self.limit_items(2, None)
 
     # Objects
 
     def limit_members(self, low: int, high: int | None, source: Source) -> bool:
         """An object has at least `low` and at most `high` members."""
-        self.object_low = max(self.object_low, low)
+        if low > self.object_low:
+            self.object_low, self.object_source = low, source
+            self.changes += 1
         if high is not None and (self.object_high is None or high < self.object_high):
             self.object_high = high
-        self.object_source = source
+            self.changes += 1
         return self._object_count_ok()
 
     def add_member(self, name: str, formulas: Formulas) -> bool:
@@ -214,9 +238,11 @@ class Branch:
             self.ranks[name] = rank
         known = self.members.get(name)
         if known is None:
-            self.members[name] = formulas
-        elif formulas:
-            self.members[name] = NONE if formulas is NONE or known is NONE else known + formulas
+            known = self.members[name] = ()
+            self.changes += not formulas
+        if formulas and known is not NONE and not self.graph.implies(self.demanded(name), formulas):
+            self.members[name] = NONE if formulas is NONE else known + formulas
+            self.changes += 1
         return name not in self.required or self._member_ok(name)
 
     def forbid(self, name: str) -> bool:
@@ -228,13 +254,19 @@ class Branch:
         if not self.mask & OBJECT or name in self.required:
             return True
         self.required[name] = None
+        self.changes += 1
         return self._object_count_ok() and self._member_ok(name)
 
     def add_keys(self, keys: KeySet, formulas: Formulas) -> bool:
         """Every member whose name is in the set satisfies the formulas."""
         if not self.mask & OBJECT or not formulas:
             return True
-        self.rules.append((keys, formulas))
+        names = self.graph.listed_names(keys)
+        if names is not None:
+            return all(self.add_member(name, formulas) for name in names)
+        if (keys, formulas) not in self.rules:
+            self.rules.append((keys, formulas))
+            self.changes += 1
         for name in self.required:
             if name in keys and self.mask & OBJECT and not self._member_ok(name):
                 return False
@@ -246,9 +278,17 @@ class Branch:
             return True
         if formulas is NONE:
             return self.drop(OBJECT)
+        names = self.graph.listed_names(keys)
+        if names is not None:
+            return self.choose([lambda b, n=name: b.is_witness(n, formulas) for name in names])  # type: ignore[misc]
         if not any(keys == other and formulas == wanted for other, wanted, _ in self.witnesses):
             self.witnesses.append((keys, formulas, source))
+            self.changes += 1
         return self.limit_members(1, None, source) if self.object_low < 1 else True
+
+    def is_witness(self, name: str, formulas: Formulas) -> bool:
+        """The value is an object with this member, which satisfies the formulas."""
+        return self.limit_types(OBJECT) and self.add_member(name, formulas) and self.require(name)
 
     def demanded(self, name: str) -> Formulas:
         """All that the value of a member of this name satisfies."""
@@ -278,6 +318,7 @@ class Branch:
         if len(alternatives) <= 1:
             return bool(alternatives) and alternatives[0](self)
         self.steps += 1
+        self.changes += 1
         self.pending.append(((*self.slot, self.steps), alternatives))
         return True
 

@@ -64,6 +64,16 @@ def discriminated(graph: Graph, left: Located, right: Located) -> bool:
     return any(name in two and one[name].isdisjoint(two[name]) for name in one)
 
 
+def told_apart(graph: Graph, options: list[Located]) -> bool:
+    """Whether all are objects with one required member of whose listed values each has its own."""
+    tags = [_tags(graph, option) for option in options]
+    for name in tags[0] if tags else ():
+        lists = [found[name] for found in tags if name in found]
+        if len(lists) == len(tags) and len(frozenset().union(*lists)) == sum(map(len, lists)):
+            return True
+    return False
+
+
 def _tags(graph: Graph, located: Located) -> dict[str, frozenset[Hashable]]:
     """Required members with the values that are listed for them; {} if the schema takes more than objects."""
     if located.tags is None:

@@ -6,15 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from radixrt.constrained.regex import EMPTY, Regex, RegexError, RegexTooComplex, alternate, literals, parse_regex
+from radixrt.constrained.regex import (
+    EMPTY,
+    Regex,
+    RegexError,
+    RegexTooComplex,
+    alternate,
+    complement,
+    literals,
+    parse_regex,
+)
 from radixrt.constrained.schema.assertion import Assertion, satisfies
-from radixrt.constrained.schema.disjoint import discriminated, surely_empty
+from radixrt.constrained.schema.disjoint import discriminated, surely_empty, told_apart
 from radixrt.constrained.schema.document import Document, Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.expansion import Expansion
 from radixrt.constrained.schema.formula import NEVER, NONE, Either, Formula, Formulas, Is, Node
+from radixrt.constrained.schema.keys import KeySet, Matching, Rest
 from radixrt.constrained.schema.keywords import assertions_of
-from radixrt.constrained.schema.limits import Budget, Limits, over_limit
+from radixrt.constrained.schema.limits import Budget, over_limit
 from radixrt.constrained.schema.logic_assertions import (
     AllOfAssertion,
     AnyOfAssertion,
@@ -29,6 +39,9 @@ from radixrt.constrained.schema.values import ALL
 
 Formats = Literal["assert", "annotate"]
 IN_PLACE_DEPTH = 64
+"""Schemas that may be nested in one another for one value."""
+LISTED_NAMES = 32
+"""A pattern for property names that has at most this many is taken as those."""
 _EVALUATING = frozenset(
     {
         "additionalItems",
@@ -49,7 +62,7 @@ class Graph:
 
     Args:
         schema: the document.
-        limits: bounds on the work.
+        budget: bounds on the work.
         formats: whether known formats are enforced.
         closed: objects that do not say anything about further members have none.
         ignored: keywords (pointer of their schema, name) that are left out.
@@ -61,19 +74,20 @@ class Graph:
     def __init__(
         self,
         schema: Any,
-        limits: Limits,
+        budget: Budget,
         *,
         formats: Formats = "assert",
         closed: bool = False,
         ignored: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
-        self.limits = limits
-        self.budget = Budget(limits)
-        self.document = Document(schema, limits)
+        self.limits = budget.limits
+        self.budget = budget
+        self.document = Document(schema, budget.limits)
         self.formats = formats
         self.closed = closed
         self.ignored = ignored
         self.annotations = dict.fromkeys(self.document.annotations)
+        self.refusals: list[Unsupported] = []
         self.nodes: list[Node] = []
         self.denials = 0
         self._nodes: dict[frozenset[Formula], Node] = {}
@@ -83,7 +97,10 @@ class Graph:
         self._in_place: dict[Located, int] = {}
         self._disjoint: dict[tuple[Located, Located], bool] = {}
         self._contradict: dict[frozenset[Formula], bool] = {}
+        self._remaining: dict[Formulas, list[Any] | None] = {}
+        self._implies: dict[tuple[Formulas, Formulas], bool] = {}
         self._patterns: dict[str, Regex] = {}
+        self._listed_names: dict[KeySet, tuple[list[str] | None]] = {}
         self._expanding: set[Node] = set()
         self._type_string = self.document.synthetic({"type": "string"}, self.document.root)
         self.root = self.node(self.formulas(self.document.root))
@@ -100,6 +117,11 @@ class Graph:
     def annotate(self, pointer: str, keyword: str) -> None:
         """Note a keyword that is known not to be enforced because it only annotates."""
         self.annotations[pointer, keyword] = None
+
+    def refuse(self, refusal: Unsupported) -> None:
+        """Note a keyword that cannot be enforced, to go on without it and to find the others as well."""
+        if all((refusal.pointer, refusal.keyword) != (other.pointer, other.keyword) for other in self.refusals):
+            self.refusals.append(refusal)
 
     def pattern(self, pattern: str, located: Located, keyword: str) -> Regex:
         """The strings in which the pattern is found. Raises Unsupported if it is none, or one that cannot be enforced."""
@@ -205,8 +227,11 @@ class Graph:
         if isinstance(formula, Is):
             if formula.positive:
                 return satisfies(self, formula.located, value)
-            with self.denying():
+            self.denials += 1
+            try:
                 return not satisfies(self, formula.located, value)
+            finally:
+                self.denials -= 1
         if isinstance(formula, Either):
             return any(all(self.holds(inner, value) for inner in option) for option in formula.options)
         return False
@@ -271,22 +296,74 @@ class Graph:
         return found
 
     def _do_contradict(self, formulas: Formulas) -> bool:
+        if NEVER in formulas or not self._types(formulas):
+            return True
+        try:
+            return self._candidates(formulas) == []
+        except Unsupported:
+            return False
+
+    def _types(self, formulas: Formulas) -> int:
+        """Types of values that may satisfy the formulas: a quick upper bound."""
         mask = ALL
         for formula in formulas:
-            if formula is NEVER:
-                return True
             if isinstance(formula, Is) and formula.positive:
                 mask &= self.accepts(formula.located)
-        if not mask:
+        return mask
+
+    def _candidates(self, formulas: Formulas) -> list[Any] | None:
+        """The values that satisfy the formulas, if one of them plainly lists values. Raises Unsupported."""
+        known = len(formulas)
+        while known and formulas[:known] not in self._remaining:
+            known -= 1
+        found = self._remaining[formulas[:known]] if known else None
+        for place in range(known, len(formulas)):
+            if found is None:
+                found = self.single_values(formulas[place])
+                if found is not None:
+                    found = [value for value in found if all(self.holds(other, value) for other in formulas[:place])]
+            if found is not None:
+                found = [value for value in found if self.holds(formulas[place], value)]
+            self._remaining[formulas[: place + 1]] = found
+        return found
+
+    def implies(self, known: Formulas, formulas: Formulas) -> bool:
+        """Whether what is known of a value plainly implies the formulas."""
+        if known is NONE:
             return True
-        for formula in formulas:
-            values = self.single_values(formula)
+        if formulas is NONE or not known:
+            return False
+        left = [formula for formula in formulas if formula not in known]
+        if not left:
+            return True
+        place = (known, formulas)
+        found = self._implies.get(place)
+        if found is None:
+            found = self._implies[place] = self._does_imply(known, left)
+        return found
+
+    def _does_imply(self, known: Formulas, formulas: list[Formula]) -> bool:
+        try:
+            values = self._candidates(known)
             if values is not None:
-                try:
-                    return not any(all(self.holds(other, value) for other in formulas) for value in values)
-                except Unsupported:
-                    return False
-        return False
+                return all(self.holds(formula, value) for formula in formulas for value in values)
+        except Unsupported:
+            return False
+        mask = self._types(known)
+        return all(
+            isinstance(formula, Is) and not formula.positive and not self.accepts(formula.located) & mask
+            for formula in formulas
+        )
+
+    def told_apart(self, options: list[Located]) -> bool:
+        """Whether all are objects with one required member of whose listed values each has its own."""
+        return told_apart(self, options)
+
+    def all_disjoint(self, options: list[Located]) -> bool:
+        """Whether it is certain that no value satisfies two of the schemas."""
+        if told_apart(self, options):
+            return True
+        return not any(not self.disjoint(one, two) for place, one in enumerate(options) for two in options[place + 1 :])
 
     def disjoint(self, left: Located, right: Located) -> bool:
         """Whether it is certain that no value satisfies both schemas."""
@@ -317,6 +394,18 @@ class Graph:
         if not languages:
             return frozenset(listed)
         return alternate(literals(sorted(listed)), *languages) if listed else alternate(*languages)
+
+    def listed_names(self, keys: KeySet) -> list[str] | None:
+        """The names of a set, if they are few; None if they are many."""
+        if isinstance(keys, Rest) and (keys.names or len(keys.tests) != 1):
+            return None
+        found = self._listed_names.get(keys)
+        if found is None:
+            test = keys.tests[0]
+            language = test.language() if isinstance(keys, Matching) else complement(test.language())
+            names = language.enumerate(LISTED_NAMES) if language.max_length is not None else None
+            found = self._listed_names[keys] = (None if names is None else sorted(names),)
+        return found[0]
 
     def _check_in_place(self, located: Located, depth: int) -> int:
         """The longest chain of schemas that apply to the same value; a chain that never ends is refused."""

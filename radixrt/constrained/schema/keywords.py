@@ -72,9 +72,19 @@ def assertions_of(graph: Graph, located: Located) -> tuple[Assertion, ...]:
         builder = _LATER.get(keyword)
         if builder is not None and keyword in dialect.keywords and (located.pointer, keyword) not in graph.ignored:
             found.extend(builder(graph, located, keyword, value))
+    _join(found)
     if found and any(assertion.waits for assertion in found):
         found.sort(key=lambda assertion: assertion.waits)
     return tuple(found)
+
+
+def _join(assertions: list[Assertion]) -> None:
+    """Tell `properties` and `required` of one schema of each other."""
+    properties = next((one for one in assertions if isinstance(one, PropertiesAssertion)), None)
+    required = next((one for one in assertions if isinstance(one, RequiredAssertion)), None)
+    if properties is not None and required is not None:
+        properties.required = frozenset(required.names)
+        required.declared = {name: properties.members[name] for name in required.names if name in properties.members}
 
 
 def _type(graph: Graph, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:

@@ -22,7 +22,7 @@ class Limits:
         branches: alternatives that are tried while one position is expanded.
         enum_values: values of one `enum`.
         array_states: states of one array's counters (`contains`, `uniqueItems`) or of one object's property count.
-        key_patterns: distinct patterns that divide the keys of one object.
+        key_classes: kinds of undeclared names that the patterns of one object tell apart.
         seconds: wall time of normalizing and of writing the productions.
     """
 
@@ -32,16 +32,21 @@ class Limits:
     branches: int = 4_000
     enum_values: int = 20_000
     array_states: int = 4_000
-    key_patterns: int = 64
-    seconds: float = 10.0
+    key_classes: int = 200
+    seconds: float = 5.0
 
 
 class Budget:
-    """Counts the work of one schema against its limits; owned by one normalization."""
+    """Counts the work of one normalization against its limits.
 
-    def __init__(self, limits: Limits) -> None:
+    Args:
+        limits: the bounds.
+        deadline: on `time.monotonic`; `limits.seconds` from now if None.
+    """
+
+    def __init__(self, limits: Limits, deadline: float | None = None) -> None:
         self.limits = limits
-        self.deadline = time.monotonic() + limits.seconds
+        self.deadline = time.monotonic() + limits.seconds if deadline is None else deadline
         self.nodes = 0
 
     def count_node(self, pointer: str, keyword: str) -> None:

@@ -144,14 +144,21 @@ class AnyOfAssertion(_Options):
         """Whether some option holds."""
         if marks is None:
             return any(satisfies(self.graph, option, value) for option in self.options)
-        return any([satisfies(self.graph, option, value, marks) for option in self.options])
+        found = False
+        for option in self.options:  # all of them, for what they evaluate
+            found = satisfies(self.graph, option, value, marks) or found
+        return found
 
 
 class OneOfAssertion(_Options):
     """`oneOf`."""
 
-    __slots__ = ()
+    __slots__ = ("_told_apart",)
     keyword = "oneOf"
+
+    def __init__(self, graph: Graph, located: Located, options: list[Located]) -> None:
+        super().__init__(graph, located, options)
+        self._told_apart: bool | None = None
 
     def apply(self, branch: Branch, frames: Frames) -> bool:
         """One option holds; the others do not, which is only written where two can hold at once."""
@@ -161,7 +168,9 @@ class OneOfAssertion(_Options):
     def _only(self, branch: Branch, option: Located, live: list[Located], frames: Frames) -> bool:
         if live.count(option) > 1 or not assume(branch, option, frames):
             return False
-        return all(
+        if self._told_apart is None:
+            self._told_apart = self.graph.told_apart(self.options)
+        return self._told_apart or all(
             other is option or self.graph.disjoint(option, other) or deny(branch, other)
             for other in live
             if self.graph.accepts(other) & branch.mask

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from radixrt.constrained.productions import EmptyLanguage, Productions
+from radixrt.constrained.productions import Productions
 from radixrt.constrained.schema.admits import admits
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.graph import Formats, Graph
-from radixrt.constrained.schema.limits import Limits
+from radixrt.constrained.schema.limits import Budget, Limits
 from radixrt.constrained.schema.to_productions import Writer
+from radixrt.constrained.schema.to_schema import SchemaWriter
 from radixrt.errors import RequestError, shown
 
-MOST_REFUSALS = 20
-"""Refusals that are collected, and keywords that are left out on request, at most."""
+MOST_PASSES = 20
+"""Times that a schema is worked out again without what was refused, to find more or to do without."""
 
 
 class NormalSchema:
@@ -41,6 +44,10 @@ class NormalSchema:
         if whitespace not in self._productions:
             self._productions[whitespace] = Writer(self._graph, whitespace).write()
         return self._productions[whitespace]
+
+    def to_schema(self) -> dict[str, Any]:
+        """What is enforced, as a JSON Schema of draft 2020-12: every keyword worked out, one type at a time."""
+        return SchemaWriter(self._graph).write()
 
     def accepts(self, value: Any) -> bool:
         """Whether the schema, as it is enforced, accepts a parsed value; the order of keys does not matter.
@@ -81,22 +88,40 @@ def normalize(
     if not isinstance(schema, dict | bool):
         raise MalformedSchema("", f"a schema is an object, true or false, not {shown(schema)}")
     limits = limits or Limits()
-    refusals: list[Unsupported] = []
-    while True:
-        ignored = frozenset((refusal.pointer, refusal.keyword) for refusal in refusals)
+    deadline = time.monotonic() + limits.seconds
+    refusals: dict[tuple[str, str], Unsupported] = {}
+    for _ in range(MOST_PASSES):
+        budget = Budget(limits, deadline)
         try:
-            graph = Graph(schema, limits, formats=formats, closed=closed, ignored=ignored)
-            productions = Writer(graph, 0).write()
-        except Unsupported as refusal:
-            repeated = (refusal.pointer, refusal.keyword) in ignored
-            refusals.append(refusal)
-            if repeated or not refusal.droppable or len(refusals) >= MOST_REFUSALS:
-                raise SchemaRefused([refusal] if on_unsupported == "ignore" else refusals) from None
-            continue
-        except EmptyLanguage:
-            if refusals and on_unsupported == "error":
-                raise SchemaRefused(refusals) from None
-            raise EmptySchema("", "its conditions exclude one another") from None
-        if refusals and on_unsupported == "error":
-            raise SchemaRefused(refusals)
-        return NormalSchema(graph, productions, refusals)
+            normal, found = _attempt(schema, budget, formats, closed, refusals)
+        except EmptySchema:
+            if not refusals:
+                raise
+            break  # what is left without them says nothing about the schema
+        news = {(one.pointer, one.keyword): one for one in found if (one.pointer, one.keyword) not in refusals}
+        final = [one for one in found if not one.droppable]
+        if normal is not None and (on_unsupported == "ignore" or not refusals) and not found:
+            return normal
+        if on_unsupported == "ignore" and final:
+            raise SchemaRefused(final)
+        refusals |= news
+        if final or not news or (normal is not None and on_unsupported == "error"):
+            break
+    raise SchemaRefused(list(refusals.values()))
+
+
+def _attempt(
+    schema: Any, budget: Budget, formats: Formats, closed: bool, left_out: Mapping[tuple[str, str], Unsupported]
+) -> tuple[NormalSchema | None, list[Unsupported]]:
+    """The schema without some keywords, as far as it can be worked out, and further keywords that cannot be enforced."""
+    graph = None
+    try:
+        graph = Graph(schema, budget, formats=formats, closed=closed, ignored=frozenset(left_out))
+        productions = Writer(graph, 0).write()
+    except Unsupported as refusal:
+        return None, [*(graph.refusals if graph else ()), refusal]
+    except EmptySchema:
+        if graph is None or not graph.refusals:
+            raise
+        return None, graph.refusals
+    return NormalSchema(graph, productions, list(left_out.values())), graph.refusals

@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 
 
 class PropertiesAssertion(Assertion):
-    """`properties`: the value of each named member, where present, satisfies its schema."""
+    """`properties`: the value of each named member, where present, satisfies its schema.
 
-    __slots__ = ("_formulas", "members")
+    `required` has the names that the same schema requires. Of those it is `RequiredAssertion` that says what it means
+    that they are absent or wrong, in one alternative instead of two.
+    """
+
+    __slots__ = ("_formulas", "members", "required")
     keyword = "properties"
     domain = OBJECT
 
     def __init__(self, graph: Graph, located: Located, members: dict[str, Located]) -> None:
         super().__init__(graph, located)
         self.members = members
+        self.required: frozenset[str] = frozenset()
         self._formulas: list[tuple[str, Formulas]] | None = None
 
     def apply(self, branch: Branch, frames: Frames) -> bool:
@@ -43,8 +48,12 @@ class PropertiesAssertion(Assertion):
         return True
 
     def refute(self) -> list[Alternative]:
-        """One of the named members is present and does not satisfy its schema."""
-        return [lambda b, n=name, m=member: _has(b, n, m) for name, member in self.members.items()]  # type: ignore[misc]
+        """One of the named members that are not required is present and does not satisfy its schema."""
+        return [
+            lambda b, n=name, m=member: _has(b, n, m)  # type: ignore[misc]
+            for name, member in self.members.items()
+            if name not in self.required
+        ]
 
     def holds(self, value: Any, marks: Marks | None) -> bool:
         """Whether each named member of an object satisfies its schema."""
@@ -129,7 +138,8 @@ class PropertyNamesAssertion(Assertion):
             if isinstance(found, frozenset):
                 self._keys = Rest(found)
             else:
-                self._keys = Rest(frozenset(), (StringTest(found, True, self.source()),))
+                test = StringTest(found, True, self.source(), self.graph.formulas(self.names))
+                self._keys = Rest(frozenset(), (test,))
         return self._keys
 
     def holds(self, value: Any, marks: Marks | None) -> bool:
@@ -138,23 +148,29 @@ class PropertyNamesAssertion(Assertion):
 
 
 class RequiredAssertion(Assertion):
-    """`required`: an object has these members."""
+    """`required`: an object has these members. `declared` has the schemas of those that the same schema declares."""
 
-    __slots__ = ("names",)
+    __slots__ = ("declared", "names")
     keyword = "required"
     domain = OBJECT
 
     def __init__(self, graph: Graph, located: Located, names: list[str]) -> None:
         super().__init__(graph, located)
         self.names = list(dict.fromkeys(names))
+        self.declared: dict[str, Located] = {}
 
     def apply(self, branch: Branch, frames: Frames) -> bool:
         """An object has all of them."""
         return all(branch.require(name) for name in self.names)
 
     def refute(self) -> list[Alternative]:
-        """The value is an object that lacks one of them."""
-        return [lambda b, n=name: b.limit_types(OBJECT) and b.forbid(n) for name in self.names]  # type: ignore[misc]
+        """The value is an object that lacks one of them, or in which it does not satisfy its schema."""
+        return [lambda b, n=name: self._lacks(b, n) for name in self.names]  # type: ignore[misc]
+
+    def _lacks(self, branch: Branch, name: str) -> bool:
+        member = self.declared.get(name)
+        formulas = NONE if member is None else self.graph.formulas(member, positive=False)
+        return branch.limit_types(OBJECT) and branch.add_member(name, formulas) and branch.mask != 0
 
     def holds(self, value: Any, marks: Marks | None) -> bool:
         """Whether an object has all of them."""

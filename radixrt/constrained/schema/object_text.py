@@ -7,43 +7,45 @@ comma) or, where the number of members is bounded, how many there are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from radixrt.constrained.productions import NOTHING, Expr, Lit, Ref, Term, alt, optional, seq
 from radixrt.constrained.schema.errors import Unsupported
-from radixrt.constrained.schema.formula import Formulas, Node
+from radixrt.constrained.schema.formula import Node
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.others_text import OthersText
 from radixrt.constrained.schema.plan import ObjectPlan
 from radixrt.constrained.schema.text import NOTHING_MORE, TextStyle, joined
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema.graph import Graph
 
 
 class ObjectText:
     """Writes one object.
 
     Args:
+        graph: where its nodes are.
         plan: what it is.
         style: punctuation.
         value_of: the expression of a node.
-        node_of: the node of a conjunction.
         new_rule: makes rules.
-        max_states: bound on the rules that counting members may take.
     """
 
     def __init__(
         self,
+        graph: Graph,
         plan: ObjectPlan,
         style: TextStyle,
         value_of: Callable[[Node], Expr],
-        node_of: Callable[[Formulas], Node],
         new_rule: Callable[[Expr], Ref],
-        max_states: int,
     ) -> None:
+        self._graph = graph
         self._plan = plan
         self._style = style
         self._new_rule = new_rule
-        self._max_states = max_states
         self._values = [value_of(node) for _, node, _ in plan.members]
-        self._others = OthersText(plan, style, value_of, node_of, new_rule, max_states)
+        self._others = OthersText(graph, plan, style, value_of, new_rule)
 
     def write(self) -> Expr:
         """The whole object. Raises Unsupported."""
@@ -66,7 +68,7 @@ class ObjectText:
         """At least one member."""
         members = self._plan.members
         if not members:
-            return self._others.members(0, comma=False)
+            return self._others.members(None, comma=False)
         first_required = next((place for place, member in enumerate(members) if member[2]), len(members))
         after: Expr = self._chain(first_required + 1)
         if first_required == 0:
@@ -77,9 +79,9 @@ class ObjectText:
             options.append(joined(self._member(first_required, comma=False), shared))
             tail: Expr = self._new_rule(joined(self._member(first_required, comma=True), shared))
         else:
-            tail = self._others.members(0, comma=True)
+            tail = self._others.members(None, comma=True)
             if self._plan.classes:
-                options.append(self._others.members(0, comma=False))
+                options.append(self._others.members(None, comma=False))
                 tail = self._new_rule(tail)
         for place in range(first_required - 1, -1, -1):
             self._share(place)
@@ -100,7 +102,7 @@ class ObjectText:
             self._member(place, comma=True) if members[place][2] else optional(self._member(place, comma=True))
             for place in range(start, len(members))
         ]
-        return joined(*parts, self._others.members(len(members), comma=True))
+        return joined(*parts, self._others.members(None, comma=True))
 
     def _member(self, place: int, *, comma: bool) -> Expr:
         return self._style.member(self._plan.members[place][0], self._values[place], comma=comma)
@@ -112,16 +114,21 @@ class ObjectText:
         pointer, keyword, _ = plan.source
         if plan.classes and plan.low > required + max(1, self._others.fewest):
             reason = "members whose names are not declared could repeat, and a grammar cannot tell"
-            raise Unsupported(pointer, keyword, reason, "Declare the properties that are counted, or require fewer.")
+            fix = "Declare the properties that are counted, or require fewer."
+            self._graph.refuse(Unsupported(pointer, keyword, reason, fix))
         most = len(plan.members) if plan.high is None else min(plan.high, len(plan.members))
-        if (len(plan.members) + 1) * (most + 1) > self._max_states:
-            reason = f"counting {len(plan.members)} members takes more than {self._max_states} rules"
+        if (len(plan.members) + 1) * (most + 1) > self._graph.limits.array_states:
+            reason = f"counting {len(plan.members)} members takes more than {self._graph.limits.array_states} rules"
             raise over_limit(pointer, keyword, reason)
         for place in range(len(plan.members)):
             self._share(place)
         tails: dict[tuple[int, int], Expr] = {}
+        counts = [{0}]  # of members written before each place
+        for *_, needed in plan.members:
+            more = {count + 1 for count in counts[-1] if count < most}
+            counts.append(more if needed else more | counts[-1])
         for place in range(len(plan.members), -1, -1):
-            for count in range(min(place, most), -1, -1):
+            for count in counts[place]:
                 tails[place, count] = self._state(place, count, tails)
         empty_allowed = required == 0 and plan.low == 0 and not plan.witnesses
         if tails[0, 0] is NOTHING:
@@ -139,7 +146,7 @@ class ObjectText:
                 return self._others.members(count, comma=count > 0)
             return NOTHING
         options: list[Expr] = []
-        if (plan.high is None or count < plan.high) and tails[place + 1, count + 1] is not NOTHING:
+        if tails.get((place + 1, count + 1), NOTHING) is not NOTHING:
             options.append(joined(self._member(place, comma=count > 0), tails[place + 1, count + 1]))
         if not plan.members[place][2] and tails[place + 1, count] is not NOTHING:
             options.append(tails[place + 1, count])

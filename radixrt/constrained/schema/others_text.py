@@ -8,14 +8,17 @@ class, so that none can replace it; where members are counted from below, at mos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from radixrt.constrained.productions import NOTHING, Expr, Ref, Term, alt, seq
-from radixrt.constrained.regex import json_string
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.formula import NONE, Formulas, Node
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.plan import ObjectPlan
 from radixrt.constrained.schema.text import NOTHING_MORE, TextStyle, joined, repeated
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema.graph import Graph
 
 MANY = 200
 """Ways in which the members that must exist can be told apart, at most."""
@@ -27,29 +30,27 @@ class OthersText:
     """Writes the undeclared members of one object.
 
     Args:
+        graph: where its nodes are.
         plan: what the object is.
         style: punctuation.
         value_of: the expression of a node.
-        node_of: the node of a conjunction.
         new_rule: makes rules.
-        max_states: bound on the rules that counting may take.
     """
 
     def __init__(
         self,
+        graph: Graph,
         plan: ObjectPlan,
         style: TextStyle,
         value_of: Callable[[Node], Expr],
-        node_of: Callable[[Formulas], Node],
         new_rule: Callable[[Expr], Ref],
-        max_states: int,
     ) -> None:
         self._plan = plan
         self._style = style
         self._value_of = value_of
-        self._node_of = node_of
+        self._node_of = graph.node
         self._new_rule = new_rule
-        self._max_states = max_states
+        self._max_states = graph.limits.array_states
         self._pairs = [self._pair(place, node) for place, (_, node) in enumerate(plan.classes)]
         self._groupings = list(self._ways()) if plan.witnesses else [()]
         self._made: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
@@ -59,14 +60,17 @@ class OthersText:
         """Undeclared members that there must be because of what must exist."""
         return min((len(grouping) for grouping in self._groupings), default=0)
 
-    def members(self, count: int, *, comma: bool) -> Expr:
-        """All undeclared members, when so many declared ones have been written; without a comma, at least one.
+    def members(self, count: int | None, *, comma: bool) -> Expr:
+        """All undeclared members; without a comma, at least one.
 
-        `NOTHING` where the bounds on the number of members leave no way. Raises Unsupported.
+        Args:
+            count: declared members that have been written; None where the bounds on their number hold anyway.
+
+        `NOTHING` where the bounds leave no way. Raises Unsupported.
         """
         plan = self._plan
-        room = None if plan.high is None else plan.high - count
-        missing = max(0, plan.low - count)
+        room = None if count is None or plan.high is None else plan.high - count
+        missing = 0 if count is None else max(0, plan.low - count)
         if not plan.witnesses:
             if room is not None and missing > room:
                 return NOTHING
@@ -84,7 +88,7 @@ class OthersText:
         return alt(*found) if found else NOTHING
 
     def _pair(self, place: int, node: Node) -> Expr:
-        return joined(Term(json_string(self._plan.classes[place][0])), self._style.after(":"), self._value_of(node))
+        return joined(Term(self._plan.classes[place][0].text()), self._style.after(":"), self._value_of(node))
 
     def _others(self, gone: set[int]) -> Expr:
         """One member of a class that is not gone, with a comma before it."""

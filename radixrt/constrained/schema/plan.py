@@ -1,37 +1,26 @@
-"""What to write for each node: alternatives of one type with their child nodes, all of them known before any is written.
-
-Objects: the undeclared names are divided into classes on which every pattern is either matched or not, so that each
-class has one child node. Arrays: the items before some index have nodes of their own, all later ones share one.
-"""
+"""What to write for each node, all of it known before anything is written: alternatives of one type with child nodes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.regex import ANY, Regex, alternate, complement, intersect, literals
+from radixrt.constrained.regex import Regex, RegexTooComplex, alternate
 from radixrt.constrained.schema.disjoint import surely_empty
 from radixrt.constrained.schema.errors import Unsupported
-from radixrt.constrained.schema.expansion import ArrayShape, ItemCount, ObjectShape
-from radixrt.constrained.schema.formula import NONE, Formula, Formulas, Node
-from radixrt.constrained.schema.keys import KeySet, Matching
+from radixrt.constrained.schema.expansion import ArrayShape, Expansion, ItemCount, ObjectShape
+from radixrt.constrained.schema.formula import NONE, Formulas, Node
+from radixrt.constrained.schema.key_classes import KeyClass, in_keys, key_classes
 from radixrt.constrained.schema.limits import over_limit
-from radixrt.constrained.schema.strings import Source, StringTest
+from radixrt.constrained.schema.strings import Source
+from radixrt.constrained.schema.text import check_text
 
 if TYPE_CHECKING:
     from radixrt.constrained.schema.graph import Graph
 
 ENUMERATED_NAMES = 32
-"""A pattern with at most this many names is written as so many optional members."""
-
-
-@dataclass(slots=True)
-class KeyClass:
-    """Undeclared names that all rules treat alike, and the tests that they all pass."""
-
-    tests: frozenset[StringTest]
-    language: Regex
-    formulas: Formulas
+"""A class of at most this many names is written as so many optional members."""
 
 
 @dataclass(slots=True)
@@ -48,13 +37,13 @@ class ObjectPlan:
 
     Attributes:
         members: name, node of the value, whether it must be present.
-        classes: name languages and nodes of undeclared members.
+        classes: names and nodes of undeclared members.
         witnesses: what must be among the undeclared members.
-        low, high: bounds on the number of members.
+        low, high: bounds on the number of members; `source`: where they come from.
     """
 
     members: list[tuple[str, Node, bool]]
-    classes: list[tuple[Regex, Node]]
+    classes: list[tuple[KeyClass, Node]]
     witnesses: list[Witness]
     low: int
     high: int | None
@@ -83,9 +72,102 @@ class ArrayPlan:
     demands: list[Formulas]
 
 
+@dataclass(slots=True)
+class Plan:
+    """What a node comes to.
+
+    Attributes:
+        words: single strings; values: other single values.
+        strings, numbers: languages (of the values, of the texts), or None.
+        null: null is in it; booleans: those that are.
+        arrays, objects: alternatives.
+        union: nodes that are in it whole.
+    """
+
+    words: list[str] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    strings: Regex | None = None
+    numbers: Regex | None = None
+    null: bool = False
+    booleans: tuple[bool, ...] = ()
+    arrays: list[ArrayPlan] = field(default_factory=list)
+    objects: list[ObjectPlan] = field(default_factory=list)
+    union: list[Node] = field(default_factory=list)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether there is nothing below it."""
+        return not (self.arrays or self.objects or self.union)
+
+    @property
+    def has_scalars(self) -> bool:
+        """Whether something is in it that is no array and no object, or a single value."""
+        return bool(self.words or self.values or self.strings or self.numbers or self.null or self.booleans)
+
+    def below(self) -> Iterator[Node]:
+        """The nodes that it uses."""
+        yield from self.union
+        for array in self.arrays:
+            yield from array.prefix
+            if array.rest is not None:
+                yield array.rest
+        for one in self.objects:
+            yield from (node for _, node, _ in one.members)
+            yield from (node for _, node in one.classes)
+
+
+def plan_node(graph: Graph, node: Node) -> Plan:
+    """The plan of a node. Raises Unsupported."""
+    plan = Plan()
+    if node.formulas == NONE:
+        return plan
+    expansion = graph.expand(node)
+    if expansion.union is not None:
+        plan.union = list(expansion.union)
+        return plan
+    for value in expansion.values.values():
+        (plan.words if type(value) is str else plan.values).append(value)
+    check_text("".join(plan.words), node.pointer, "enum")
+    plan.null = expansion.null
+    plan.booleans = tuple(sorted(expansion.booleans, reverse=True))
+    plan.strings = _live(node, "pattern", [strings.language for strings in expansion.strings])
+    plan.numbers = _live(node, _number_keyword(expansion), [numbers.language for numbers in expansion.numbers])
+    try:
+        for array in expansion.arrays:
+            found = plan_array(graph, array, node.pointer)
+            if found is not None:
+                plan.arrays.append(found)
+        for shape in expansion.objects:
+            one = plan_object(graph, shape, node.pointer)
+            if one is not None:
+                plan.objects.append(one)
+    except RegexTooComplex as error:
+        raise over_limit(node.pointer, "patternProperties", f"it is too complex ({error})") from None
+    return plan
+
+
+def _number_keyword(expansion: Expansion) -> str:
+    """The keyword to name if the numbers are too complex."""
+    if any(numbers.step is not None or numbers.not_multiples for numbers in expansion.numbers):
+        return "multipleOf"
+    return "minimum" if any(numbers.low is not None for numbers in expansion.numbers) else "maximum"
+
+
+def _live(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Regex | None:
+    """All of the languages together; None if there is no string in them. Raises Unsupported."""
+    if not languages:
+        return None
+    try:
+        together = alternate(*(language() for language in languages))
+        return None if together.shortest_length() is None else together
+    except RegexTooComplex as error:
+        raise over_limit(node.pointer, keyword, f"it is too complex ({error})") from None
+
+
 def plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | None:
     """The plan of an object; None if it is plainly impossible. Raises Unsupported."""
     required = set(shape.required)
+    check_text("".join(name for name, _ in shape.members), pointer, "properties")
     members: list[tuple[str, Node, bool]] = []
     for name, formulas in shape.members:
         node = graph.node(formulas)
@@ -93,111 +175,24 @@ def plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | 
             members.append((name, node, name in required))
         elif name in required:
             return None
-    classes = _key_classes(graph, shape, pointer)
-    kept: list[tuple[Regex, Node]] = []
-    places: list[tuple[KeyClass, int]] = []
-    for one in classes:
+    classes: list[tuple[KeyClass, Node]] = []
+    for one in key_classes(graph, shape, pointer):
         node = graph.node(one.formulas)
-        names = one.language.enumerate(ENUMERATED_NAMES) if one.tests and not shape.witnesses else None
+        names = one.names().enumerate(ENUMERATED_NAMES) if one.tests and not shape.witnesses else None
         if names is not None:
             members.extend((name, node, False) for name in sorted(names))
         else:
-            places.append((one, len(kept)))
-            kept.append((one.language, node))
+            classes.append((one, node))
     witnesses: list[Witness] = []
     for keys, formulas, source in shape.witnesses:
-        options = [(place, one.formulas + formulas) for one, place in places if _in_keys(one.tests, keys)]
+        options = [
+            (place, one.formulas + formulas) for place, (one, _) in enumerate(classes) if in_keys(one.tests, keys)
+        ]
         options = [(place, demanded) for place, demanded in options if graph.node(demanded).formulas != NONE]
         if not options:
             return None
         witnesses.append(Witness(options, source))
-    return ObjectPlan(members, kept, witnesses, shape.low, shape.high, shape.count_source)
-
-
-def _in_keys(passed: frozenset[StringTest], keys: KeySet) -> bool:
-    """Whether the names that pass exactly these tests, and are declared nowhere, are in the set."""
-    return keys.test in passed if isinstance(keys, Matching) else passed.isdisjoint(keys.tests)
-
-
-def _key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass]:
-    """The undeclared names by the tests that they pass; classes without names, or which nothing may follow, are left out.
-
-    Law: the languages are disjoint, and each undeclared name that a member may have is in one of them.
-    """
-    tests = list(dict.fromkeys(test for keys, *_ in (*shape.rules, *shape.witnesses) for test in keys.tests))
-    if len(tests) > graph.limits.key_patterns:
-        reason = f"more than {graph.limits.key_patterns} patterns divide the names of one object"
-        raise over_limit(pointer, "patternProperties", reason)
-    found: list[tuple[frozenset[StringTest], Regex]] = []
-    for test in tests:
-        found = _split(found, test)
-        graph.budget.check_time(pointer, "patternProperties")
-    rest = _demanded(shape, frozenset())
-    classes: list[KeyClass] = []
-    apart: list[Regex] = []  # languages that are not in the class of the names that pass no test
-    for passed, language in found:
-        formulas = _demanded(shape, passed)
-        if rest is not NONE and not shape.witnesses and frozenset(formulas) == frozenset(rest):
-            continue
-        apart.append(language)
-        if formulas is not NONE:
-            classes.append(KeyClass(passed, language, formulas))
-    if not shape.witnesses:
-        classes = _merged(classes)
-    if rest is not NONE:
-        language = intersect(*(complement(other) for other in apart)) if apart else ANY
-        classes.insert(0, KeyClass(frozenset(), language, rest))
-    for one in classes:
-        names = [name for name, _ in shape.members if one.language is ANY or one.language.matches(name)]
-        if names:
-            one.language = intersect(one.language, complement(literals(names)))
-    return [one for one in classes if one.language is ANY or not one.language.is_empty()]
-
-
-def _split(
-    found: list[tuple[frozenset[StringTest], Regex]], test: StringTest
-) -> list[tuple[frozenset[StringTest], Regex]]:
-    """Divide the classes by one more test; names that pass none are in no class.
-
-    Law: the classes stay disjoint, and a name that passes some test is in the class of exactly the tests it passes.
-    """
-    divided: list[tuple[frozenset[StringTest], Regex]] = []
-    alone = test.language()
-    for passed, language in found:
-        inside = intersect(language, test.language())
-        if inside.is_empty():
-            divided.append((passed, language))
-            continue
-        divided.append((passed | {test}, inside))
-        outside = intersect(language, complement(test.language()))
-        if not outside.is_empty():
-            divided.append((passed, outside))
-        alone = intersect(alone, complement(language))
-    if not alone.is_empty():
-        divided.append((frozenset({test}), alone))
-    return divided
-
-
-def _demanded(shape: ObjectShape, passed: frozenset[StringTest]) -> Formulas:
-    """What undeclared members satisfy whose names pass exactly these tests."""
-    demanded: Formulas = ()
-    for keys, formulas in shape.rules:
-        if _in_keys(passed, keys):
-            if formulas is NONE:
-                return NONE
-            demanded += formulas
-    return demanded
-
-
-def _merged(classes: list[KeyClass]) -> list[KeyClass]:
-    """One class for those with the same formulas. Law: the names with any formulas stay the same."""
-    by_formulas: dict[frozenset[Formula], KeyClass] = {}
-    for one in classes:
-        same = by_formulas.setdefault(frozenset(one.formulas), one)
-        if same is not one:
-            same.language = alternate(same.language, one.language)
-            same.tests = same.tests & one.tests
-    return list(by_formulas.values())
+    return ObjectPlan(members, classes, witnesses, shape.low, shape.high, shape.count_source)
 
 
 def plan_array(graph: Graph, shape: ArrayShape, pointer: str) -> ArrayPlan | None:

@@ -10,7 +10,7 @@ from radixrt.constrained.regex import Regex
 from radixrt.constrained.schema.assertion import Assertion, Frames, deny
 from radixrt.constrained.schema.branch import Alternative, Branch
 from radixrt.constrained.schema.document import Located
-from radixrt.constrained.schema.errors import Unsupported
+from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.evaluated import Marks
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.numbers import is_multiple
@@ -24,6 +24,7 @@ from radixrt.constrained.schema.values import (
     decimal_of,
     is_integer,
     key,
+    text_of,
     type_of,
 )
 
@@ -79,10 +80,11 @@ class EnumAssertion(Assertion):
         if len(values) > limit:
             raise over_limit(located.pointer, keyword, f"it has {len(values)} values, and at most {limit} are taken")
         try:
+            text_of(values)
             self.keys = {key(value): value for value in values}
-        except (KeyError, RecursionError):
-            reason = "one of its values is not JSON, or is nested too deeply"
-            raise over_limit(located.pointer, keyword, reason) from None
+        except (AttributeError, RecursionError, TypeError, ValueError):
+            problem = "a value is not JSON, is nested too deeply, or is a number of thousands of digits"
+            raise MalformedSchema(f"{located.pointer}/{keyword}", problem) from None
         self.values = list(self.keys.values())
         self.accepts = 0
         for value in self.values:

@@ -69,10 +69,8 @@ def _union(graph: Graph, node: Node) -> tuple[Node, ...] | None:
     if len(assertions) != 1 or not isinstance(assertions[0], AnyOfAssertion | OneOfAssertion):
         return None
     options = assertions[0].options
-    if isinstance(assertions[0], OneOfAssertion):
-        for place, one in enumerate(options):
-            if any(not graph.disjoint(one, two) for two in options[place + 1 :]):
-                return None
+    if isinstance(assertions[0], OneOfAssertion) and not graph.all_disjoint(options):
+        return None
     found = [graph.formulas(option) for option in options]
     return tuple(graph.node(formulas) for formulas in found if formulas is not NONE)
 
@@ -101,7 +99,10 @@ def _settled(graph: Graph, node: Node, start: Branch) -> Iterator[Branch]:
 
 
 def _split(branch: Branch) -> tuple[list[Branch], int]:
-    """The branch with one of its choices made in every way that is possible, and how many ways were tried."""
+    """The branch with one of its choices made in every way that is possible, and how many ways were tried.
+
+    A choice of which one alternative adds nothing is made already.
+    """
     best: list[Branch] | None = None
     tried = 0
     for place, (slot, alternatives) in enumerate(branch.pending):
@@ -112,6 +113,8 @@ def _split(branch: Branch) -> tuple[list[Branch], int]:
             other.slot = slot
             tried += 1
             if alternative(other):
+                if other.changes == branch.changes:
+                    return [other], tried
                 live.append(other)
         if len(live) <= 1:
             return live, tried
@@ -145,7 +148,7 @@ def _with_witnesses(branch: Branch, first: int) -> Iterator[Branch]:
         if name in keys:
             other = branch.clone()
             del other.witnesses[first]
-            if other.limit_types(OBJECT) and other.add_member(name, formulas) and other.require(name):
+            if other.is_witness(name, formulas):
                 yield from _with_witnesses(other, first)
     if not any(keys_ == keys and formulas_ is NONE for keys_, formulas_ in branch.rules):
         yield from _with_witnesses(branch, first + 1)

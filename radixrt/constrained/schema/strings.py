@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from radixrt.constrained.regex import ANY, ANY_CHAR, Regex, complement, intersect, literals, repeat
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema.formula import Formulas
 
 Source = tuple[str, str, str]
 """Where an atom comes from, for refusals and for showing it: pointer, keyword, the keyword's value as text."""
@@ -12,11 +16,15 @@ Source = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class StringTest:
-    """A string is in `regex`, or (not `positive`) is not. Equal if they test the same."""
+    """A string is in `regex`, or (not `positive`) is not. Equal if they test the same.
+
+    `names`, for the tests of `propertyNames`, are the formulas that `regex` comes from.
+    """
 
     regex: Regex
     positive: bool
     source: Source
+    names: Formulas | None = None
 
     def language(self) -> Regex:
         """The strings that pass."""

@@ -6,45 +6,24 @@ that is used once is written where it is used, so that fixed text is not torn ap
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.constrained.productions import Alt, Expr, Lit, Productions, Ref, Term, alt
-from radixrt.constrained.regex import RegexTooComplex, alternate, json_string, literals
+from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
+from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.array_text import ArrayText
-from radixrt.constrained.schema.expansion import Expansion
-from radixrt.constrained.schema.formula import NONE, Node
+from radixrt.constrained.schema.errors import EmptySchema
+from radixrt.constrained.schema.formula import Node
 from radixrt.constrained.schema.graph import Graph
-from radixrt.constrained.schema.limits import over_limit
+from radixrt.constrained.schema.inhabit import conflict, inhabited, is_exact, strip
 from radixrt.constrained.schema.object_text import ObjectText
-from radixrt.constrained.schema.plan import ArrayPlan, ObjectPlan, plan_array, plan_object
+from radixrt.constrained.schema.plan import Plan, plan_node
 from radixrt.constrained.schema.text import TextStyle, check_text
+from radixrt.constrained.schema.values import text_of
 
 INLINE_DEPTH = 12
 """Objects and arrays that are written into one another before the next becomes a rule."""
 FEW_WORDS = 4
 """Listed strings up to which each is an option of its own; more of them are one terminal."""
-
-
-@dataclass(slots=True)
-class Plan:
-    """What a node comes to, with the nodes below it."""
-
-    expansion: Expansion
-    arrays: list[ArrayPlan] = field(default_factory=list)
-    objects: list[ObjectPlan] = field(default_factory=list)
-
-    def below(self) -> list[Node]:
-        """The nodes that are used."""
-        found = list(self.expansion.union or ())
-        for array in self.arrays:
-            found += array.prefix
-            if array.rest is not None:
-                found.append(array.rest)
-        for one in self.objects:
-            found += [node for _, node, _ in one.members]
-            found += [node for _, node in one.classes]
-        return found
 
 
 class Writer:
@@ -55,69 +34,86 @@ class Writer:
         self._style = TextStyle(whitespace)
         self._plans: dict[Node, Plan] = {}
         self._uses: dict[Node, int] = {}
+        self._exact = True
         self._rules: dict[str, Expr] = {}
+        self._scalars: dict[Node, Expr] = {}
         self._named: dict[Node, Ref] = {}
         self._waiting: list[Node] = []
         self._depth = 0
 
     def write(self) -> Productions:
-        """The productions of the graph's root.
+        """The productions of the graph's root, without rules that derive nothing.
 
         Raises:
             Unsupported: something in the schema cannot be written.
-            EmptyLanguage: nothing satisfies it.
+            EmptySchema: nothing satisfies it.
         """
         root = self._graph.root
         self._plan_from(root)
-        self._uses[root] = self._uses.get(root, 0) + 1
+        alive = inhabited(self._plans)
+        if root not in alive:
+            raise EmptySchema(
+                conflict(self._plans, alive, root).pointer,
+                "the conditions there exclude one another, or never come to an end",
+            )
+        for plan in self._plans.values():
+            self._exact = self._exact and is_exact(plan)
+            strip(plan, alive)
+        self._count_uses(root)
         self._rules["start"] = self._value(root)
         while self._waiting:
             node = self._waiting.pop()
             self._graph.budget.check_time(node.pointer, "schema")
             self._rules[self._named[node].rule] = self._written(node)
-        return Productions(self._rules).prune()
+        productions = Productions(self._rules)
+        if self._exact:
+            return productions
+        try:
+            return productions.prune()
+        except EmptyLanguage:
+            raise EmptySchema(
+                root.pointer, "the conditions there exclude one another, or never come to an end"
+            ) from None
 
     def _plan_from(self, root: Node) -> None:
         """Plan every node that can be reached from here and is not planned yet."""
         pending = [root]
         while pending:
             node = pending.pop()
-            if node in self._plans:
-                continue
-            plan = self._plans[node] = self._planned(node)
-            for below in plan.below():
-                self._uses[below] = self._uses.get(below, 0) + 1
-                pending.append(below)
+            if node not in self._plans:
+                plan = self._plans[node] = plan_node(self._graph, node)
+                pending.extend(plan.below())
 
-    def _planned(self, node: Node) -> Plan:
-        graph = self._graph
-        plan = Plan(graph.expand(node) if node.formulas != NONE else Expansion())
-        try:
-            for array in plan.expansion.arrays:
-                one = plan_array(graph, array, node.pointer)
-                if one is not None:
-                    plan.arrays.append(one)
-            for shape in plan.expansion.objects:
-                other = plan_object(graph, shape, node.pointer)
-                if other is not None:
-                    plan.objects.append(other)
-        except RegexTooComplex as error:
-            raise over_limit(
-                node.pointer, "patternProperties", f"its patterns are too complex together ({error})"
-            ) from None
-        return plan
+    def _count_uses(self, root: Node) -> None:
+        """How often each node is used that can still be reached; the root is used from outside as well."""
+        self._uses[root] = 1
+        pending = [root]
+        while pending:
+            for node in self._plans[pending.pop()].below():
+                self._uses[node] = self._uses.get(node, 0) + 1
+                if self._uses[node] == 1:
+                    pending.append(node)
+
+    def _plan_late(self, node: Node) -> None:
+        """Plan a node that came up while another was written, and what it uses."""
+        self._plan_from(node)
+        self._exact = False
+        pending = [node]
+        while pending:
+            other = pending.pop()
+            if other not in self._uses:
+                self._uses[other] = 2
+                pending.extend(self._plans[other].below())
 
     def _value(self, node: Node) -> Expr:
         """The expression of a node: a reference, or itself where that is short or used once."""
-        named = self._named.get(node)
-        if named is not None:
-            return named
-        if node not in self._plans:
-            self._plan_from(node)
-            self._uses[node] = 2
+        if node in self._named:
+            return self._named[node]
+        if node not in self._uses:
+            self._plan_late(node)
         plan = self._plans[node]
-        if not (plan.arrays or plan.objects or plan.expansion.union is not None):
-            return self._scalars(node, plan.expansion)
+        if plan.is_scalar:
+            return self._scalar(node)
         if self._uses[node] <= 1 and self._depth < INLINE_DEPTH:
             return self._written(node)
         self._named[node] = Ref(f"n{node.index}")
@@ -127,57 +123,49 @@ class Writer:
     def _written(self, node: Node) -> Expr:
         """Everything that a node allows."""
         plan = self._plans[node]
+        graph = self._graph
         self._depth += 1
         try:
-            if plan.expansion.union is not None:
-                return alt(*(self._value(part) for part in plan.expansion.union))
-            options = [self._scalars(node, plan.expansion)]
+            options = [self._scalar(node)] if plan.has_scalars else []
+            options.extend(self._value(part) for part in plan.union)
             for array in plan.arrays:
                 options.append(
-                    ArrayText(self._graph, array, self._style, self._value, self._new_rule, self._set_rule).write()
+                    ArrayText(graph, array, self._style, self._value, self._new_rule, self._set_rule).write()
                 )
             for one in plan.objects:
-                states = self._graph.limits.array_states
-                options.append(
-                    ObjectText(one, self._style, self._value, self._graph.node, self._new_rule, states).write()
-                )
-            return alt(*options)
+                options.append(ObjectText(graph, one, self._style, self._value, self._new_rule).write())
+            return alt(*options) if options else NOTHING
         finally:
             self._depth -= 1
 
-    def _scalars(self, node: Node, expansion: Expansion) -> Expr:
-        """Null, booleans, numbers, strings and listed values."""
+    def _scalar(self, node: Node) -> Expr:
+        """Single values, strings, numbers, booleans and null."""
+        found = self._scalars.get(node)
+        if found is None:
+            found = self._scalars[node] = self._make_scalar(node)
+        return found
+
+    def _make_scalar(self, node: Node) -> Expr:
+        plan = self._plans[node]
         options: list[Expr] = []
-        words: list[str] = []
-        for value in expansion.values.values():
-            if isinstance(value, str):
-                words.append(value)
-            else:
-                options.append(self._listed(node, value))
-        check_text("".join(words), node.pointer, "enum")
-        try:
-            if len(words) > FEW_WORDS:
-                options.append(Term(json_string(literals(words))))
-            else:
-                options = [*(self._style.value(word) for word in words), *options]
-            languages = [strings.language() for strings in expansion.strings]
-            if languages:
-                options.append(Term(json_string(alternate(*languages))))
-            numbers = [numbers.language() for numbers in expansion.numbers]
-            if numbers:
-                options.append(Term(alternate(*numbers)))
-        except RegexTooComplex as error:
-            raise over_limit(node.pointer, "pattern", f"its conditions are too complex together ({error})") from None
-        options += [Lit("true" if flag else "false") for flag in sorted(expansion.booleans, reverse=True)]
-        if expansion.null:
+        if len(plan.words) > FEW_WORDS:
+            options.append(Term(literals([text_of(word) for word in plan.words])))
+        else:
+            options.extend(Lit(text_of(word)) for word in plan.words)
+        options.extend(self._listed(node, value) for value in plan.values)
+        if plan.strings is not None:
+            options.append(Term(json_string(plan.strings)))
+        if plan.numbers is not None:
+            options.append(Term(plan.numbers))
+        options.extend(Lit("true" if flag else "false") for flag in plan.booleans)
+        if plan.null:
             options.append(Lit("null"))
-        return alt(*options) if options else Alt(())
+        return alt(*options) if options else NOTHING
 
     def _listed(self, node: Node, value: Any) -> Expr:
-        expr = self._style.value(value)
-        if isinstance(value, list | dict) and isinstance(expr, Lit):
-            check_text(expr.text, node.pointer, "enum")
-        return expr
+        if isinstance(value, list | dict):
+            check_text(text_of(value), node.pointer, "enum")
+        return self._style.value(value)
 
     def _new_rule(self, expr: Expr | None) -> Ref:
         name = f"r{len(self._rules)}"

@@ -54,7 +54,11 @@ def decimal_of(number: int | float) -> Decimal:
 
 
 def key(value: Any) -> Hashable:
-    """Equal for two values exactly if JSON Schema calls them equal (1 and 1.0 are, 1 and true are not)."""
+    """Equal for two values exactly if JSON Schema calls them equal (1 and 1.0 are, 1 and true are not).
+
+    Raises:
+        TypeError: it is not JSON.
+    """
     kind = type(value)
     if kind is str or value is None:
         return value  # type: ignore[no-any-return]
@@ -66,6 +70,8 @@ def key(value: Any) -> Hashable:
         return ("number", int(value) if value.is_integer() else value)
     if kind is list:
         return ("array", tuple(key(item) for item in value))
+    if kind is not dict:
+        raise TypeError(f"{kind} is no JSON type")
     return ("object", frozenset((name, key(member)) for name, member in value.items()))
 
 

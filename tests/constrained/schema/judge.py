@@ -1,4 +1,4 @@
-"""Judging values by the texts that productions accept."""
+"""Judging values by the texts that a normalized schema's productions accept."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from radixrt.constrained.productions import Productions
 from radixrt.constrained.recognizer import Recognizer, State
+from radixrt.constrained.schema import NormalSchema
+from radixrt.constrained.schema.admits import admits
+from radixrt.constrained.schema.formula import Node
+from radixrt.constrained.schema.graph import Graph
 
 States = dict[int, State]
 MOST_ORDERS = 32
@@ -17,10 +20,13 @@ MOST_ORDERS = 32
 class TextJudge:
     """Whether some spelling of a value is a sentence: any order of keys, numbers as written or as plain decimals."""
 
-    def __init__(self, productions: Productions) -> None:
-        self._recognizer = Recognizer(productions)
+    def __init__(self, normal: NormalSchema) -> None:
+        self._graph = normal._graph
+        self._recognizer = Recognizer(normal.productions())
 
     def accepts(self, value: Any) -> bool:
+        if self.accepts_text(written(value)) or self.accepts_text(written(arranged(self._graph, value))):
+            return True
         start = self._recognizer.start()
         return any(self._recognizer.is_complete(state) for state in self._after({id(start): start}, value).values())
 
@@ -51,21 +57,75 @@ class TextJudge:
         layer: dict[frozenset[str], States] = {frozenset(): states}
         for _ in members:
             longer: dict[frozenset[str], States] = {}
-            for written, before in layer.items():
+            for taken, before in layer.items():
                 for name, member in members.items():
-                    if name not in written:
-                        key = f"{',' if written else '{'}{json.dumps(name, ensure_ascii=False)}:"
+                    if name not in taken:
+                        key = f"{',' if taken else '{'}{json.dumps(name, ensure_ascii=False)}:"
                         after = self._after(self._read(before, key), member)
                         if after:
-                            longer.setdefault(written | {name}, {}).update(after)
+                            longer.setdefault(taken | {name}, {}).update(after)
             layer = dict(list(longer.items())[:MOST_ORDERS])
         return self._read(layer.get(frozenset(members), {}), "}")
 
 
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def spellings(value: Any) -> list[str]:
-    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = written(value)
     if isinstance(value, float):
-        plain = format(Decimal(written), "f")
+        plain = format(Decimal(text), "f")
         short = plain.rstrip("0").rstrip(".") if "." in plain else plain
-        return list(dict.fromkeys([written, plain, "0" if short == "-0" else short]))
-    return [written]
+        return list(dict.fromkeys([text, plain, "0" if short == "-0" else short]))
+    return [text]
+
+
+def arranged(graph: Graph, value: Any) -> Any:
+    """The value with its keys in the order of the schema, as far as one alternative of each node tells it."""
+    return _arranged(graph, graph.root, value)
+
+
+def _arranged(graph: Graph, node: Node, value: Any) -> Any:
+    expansion = graph.expand(node)
+    for part in expansion.union or ():
+        if admits(graph, part, value):
+            return _arranged(graph, part, value)
+    if isinstance(value, list):
+        for array in expansion.arrays:
+            if admits_shape(graph, arrays=array, value=value):
+                return [
+                    _arranged(
+                        graph,
+                        graph.node(
+                            tuple(
+                                formula
+                                for rule in array.rules
+                                if rule.start <= index and (rule.stop is None or index < rule.stop)
+                                for formula in rule.formulas
+                            )
+                        ),
+                        item,
+                    )
+                    for index, item in enumerate(value)
+                ]
+    if isinstance(value, dict):
+        for shape in expansion.objects:
+            if admits_shape(graph, objects=shape, value=value):
+                declared = dict(shape.members)
+                names = [name for name in declared if name in value]
+                names += [name for name in value if name not in declared]
+                found = {}
+                for name in names:
+                    formulas = declared.get(name)
+                    if formulas is None:
+                        formulas = tuple(f for keys, fs in shape.rules if name in keys for f in fs)
+                    found[name] = _arranged(graph, graph.node(formulas), value[name])
+                return found
+    return value
+
+
+def admits_shape(graph: Graph, value: Any, *, arrays: Any = None, objects: Any = None) -> bool:
+    from radixrt.constrained.schema import admits as module
+
+    return module._array(graph, arrays, value) if arrays is not None else module._object(graph, objects, value)
