@@ -11,6 +11,7 @@ interpreter.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RadixRTError
 from radixrt.messages import ConstraintInfo, FinishError, GrammarStats, TokenizedReq
+
+logger = logging.getLogger(__name__)
 
 FAILURE_S = 10.0
 """How long a refusal is remembered."""
@@ -218,8 +221,8 @@ class GrammarManager:
             compiled = compile_constraint(compilation.constraint, self._backends, started + self._compile_timeout_s)
             self._compiled(compilation, compiled)
             template = load(compiled, self._backends)
-        except RadixRTError as error:
-            self._failed(compilation, *refusal(error, compilation.constraint), now)
+        except Exception as error:
+            self._failed(compilation, *refusal(_known(error), compilation.constraint), now)
             return
         self._usable(compilation, template, now + time.monotonic() - started)
 
@@ -250,9 +253,11 @@ class GrammarManager:
             return  # `_loaded` comes back to it
         elif compiled.backend == "llguidance" and compiled.load_s < SLOW_LOAD_S:
             try:
-                self._usable(compilation, load(compiled, backends), now)
-            except GrammarError as error:
-                self._failed(compilation, *refusal(error, compilation.constraint), now)
+                template = load(compiled, backends)
+            except Exception as error:
+                self._failed(compilation, *refusal(_known(error), compilation.constraint), now)
+            else:
+                self._usable(compilation, template, now)
         else:
             self._loader.submit(compilation.key, lambda: load(compiled, backends))
 
@@ -262,8 +267,7 @@ class GrammarManager:
             if isinstance(result, GrammarTemplate):
                 self._usable(compilation, result, now)
             else:
-                error = result if isinstance(result, RadixRTError) else GrammarError("it could not be loaded")
-                self._failed(compilation, *refusal(error, compilation.constraint), now)
+                self._failed(compilation, *refusal(_known(result), compilation.constraint), now)
             return
         if isinstance(result, Backends):
             self._backends = result
@@ -294,11 +298,14 @@ class GrammarManager:
     def _finish(
         self, waiting: _Waiting, template: GrammarTemplate, compiled: CompiledConstraint, now: float, *, cached: bool
     ) -> ReadyGrammar:  # fmt: skip
-        grammar: Grammar = template.new()
         options = waiting.message.sampling.structured
-        if options.reasoning_end is not None:
-            marker = marker_of(template.vocabulary, options.reasoning_end)
-            grammar = ReasoningGrammar(marker, grammar, options.reasoning_budget)
+        try:
+            grammar: Grammar = template.new()
+            if options.reasoning_end is not None:
+                marker = marker_of(template.vocabulary, options.reasoning_end)
+                grammar = ReasoningGrammar(marker, grammar, options.reasoning_budget)
+        except Exception as error:
+            return ReadyGrammar(waiting.message, error=FinishError(str(_known(error)), code="constraint_failed"))
         info = ConstraintInfo(
             backend=compiled.backend, ignored=compiled.ignored, compile_s=max(now - waiting.since, 0.0), cached=cached
         )
@@ -308,6 +315,14 @@ class GrammarManager:
         backends = Backends(self._make_vocabulary())
         backends.get("llguidance").load('start: "a"')
         return backends
+
+
+def _known(error: object) -> RadixRTError:
+    """The error itself if it is one of ours; a defect becomes one, so that it ends its requests and nothing else."""
+    if isinstance(error, RadixRTError):
+        return error
+    logger.error("a grammar could not be made", exc_info=error if isinstance(error, BaseException) else None)
+    return GrammarError(f"it could not be made into a grammar ({type(error).__name__})")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.constrained import compile_client
+from radixrt.constrained import compile_client, grammar_manager
 from radixrt.constrained.compile_protocol import WorkerSettings
 from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.grammar_manager import FAILURE_S, GrammarManager, ReadyGrammar
@@ -320,3 +320,14 @@ def test_a_vocabulary_that_cannot_be_constrained_is_an_error_of_each_request(mod
     manager.submit(request("r", choices=["a", "b"]), 0.0)
     (ready,) = manager.poll(0.0)
     assert ready.error is not None
+
+
+def test_a_defect_in_a_grammar_ends_its_request_alone(inline: GrammarManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> object:
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr(grammar_manager, "compile_constraint", broken)
+    inline.submit(request("a", regex="[ab]"), 0.0)
+    error = drain(inline)["a"].error
+    assert error is not None
+    assert "AttributeError" in error.message
