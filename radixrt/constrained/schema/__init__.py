@@ -1,4 +1,4 @@
-"""JSON Schema: from a schema of any draft to productions that enforce it exactly, or to a refusal that names the place."""
+"""JSON Schema of any draft: to productions that enforce it exactly, or to a refusal that names the place."""
 
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Limits

@@ -1,4 +1,4 @@
-"""Whether a value is in a node, as its expansion says: what the productions enforce, but for values instead of texts."""
+"""Whether a value is in a node, as its expansion says: what the productions enforce, for values instead of texts."""
 
 from __future__ import annotations
 

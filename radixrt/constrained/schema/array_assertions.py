@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from radixrt.constrained.schema.assertion import Assertion, Frames, satisfies
 from radixrt.constrained.schema.branch import Alternative, Branch
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.evaluated import Marks
 from radixrt.constrained.schema.expansion import ItemCount
 from radixrt.constrained.schema.formula import NONE, Formulas
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.values import ARRAY, key
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ class ArrayText:
 
 
 class Automaton:
-    """An array with counters or with unique items: one rule per state, the state being what is known of the items so far.
+    """An array with counters or with unique items: one rule per state, that is, per what is known of the items so far.
 
     Law: the texts from a state are those whose items lead from it to a state in which the array may end.
     """

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from radixrt.constrained.schema.branch import Alternative, Branch
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.evaluated import Frame, Marks
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.strings import Source
 from radixrt.constrained.schema.values import ALL
 
@@ -111,6 +111,7 @@ def _assume_with_frame(
 
 def satisfies(graph: Graph, located: Located, value: Any, marks: Marks | None = None) -> bool:
     """Whether the value satisfies the schema; if so, what it evaluates is added to the marks."""
+    graph.budget.tick(located.pointer)
     assertions = graph.assertions(located)
     own = marks
     if marks is not None or (assertions and assertions[-1].waits):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.expansion import ArrayShape, ItemCount, ItemRule, ObjectShape
 from radixrt.constrained.schema.formula import NONE, Formulas
 from radixrt.constrained.schema.keys import KeySet, Rest
 from radixrt.constrained.schema.numbers import ANY_NUMBER, NumberSet
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.strings import ANY_STRING, Source, StringSet
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NUMBER, OBJECT, STRING, key, type_of
 
@@ -240,7 +240,7 @@ class Branch:
         if known is None:
             known = self.members[name] = ()
             self.changes += not formulas
-        if formulas and known is not NONE and not self.graph.implies(self.demanded(name), formulas):
+        if formulas and known is not NONE and not self.graph.hints.implies(self.demanded(name), formulas):
             self.members[name] = NONE if formulas is NONE else known + formulas
             self.changes += 1
         return name not in self.required or self._member_ok(name)
@@ -261,16 +261,14 @@ class Branch:
         """Every member whose name is in the set satisfies the formulas."""
         if not self.mask & OBJECT or not formulas:
             return True
-        names = self.graph.listed_names(keys)
+        names = self.graph.hints.listed_names(keys)
         if names is not None:
             return all(self.add_member(name, formulas) for name in names)
         if (keys, formulas) not in self.rules:
             self.rules.append((keys, formulas))
             self.changes += 1
-        for name in self.required:
-            if name in keys and self.mask & OBJECT and not self._member_ok(name):
-                return False
-        return True
+        wanted = [name for name in self.required if name in keys]
+        return all(not self.mask & OBJECT or self._member_ok(name) for name in wanted)
 
     def add_witness(self, keys: KeySet, formulas: Formulas, source: Source) -> bool:
         """Some member whose name is in the set satisfies the formulas."""
@@ -278,7 +276,7 @@ class Branch:
             return True
         if formulas is NONE:
             return self.drop(OBJECT)
-        names = self.graph.listed_names(keys)
+        names = self.graph.hints.listed_names(keys)
         if names is not None:
             return self.choose([lambda b, n=name: b.is_witness(n, formulas) for name in names])  # type: ignore[misc]
         if not any(keys == other and formulas == wanted for other, wanted, _ in self.witnesses):
@@ -302,7 +300,7 @@ class Branch:
 
     def _member_ok(self, name: str) -> bool:
         demanded = self.demanded(name)
-        if demanded is NONE or (len(demanded) > 1 and self.graph.contradict(demanded)):
+        if demanded is NONE or (len(demanded) > 1 and self.graph.hints.contradict(demanded)):
             return self.drop(OBJECT)
         return True
 
@@ -335,7 +333,7 @@ class Branch:
         names.update(self.required)
         for keys, *_ in (*self.rules, *self.witnesses):
             if isinstance(keys, Rest):
-                names.update(dict.fromkeys(sorted(keys.names - names.keys())))
+                names.update(dict.fromkeys(keys.order or sorted(keys.names)))
         return ObjectShape(
             self.object_low,
             self.object_high,

@@ -147,7 +147,6 @@ class Dialect:
         keywords: the keywords that have a meaning in it, apart from annotations.
         checks: what the values of keywords without subschemas must be.
         id_keyword: the keyword that names a schema's URI.
-        anchors_in_id: "#name" in the id keyword is an anchor (up to draft 7).
         ref_alone: keywords next to `$ref` are ignored (up to draft 7).
         items_list: `items` may be a list.
         contains_evaluates: `contains` counts as evaluation for `unevaluatedItems`.
@@ -158,7 +157,6 @@ class Dialect:
     keywords: frozenset[str]
     checks: dict[str, Check]
     id_keyword: str
-    anchors_in_id: bool = False
     ref_alone: bool = False
     items_list: bool = True
     contains_evaluates: bool = True
@@ -189,14 +187,13 @@ DRAFT_2020 = Dialect(
 )
 DRAFT_2019 = Dialect("2019-09", ASSERTIONS - _IN_2020 - _UP_TO_7 - {"id"}, CHECKS, "$id", contains_evaluates=False)
 _KEYWORDS_7 = ASSERTIONS - _IN_2020 - _IN_2019 - _ONLY_2019 - {"id"}
-DRAFT_7 = Dialect("7", _KEYWORDS_7, CHECKS, "$id", anchors_in_id=True, ref_alone=True)
-DRAFT_6 = Dialect("6", _KEYWORDS_7 - _IN_7, CHECKS, "$id", anchors_in_id=True, ref_alone=True)
+DRAFT_7 = Dialect("7", _KEYWORDS_7, CHECKS, "$id", ref_alone=True)
+DRAFT_6 = Dialect("6", _KEYWORDS_7 - _IN_7, CHECKS, "$id", ref_alone=True)
 DRAFT_4 = Dialect(
     "4",
     (_KEYWORDS_7 | {"id"}) - _IN_7 - _IN_6,
     CHECKS | _OLD_EXCLUSIVE,
     "id",
-    anchors_in_id=True,
     ref_alone=True,
 )
 UNSTATED = Dialect(

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.expansion import ArrayShape, ObjectShape
 from radixrt.constrained.schema.formula import NONE, Is, Node
 from radixrt.constrained.schema.logic_assertions import AllOfAssertion, RefAssertion
 from radixrt.constrained.schema.object_assertions import PropertiesAssertion, RequiredAssertion
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.strings import StringSet
 from radixrt.constrained.schema.values import OBJECT, key
 
@@ -29,6 +29,7 @@ def surely_empty(graph: Graph, node: Node, depth: int) -> bool:
         return True
     if depth < 0 or graph.is_expanding(node):
         return False
+    graph.budget.check_time(node.pointer, "oneOf")
     expansion = graph.expand(node)
     if expansion.union is not None:
         return all(surely_empty(graph, part, depth - 1) for part in expansion.union)
@@ -77,7 +78,7 @@ def told_apart(graph: Graph, options: list[Located]) -> bool:
 def _tags(graph: Graph, located: Located) -> dict[str, frozenset[Hashable]]:
     """Required members with the values that are listed for them; {} if the schema takes more than objects."""
     if located.tags is None:
-        located.tags = _find_tags(graph, located) if graph.accepts(located) == OBJECT else {}
+        located.tags = _find_tags(graph, located) if graph.hints.accepts(located) == OBJECT else {}
     found: dict[str, frozenset[Hashable]] = located.tags
     return found
 
@@ -99,7 +100,7 @@ def _find_tags(graph: Graph, located: Located) -> dict[str, frozenset[Hashable]]
     tags = {}
     for name in required & members.keys():
         for formula in graph.formulas(members[name]):
-            values = graph.single_values(formula) if isinstance(formula, Is) else None
+            values = graph.hints.single_values(formula) if isinstance(formula, Is) else None
             if values is not None:
                 tags[name] = frozenset(key(value) for value in values)
     return tags

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from radixrt.constrained.schema.document import Located
+from radixrt.constrained.schema.resources import Located
 
 if TYPE_CHECKING:
     from radixrt.constrained.schema.expansion import Expansion

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixrt.constrained.schema.strings import StringTest
 
@@ -29,10 +29,11 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The names that are none of some names and pass none of some tests."""
+    """The names that are none of some names and pass none of some tests; `order` has those of the document in order."""
 
     names: frozenset[str]
     tests: tuple[StringTest, ...] = ()
+    order: tuple[str, ...] = field(default=(), compare=False)
 
     def __contains__(self, name: str) -> bool:
         if name in self.names:

@@ -15,7 +15,6 @@ from radixrt.constrained.schema.array_assertions import (
     UniqueItemsAssertion,
 )
 from radixrt.constrained.schema.assertion import Assertion
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.formats import wide_language
 from radixrt.constrained.schema.keys import Matching, Rest
 from radixrt.constrained.schema.logic_assertions import (
@@ -37,6 +36,7 @@ from radixrt.constrained.schema.object_assertions import (
     RequiredAssertion,
     UnevaluatedPropertiesAssertion,
 )
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.scalar_assertions import (
     BoundAssertion,
     EnumAssertion,
@@ -55,7 +55,7 @@ Builder = Callable[["Graph", Located, str, Any], Iterator[Assertion]]
 
 
 def assertions_of(graph: Graph, located: Located) -> tuple[Assertion, ...]:
-    """The assertions of a schema: types and single values first, then in the order of the document, waiting ones last."""
+    """The assertions of a schema: types and single values first, then in the document's order, waiting ones last."""
     schema = located.schema
     if schema is True:
         return ()

@@ -48,6 +48,17 @@ class Budget:
         self.limits = limits
         self.deadline = time.monotonic() + limits.seconds if deadline is None else deadline
         self.nodes = 0
+        self._ticks = 0
+
+    def restart(self) -> None:
+        """Grant the time once more, for a further question about the same schema."""
+        self.deadline = time.monotonic() + self.limits.seconds
+
+    def tick(self, pointer: str) -> None:
+        """One small step; looks at the clock now and then."""
+        self._ticks += 1
+        if not self._ticks & 4095:
+            self.check_time(pointer, "enum")
 
     def count_node(self, pointer: str, keyword: str) -> None:
         """One more position. Raises Unsupported past the limit or the deadline."""

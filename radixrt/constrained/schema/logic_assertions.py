@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from radixrt.constrained.schema.assertion import Assertion, Frames, assume, deny, satisfies
 from radixrt.constrained.schema.branch import Alternative, Branch
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.evaluated import Marks
+from radixrt.constrained.schema.resources import Located
 
 if TYPE_CHECKING:
     from radixrt.constrained.schema.graph import Graph
@@ -116,13 +116,13 @@ class AnyOfAssertion(_Options):
     def apply(self, branch: Branch, frames: Frames) -> bool:
         """Some option holds. Where it matters what has been evaluated, each option is known to hold or not to hold."""
         graph = self.graph
-        if frames and any(graph.evaluates(option) for option in self.options):
+        if frames and any(graph.hints.evaluates(option) for option in self.options):
             return branch.choose([lambda b, p=place: self._first(b, p, frames) for place in range(len(self.options))])  # type: ignore[misc]
         live: list[Alternative] = []
         for option in self.options:
             if not graph.assertions(option):
                 return True
-            if graph.accepts(option) & branch.mask:
+            if graph.hints.accepts(option) & branch.mask:
                 live.append(lambda b, o=option: assume(b, o))  # type: ignore[misc]
         return branch.choose(live)
 
@@ -162,18 +162,18 @@ class OneOfAssertion(_Options):
 
     def apply(self, branch: Branch, frames: Frames) -> bool:
         """One option holds; the others do not, which is only written where two can hold at once."""
-        live = [option for option in self.options if self.graph.accepts(option) & branch.mask]
+        live = [option for option in self.options if self.graph.hints.accepts(option) & branch.mask]
         return branch.choose([lambda b, o=option: self._only(b, o, live, frames) for option in live])  # type: ignore[misc]
 
     def _only(self, branch: Branch, option: Located, live: list[Located], frames: Frames) -> bool:
         if live.count(option) > 1 or not assume(branch, option, frames):
             return False
         if self._told_apart is None:
-            self._told_apart = self.graph.told_apart(self.options)
+            self._told_apart = self.graph.hints.told_apart(self.options)
         return self._told_apart or all(
-            other is option or self.graph.disjoint(option, other) or deny(branch, other)
+            other is option or self.graph.hints.disjoint(option, other) or deny(branch, other)
             for other in live
-            if self.graph.accepts(other) & branch.mask
+            if self.graph.hints.accepts(other) & branch.mask
         )
 
     def refute(self) -> list[Alternative]:
@@ -182,7 +182,7 @@ class OneOfAssertion(_Options):
         found: list[Alternative] = [lambda b: all(deny(b, option) for option in options)]
         for place, one in enumerate(options):
             for two in options[place + 1 :]:
-                if one is two or not self.graph.disjoint(one, two):
+                if one is two or not self.graph.hints.disjoint(one, two):
                     found.append(lambda b, one=one, two=two: assume(b, one) and assume(b, two))  # type: ignore[misc]
         return found
 

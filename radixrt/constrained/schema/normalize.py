@@ -10,7 +10,7 @@ from radixrt.constrained.productions import Productions
 from radixrt.constrained.schema.admits import admits
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.graph import Formats, Graph
-from radixrt.constrained.schema.limits import Budget, Limits
+from radixrt.constrained.schema.limits import Budget, Limits, over_limit
 from radixrt.constrained.schema.to_productions import Writer
 from radixrt.constrained.schema.to_schema import SchemaWriter
 from radixrt.errors import RequestError, shown
@@ -42,11 +42,13 @@ class NormalSchema:
             whitespace: characters that may stand after `{ [ , :` and before `} ]`.
         """
         if whitespace not in self._productions:
+            self._graph.budget.restart()
             self._productions[whitespace] = Writer(self._graph, whitespace).write()
         return self._productions[whitespace]
 
     def to_schema(self) -> dict[str, Any]:
         """What is enforced, as a JSON Schema of draft 2020-12: every keyword worked out, one type at a time."""
+        self._graph.budget.restart()
         return SchemaWriter(self._graph).write()
 
     def accepts(self, value: Any) -> bool:
@@ -55,11 +57,12 @@ class NormalSchema:
         Raises:
             RequestError: the value is nested too deeply, or is not JSON.
         """
+        self._graph.budget.restart()
         try:
             return admits(self._graph, self._graph.root, value)
         except RecursionError:
             raise RequestError("The value is nested too deeply to be judged.", code="invalid_value") from None
-        except KeyError:
+        except (KeyError, TypeError):
             raise RequestError("The value has parts that are not JSON.", code="invalid_value") from None
 
 
@@ -113,11 +116,13 @@ def normalize(
 def _attempt(
     schema: Any, budget: Budget, formats: Formats, closed: bool, left_out: Mapping[tuple[str, str], Unsupported]
 ) -> tuple[NormalSchema | None, list[Unsupported]]:
-    """The schema without some keywords, as far as it can be worked out, and further keywords that cannot be enforced."""
+    """The schema without some keywords, as far as it comes, and further keywords that cannot be enforced."""
     graph = None
     try:
         graph = Graph(schema, budget, formats=formats, closed=closed, ignored=frozenset(left_out))
         productions = Writer(graph, 0).write()
+    except RecursionError:
+        return None, [over_limit("", "schema", "it is nested too deeply")]
     except Unsupported as refusal:
         return None, [*(graph.refusals if graph else ()), refusal]
     except EmptySchema:

@@ -31,6 +31,8 @@ ENUMERATED = 64
 """Sets of at most this many multiples are written as a list of numbers."""
 TINIEST = Decimal("1e-30")
 """An open bound at 0 is written as this distance from it, which a double tells from 0."""
+NUMBER_TEXT = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?", search=False)
+"""Any number, with an exponent that no double overflows at: readers would make infinity of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class NumberSet:
         return [number for number in numbers if self._holds(number)]
 
     def language(self) -> Regex:
-        """The JSON texts of the set: plain decimals, or any JSON number where nothing is asked. Raises RegexTooComplex."""
+        """The JSON texts of the set: plain decimals, or any number where nothing is asked. Raises RegexTooComplex."""
         points = self.points(ENUMERATED)
         if points is not None:
             return literals([plain(point) for point in points]) if points else EMPTY
@@ -217,7 +219,7 @@ def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_op
         high = _next(high, -math.inf)
     if low is not None and high is not None and low > high:
         return EMPTY
-    return number_range(low, high)
+    return NUMBER_TEXT if low is None and high is None else number_range(low, high)
 
 
 @cache

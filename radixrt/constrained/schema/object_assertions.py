@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from radixrt.constrained.schema.assertion import Assertion, Frames, assume, deny, satisfies
 from radixrt.constrained.schema.branch import Alternative, Branch
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.evaluated import Marks
 from radixrt.constrained.schema.formula import NONE, Formulas
 from radixrt.constrained.schema.keys import KeySet, Matching, Rest
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.strings import StringTest
 from radixrt.constrained.schema.values import OBJECT
 
@@ -135,8 +135,8 @@ class PropertyNamesAssertion(Assertion):
         """The names that do not satisfy the schema."""
         if self._keys is None:
             found = self.graph.strings(self.names)
-            if isinstance(found, frozenset):
-                self._keys = Rest(found)
+            if isinstance(found, tuple):
+                self._keys = Rest(frozenset(found), order=found)
             else:
                 test = StringTest(found, True, self.source(), self.graph.formulas(self.names))
                 self._keys = Rest(frozenset(), (test,))

@@ -135,7 +135,7 @@ class OthersText:
         room = None if plan.high is None else plan.high - required
         ways: list[tuple[Group, ...]] = [()]
         for witness in plan.witnesses:
-            options = {place: formulas for place, formulas in witness.options}
+            options = dict(witness.options)
             longer: list[tuple[Group, ...]] = []
             for way in ways:
                 for index, (place, formulas) in enumerate(way):

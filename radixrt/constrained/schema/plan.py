@@ -1,4 +1,4 @@
-"""What to write for each node, all of it known before anything is written: alternatives of one type with child nodes."""
+"""What to write for each node, known before anything is written: alternatives of one type with child nodes."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from radixrt.constrained.regex import Regex
 from radixrt.constrained.schema.assertion import Assertion, Frames, deny
 from radixrt.constrained.schema.branch import Alternative, Branch
-from radixrt.constrained.schema.document import Located
 from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.evaluated import Marks
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.numbers import is_multiple
+from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.strings import StringTest
 from radixrt.constrained.schema.values import (
     BOOLEAN,

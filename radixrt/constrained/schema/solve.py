@@ -62,17 +62,17 @@ def _union(graph: Graph, node: Node) -> tuple[Node, ...] | None:
         return None
     formula = node.formulas[0]
     if isinstance(formula, Either):
-        return tuple(graph.node(option) for option in formula.options)
+        return tuple(dict.fromkeys(graph.node(option) for option in formula.options))
     if not isinstance(formula, Is) or not formula.positive:
         return None
     assertions = graph.assertions(formula.located)
     if len(assertions) != 1 or not isinstance(assertions[0], AnyOfAssertion | OneOfAssertion):
         return None
     options = assertions[0].options
-    if isinstance(assertions[0], OneOfAssertion) and not graph.all_disjoint(options):
+    if isinstance(assertions[0], OneOfAssertion) and not graph.hints.all_disjoint(options):
         return None
     found = [graph.formulas(option) for option in options]
-    return tuple(graph.node(formulas) for formulas in found if formulas is not NONE)
+    return tuple(dict.fromkeys(graph.node(formulas) for formulas in found if formulas is not NONE))
 
 
 def _settled(graph: Graph, node: Node, start: Branch) -> Iterator[Branch]:

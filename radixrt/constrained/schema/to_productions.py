@@ -36,6 +36,7 @@ class Writer:
         self._uses: dict[Node, int] = {}
         self._exact = True
         self._rules: dict[str, Expr] = {}
+        self._plain: dict[Expr, Ref] = {}  # rules that are a choice of leaves, to have each only once
         self._scalars: dict[Node, Expr] = {}
         self._named: dict[Node, Ref] = {}
         self._waiting: list[Node] = []
@@ -168,9 +169,15 @@ class Writer:
         return self._style.value(value)
 
     def _new_rule(self, expr: Expr | None) -> Ref:
-        name = f"r{len(self._rules)}"
-        self._rules[name] = expr if expr is not None else Alt(())
-        return Ref(name)
+        """A rule of an expression; of None, a rule whose expression is still to be set."""
+        plain = isinstance(expr, Alt) and all(isinstance(option, Lit | Term | Ref) for option in expr.options)
+        if plain and expr in self._plain:
+            return self._plain[expr]
+        ref = Ref(f"r{len(self._rules)}")
+        self._rules[ref.rule] = expr if expr is not None else NOTHING
+        if plain and expr is not None:
+            self._plain[expr] = ref
+        return ref
 
     def _set_rule(self, ref: Ref, expr: Expr) -> None:
         self._rules[ref.rule] = expr

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Hashable
 from decimal import Decimal
+from json import JSONEncoder
+from json.encoder import encode_basestring
 from typing import Any
 
 NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT = 1, 2, 4, 8, 16, 32
@@ -20,6 +21,7 @@ TYPE_BITS = {
     "array": ARRAY,
     "object": OBJECT,
 }
+_ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _BY_CLASS = {
     type(None): NULL,
     bool: BOOLEAN,
@@ -82,7 +84,7 @@ def equal(left: Any, right: Any) -> bool:
 
 def text_of(value: Any) -> str:
     """The compact text of a value; strings in the one spelling that this package generates."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return encode_basestring(value) if type(value) is str else _ENCODER.encode(value)
 
 
 def number_texts(number: int | float) -> list[str]:
