@@ -259,7 +259,7 @@ class Branch:
 
     def add_keys(self, keys: KeySet, formulas: Formulas) -> bool:
         """Every member whose name is in the set satisfies the formulas."""
-        if not self.mask & OBJECT or not formulas:
+        if not self.mask & OBJECT or not (formulas or self.graph.closed):
             return True
         names = self.graph.hints.listed_names(keys)
         if names is not None:
@@ -301,6 +301,7 @@ class Branch:
     def _member_ok(self, name: str) -> bool:
         demanded = self.demanded(name)
         if demanded is NONE or (len(demanded) > 1 and self.graph.hints.contradict(demanded)):
+            self.graph.blame(name, demanded)
             return self.drop(OBJECT)
         return True
 

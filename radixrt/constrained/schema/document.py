@@ -81,7 +81,7 @@ class Document:
                 raise _unresolved(at, keyword, reference, f"there is no anchor {shown(fragment)}")
             schema, pointer = base.anchors[fragment]
         resource = self._index.by_schema.get(id(schema), resource)
-        if isinstance(schema, dict) and id(schema) not in self._index.walked:
+        if isinstance(schema, dict) and (id(schema), id(resource)) not in self._index.walked:
             self._index.walk(schema, pointer, resource)
         elif not isinstance(schema, dict | bool):
             raise _unresolved(at, keyword, reference, "what stands there is not a schema")

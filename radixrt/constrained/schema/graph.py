@@ -78,6 +78,8 @@ class Graph:
         self._in_place: dict[Located, int] = {}
         self._patterns: dict[str, Regex] = {}
         self._expanding: set[Node] = set()
+        self._blamed: tuple[str, str] | None = None
+        self._conflicts: dict[Node, tuple[str, str]] = {}
         self._type_string = self.document.synthetic({"type": "string"}, self.document.root)
         self.root = self.node(self.formulas(self.document.root))
 
@@ -184,13 +186,31 @@ class Graph:
             if node in self._expanding:
                 raise over_limit(node.pointer, "propertyNames", "it depends on itself")
             self._expanding.add(node)
+            before = self._take_blame()
             try:
                 node.expansion = expand(self, node)
+                blamed = self._take_blame()
+                if node.expansion.is_empty and blamed is not None:
+                    self._conflicts[node] = blamed
             except RegexTooComplex as error:
                 raise over_limit(node.pointer, "pattern", f"its patterns are too complex together ({error})") from None
             finally:
                 self._expanding.discard(node)
+                self._blamed = before
         return node.expansion
+
+    def blame(self, name: str, demanded: Formulas) -> None:
+        """Note that the value of a required member cannot be what is demanded of it."""
+        places = [formula.located.pointer for formula in demanded if isinstance(formula, Is)]
+        self._blamed = (places[-1] if places else "", name)
+
+    def _take_blame(self) -> tuple[str, str] | None:
+        found, self._blamed = self._blamed, None
+        return found
+
+    def blamed(self, node: Node) -> tuple[str, str] | None:
+        """Where a node without any value fails: a place and the name of a member, if that was noted."""
+        return self._conflicts.get(node)
 
     def is_expanding(self, node: Node) -> bool:
         """Whether the node is being worked out right now."""

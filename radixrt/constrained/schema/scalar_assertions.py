@@ -124,7 +124,7 @@ class EnumAssertion(Assertion):
             schema = {"type": "array", "minItems": len(value), "maxItems": len(value), "prefixItems": items}
         else:
             members = {name: {"const": member} for name, member in value.items()}
-            schema = {"type": "object", "required": list(value), "maxProperties": len(value), "properties": members}
+            schema = {"type": "object", "required": list(value), "properties": members, "additionalProperties": False}
         return self.graph.document.synthetic(schema, self.located)
 
     def holds(self, value: Any, marks: Marks | None) -> bool:

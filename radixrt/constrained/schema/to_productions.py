@@ -19,6 +19,7 @@ from radixrt.constrained.schema.object_text import ObjectText
 from radixrt.constrained.schema.plan import Plan, plan_node
 from radixrt.constrained.schema.text import TextStyle, check_text
 from radixrt.constrained.schema.values import text_of
+from radixrt.errors import shown
 
 INLINE_DEPTH = 12
 """Objects and arrays that are written into one another before the next becomes a rule."""
@@ -53,10 +54,7 @@ class Writer:
         self._plan_from(root)
         alive = inhabited(self._plans)
         if root not in alive:
-            raise EmptySchema(
-                conflict(self._plans, alive, root).pointer,
-                "the conditions there exclude one another, or never come to an end",
-            )
+            raise self._empty(conflict(self._plans, alive, root))
         for plan in self._plans.values():
             self._exact = self._exact and is_exact(plan)
             strip(plan, alive)
@@ -72,9 +70,14 @@ class Writer:
         try:
             return productions.prune()
         except EmptyLanguage:
-            raise EmptySchema(
-                root.pointer, "the conditions there exclude one another, or never come to an end"
-            ) from None
+            raise self._empty(root) from None
+
+    def _empty(self, node: Node) -> EmptySchema:
+        blamed = self._graph.blamed(node)
+        if blamed is not None:
+            pointer, name = blamed
+            return EmptySchema(pointer, f"what is asked of the required property {shown(name)} excludes one another")
+        return EmptySchema(node.pointer, "the conditions there exclude one another, or never come to an end")
 
     def _plan_from(self, root: Node) -> None:
         """Plan every node that can be reached from here and is not planned yet."""

@@ -29,7 +29,7 @@ class Index:
     Attributes:
         resources: by URI.
         by_schema: resources by the identity of their root schema.
-        walked: identities of the schemas that have been checked.
+        walked: identities of the schemas that have been checked, each with that of its resource.
         legacy_ids: schemas by `id`, for documents that do not state their draft.
         annotations: keywords (pointer of their schema, name) that are known here and have no meaning where they stand.
     """
@@ -37,7 +37,7 @@ class Index:
     def __init__(self, limits: Limits) -> None:
         self.resources: dict[str, Resource] = {}
         self.by_schema: dict[int, Resource] = {}
-        self.walked: set[int] = set()
+        self.walked: set[tuple[int, int]] = set()
         self.legacy_ids: dict[str, tuple[Any, str]] = {}
         self.annotations: list[tuple[str, str]] = []
         self._limits = limits
@@ -80,12 +80,14 @@ class Index:
                 continue
             if not isinstance(schema, dict):
                 raise MalformedSchema(pointer, f"a schema is an object, true or false, not {shown(schema)}")
+            if (id(schema), id(resource)) in self.walked:
+                continue  # a caller may use one object in several places
+            self.walked.add((id(schema), id(resource)))
             self._subschemas += 1
             if depth > limits.depth:
                 raise over_limit(pointer, "schema", f"the schema is nested more than {limits.depth} levels deep")
             if self._subschemas > limits.subschemas:
                 raise over_limit(pointer, "schema", f"the schema has more than {limits.subschemas} subschemas")
-            self.walked.add(id(schema))
             dialect = resource.dialect
             if dialect.ref_alone and "$ref" in schema:
                 pending.extend((*below, resource, depth + 1) for below in _subschemas(schema, pointer, dialect))

@@ -1,0 +1,111 @@
+"""Arrays: first items, counters, unique items."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import jsonschema
+import pytest
+
+from radixrt.constrained.schema import SchemaRefused, normalize
+from tests.constrained.schema.judge import TextJudge
+
+
+def check(schema: dict[str, Any], alphabet: list[Any], longest: int) -> None:
+    """Every array over the alphabet up to a length, against the specification."""
+    schema = {"type": "array", **schema}
+    judge, validator = TextJudge(normalize(schema)), jsonschema.Draft202012Validator(schema)
+    for length in range(longest + 1):
+        for items in product(alphabet, repeat=length):
+            assert judge.accepts(list(items)) is validator.is_valid(list(items)), items
+
+
+@pytest.mark.parametrize("low", [0, 1, 2, 4])
+@pytest.mark.parametrize("high", [None, 1, 3, 5])
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+def test_first_items_and_bounds(low: int, high: int | None, prefix: int) -> None:
+    if high is not None and low > high:
+        return
+    bounds = {"minItems": low} if high is None else {"minItems": low, "maxItems": high}
+    first = {"prefixItems": [{"type": "null"}] * prefix} if prefix else {}
+    check({**first, **bounds, "items": {"type": "boolean"}}, [None, True], 6)
+    check({**first, **bounds, "items": False} if low <= prefix else {}, [None, True], 6)
+
+
+def test_an_item_without_a_value_ends_the_array() -> None:
+    check({"prefixItems": [{}, False, {}]}, [None, True], 3)
+    check({"prefixItems": [{}, {"allOf": [{"const": 1}, {"const": 2}]}]}, [None, True], 3)
+
+
+def test_many_optional_first_items() -> None:
+    judge = TextJudge(normalize({"type": "array", "prefixItems": [{"const": i} for i in range(60)], "items": False}))
+    assert judge.accepts(list(range(60)))
+    assert judge.accepts(list(range(17)))
+    assert not judge.accepts([*range(60), 60])
+
+
+@pytest.mark.parametrize("low", [0, 1, 2])
+@pytest.mark.parametrize("high", [None, 1, 2])
+@pytest.mark.parametrize("bounds", [{}, {"minItems": 3}, {"maxItems": 3}, {"minItems": 2, "maxItems": 3}])
+def test_counted_items(low: int, high: int | None, bounds: dict[str, int]) -> None:
+    if high is not None and low > high:
+        return
+    count = {"minContains": low} if high is None else {"minContains": low, "maxContains": high}
+    check({"contains": {"type": "null"}, **count, **bounds}, [None, True], 5)
+    check({"prefixItems": [{"const": True}], "contains": {"type": "null"}, **count, **bounds}, [None, True], 5)
+    check({"allOf": [{"contains": {"const": None}, **count}, {"contains": {"const": 1}}], **bounds}, [None, 1, 2], 4)
+
+
+def test_an_item_that_must_exist_behind_the_first_ones() -> None:
+    check({"not": {"prefixItems": [{}, {}], "items": {"type": "null"}}}, [None, True], 5)
+
+
+def test_unevaluated_items() -> None:
+    check({"prefixItems": [{}], "contains": {"const": None}, "unevaluatedItems": {"const": True}}, [None, True, 1], 4)
+    either = {"anyOf": [{"prefixItems": [{"const": 1}]}, {"prefixItems": [{}, {"const": 2}]}]}
+    check({**either, "unevaluatedItems": False}, [1, 2, 3], 3)
+    check({"not": {"prefixItems": [{"const": 1}], "unevaluatedItems": {"const": 2}}}, [1, 2, 3], 3)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"items": {"enum": [1, 1.0, "a", None]}},
+        {"items": {"type": "boolean"}, "minItems": 1},
+        {"items": {"type": ["null", "boolean"]}, "maxItems": 2},
+        {"items": {"type": "integer", "minimum": 1, "maximum": 3}, "contains": {"const": 2}},
+        {"prefixItems": [{"enum": [1, 2]}, {"enum": [2, 3]}], "items": False},
+        {"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+        {"maxItems": 1},
+    ],
+)
+def test_unique_items_that_can_be_listed(schema: dict[str, Any]) -> None:
+    alphabet = [1, 2, 3, "a", None, True, False]
+    check({**schema, "uniqueItems": True}, alphabet, 3)
+
+
+def test_items_that_must_not_be_unique() -> None:
+    check({"items": {"enum": [1, 2, 3]}, "not": {"uniqueItems": True}}, [1, 2, 3], 4)
+
+
+def test_unique_items_that_cannot_be_listed_are_refused_all_at_once() -> None:
+    unique = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"a": dict(unique), "b": dict(unique)}}
+    with pytest.raises(SchemaRefused, match=r"'uniqueItems' at '/properties/a'.*1 more place") as caught:
+        normalize(schema)
+    assert [error.pointer for error in caught.value.errors] == ["/properties/a", "/properties/b"]
+    left_out = normalize(schema, on_unsupported="ignore")
+    assert [(refusal.pointer, refusal.keyword) for refusal in left_out.ignored] == [
+        ("/properties/a", "uniqueItems"),
+        ("/properties/b", "uniqueItems"),
+    ]
+    assert left_out.accepts({"a": ["x", "x"]})
+
+
+def test_a_huge_minimum_is_not_unrolled() -> None:
+    productions = normalize({"type": "array", "items": {"type": "null"}, "minItems": 10**9}).productions()
+    assert productions.size < 20
+    assert productions.shortest["start"] == 5 * 10**9 + 1
+    with pytest.raises(SchemaRefused, match="keeping count"):
+        normalize({"type": "array", "contains": {"type": "null"}, "minItems": 10**9})

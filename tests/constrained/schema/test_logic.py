@@ -1,0 +1,124 @@
+"""Choices, negations and conditions: exact, and without multiplying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from radixrt.constrained.schema import SchemaRefused, normalize
+from tests.constrained.schema.judge import TextJudge
+
+
+def check(schema: dict[str, Any], values: list[Any]) -> None:
+    normal = normalize(schema)
+    judge, validator = TextJudge(normal), jsonschema.Draft202012Validator(schema)
+    for value in values:
+        expected = validator.is_valid(value)
+        assert normal.accepts(value) is expected, value
+        assert judge.accepts(value) is expected, value
+
+
+SHAPES = [{}, {"a": 1}, {"a": "x"}, {"b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": "x"}, {"c": None}, {"a": 1, "c": 1}]
+SCALARS = [None, True, 0, 1, 1.5, 6, 7, "", "x", "xx", [], [1], *SHAPES]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+        {"oneOf": [{"type": "string"}, {"maxLength": 1}]},
+        {"oneOf": [True, {"required": ["a"]}]},
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"oneOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"required": ["b"]}]},
+        {"not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+        {"anyOf": [{"type": "string", "maxLength": 1}, {"required": ["a"]}, {"const": [1]}]},
+        {"not": {"anyOf": [{"type": "integer"}, {"type": "object"}]}},
+        {"not": {"enum": [0, "x", [1], {"a": 1}, None, True]}},
+        {"not": {"const": {"a": 1, "b": 1}}},
+        {"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
+        {"if": {"type": "object"}, "then": {"required": ["a"]}, "else": {"type": "string"}},
+        {"if": {"required": ["a"]}, "then": {"properties": {"a": {"type": "integer"}}}},
+        {"not": {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"type": "string"}}},
+        {"dependentSchemas": {"a": {"required": ["b"]}}},
+        {"dependentRequired": {"a": ["b"], "b": ["a"]}},
+        {"not": {"dependentRequired": {"a": ["b"]}}},
+        {"not": {"properties": {"a": {"type": "integer"}}}},
+        {"not": {"required": ["a", "b"]}},
+        {"not": {"propertyNames": {"enum": ["a", "b"]}}},
+        {"not": {"type": "object", "minProperties": 1}},
+        {"not": {"not": {"type": ["string", "integer"]}}},
+        {"enum": [1, "x", {"a": 1}, [1]], "not": {"type": "string"}},
+        {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "unevaluatedProperties": False},
+        {"oneOf": [{"properties": {"a": {}}, "required": ["a"]}, {"required": ["c"]}], "unevaluatedProperties": False},
+        {
+            "if": {"required": ["a"], "properties": {"a": {}}},
+            "else": {"required": ["b"]},
+            "unevaluatedProperties": False,
+        },
+        {"not": {"properties": {"a": {}}, "unevaluatedProperties": False}},
+        {"allOf": [{"properties": {"a": {}}, "unevaluatedProperties": {}}], "unevaluatedProperties": False},
+    ],
+)
+def test_against_the_specification(schema: dict[str, Any]) -> None:
+    check(schema, SCALARS)
+
+
+def size(schema: Any) -> int:
+    return normalize(schema).productions().size
+
+
+def test_conditions_that_exclude_one_another_do_not_multiply() -> None:
+    def chain(length: int) -> dict[str, Any]:
+        conditions = [
+            {
+                "if": {"properties": {"kind": {"const": f"k{number:02}"}}},
+                "then": {"required": [f"f{number:02}"], "properties": {f"f{number:02}": {"type": "string"}}},
+            }
+            for number in range(length)
+        ]
+        kinds = {"enum": [f"k{number:02}" for number in range(length)]}
+        return {"type": "object", "properties": {"kind": kinds}, "required": ["kind"], "allOf": conditions}
+
+    assert size(chain(24)) < 6 * size(chain(8))
+
+
+def test_options_told_apart_by_a_tag_keep_their_own_rules() -> None:
+    options = [
+        {"properties": {"tag": {"const": number}, "v": {"type": "string"}}, "required": ["tag"]} for number in range(40)
+    ]
+    tagged = {"oneOf": [{"type": "object", **option} for option in options]}
+    assert size(tagged) < 41 * size(tagged["oneOf"][0])
+    check(tagged, [{"tag": 3, "v": "x"}, {"tag": 3, "v": 1}, {"tag": 41}, {}])
+
+
+def test_options_with_a_member_of_their_own_do_not_multiply() -> None:
+    options = [
+        {"type": "object", "properties": {f"k{n:02}": {"type": "null"}}, "required": [f"k{n:02}"]} for n in range(20)
+    ]
+    assert size({"oneOf": options}) < 21 * size({"oneOf": options[:5]})
+    check({"oneOf": options}, [{"k03": None}, {"k03": None, "k04": 1}, {"k03": None, "k04": None}, {"k03": 1}, {}])
+
+
+def test_choices_that_really_multiply_are_refused_with_their_place() -> None:
+    choices = [{"anyOf": [{"required": [f"a{n}"]}, {"required": [f"b{n}"]}]} for n in range(16)]
+    with pytest.raises(SchemaRefused, match=r"'allOf' at '/properties/p'.*more than 4000 alternatives"):
+        normalize({"properties": {"p": {"type": "object", "allOf": choices}}, "type": "object"})
+
+
+def test_recursion_through_choices() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}}}
+    schema = {
+        "$ref": "#/$defs/tree",
+        "$defs": {"tree": {"anyOf": [{"type": "null"}, {**tree, "required": ["left"], "additionalProperties": False}]}},
+    }
+    leaf: Any = {"left": None}
+    check(schema, [None, leaf, {"left": leaf, "right": leaf}, {"right": None}, {"left": {"left": 1}}])
+
+
+def test_the_same_subschema_twice_is_worked_out_once() -> None:
+    schema: Any = {"type": "string"}
+    for _ in range(25):
+        schema = {"anyOf": [schema, {"allOf": [schema]}]}
+    assert size(schema) < 40

@@ -1,0 +1,186 @@
+"""Objects as texts: order, optional members, undeclared names, counting, members that must exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from radixrt.constrained.recognizer import Recognizer
+from radixrt.constrained.schema import EmptySchema, SchemaRefused, normalize
+from tests.constrained.schema.judge import TextJudge
+
+
+def texts(schema: Any, **options: Any) -> TextJudge:
+    return TextJudge(normalize(schema, **options))
+
+
+def test_declared_members_come_in_the_order_of_the_document_then_the_others() -> None:
+    judge = texts({"properties": {"b": {}, "a": {}}, "required": ["z", "a"], "type": "object"})
+    assert judge.accepts_text('{"b":1,"a":1,"z":1}')
+    assert judge.accepts_text('{"a":1,"z":1,"y":1,"x":1}')
+    assert not judge.accepts_text('{"a":1,"b":1,"z":1}')
+    assert not judge.accepts_text('{"y":1,"a":1,"z":1}')
+    assert not judge.accepts_text('{"a":1,"z":1,"a":1}')
+
+
+def test_a_choice_keeps_its_place_in_the_order() -> None:
+    either = [{"properties": {"kind": {"const": kind}}, "required": [kind]} for kind in ("x", "y")]
+    members = {"x": {}, "y": {}, "kind": {}}
+    first = texts({"type": "object", "oneOf": either, "properties": members})
+    assert first.accepts_text('{"kind":"x","x":1}')
+    last = texts({"type": "object", "properties": members, "oneOf": either})
+    assert last.accepts_text('{"x":1,"kind":"x"}')
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["b"], ["c"], ["a", "c"], ["a", "b", "c"]])
+def test_commas_are_right_whatever_is_left_out(required: list[str]) -> None:
+    judge = texts(
+        {
+            "type": "object",
+            "properties": {name: {"type": "null"} for name in "abc"},
+            "required": required,
+            "additionalProperties": False,
+        }
+    )
+    for choice in range(8):
+        names = [name for bit, name in enumerate("abc") if choice >> bit & 1]
+        text = "{" + ",".join(f'"{name}":null' for name in names) + "}"
+        assert judge.accepts_text(text) is (set(required) <= set(names))
+    for wrong in ('{,"a":null}', '{"a":null,}', '{"a":null"b":null}', '{"a":null,,"b":null}'):
+        assert not judge.accepts_text(wrong)
+
+
+def test_the_grammar_is_linear_in_the_number_of_optional_members() -> None:
+    def size(count: int) -> int:
+        members = {f"p{number:03}": {"type": "string"} for number in range(count)}
+        return normalize({"type": "object", "properties": members}).productions().size
+
+    assert size(400) < 4.2 * size(100)
+
+
+def test_undeclared_names_are_told_apart_by_patterns() -> None:
+    judge = texts(
+        {
+            "type": "object",
+            "properties": {"x-a": {"minimum": 5}},
+            "patternProperties": {"^x-": {"type": "integer"}, "9$": {"minimum": 10}},
+            "additionalProperties": {"type": "string"},
+        }
+    )
+    assert judge.accepts({"x-a": 5, "x-b": 1, "y": "", "x-9": 10})
+    assert not judge.accepts({"x-a": 1})
+    assert not judge.accepts({"x-a": 5.5})
+    assert not judge.accepts({"x-9": 9})
+    assert not judge.accepts({"x-b": ""})
+    assert judge.accepts({"9": 10})
+    assert not judge.accepts({"9": 9})
+    assert not judge.accepts({"y": 1})
+
+
+def test_names_that_can_be_listed_are_declared_ones() -> None:
+    judge = texts({"type": "object", "patternProperties": {"^(b|a)$": {"type": "null"}}, "additionalProperties": False})
+    assert judge.accepts_text('{"a":null,"b":null}')
+    assert not judge.accepts_text('{"a":null,"a":null}')
+    names = texts({"type": "object", "propertyNames": {"enum": ["b", "a"]}, "minProperties": 2})
+    assert names.accepts_text('{"b":1,"a":2}')
+    assert not names.accepts({"b": 1})
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 2), (1, 1), (2, 3), (3, 3), (1, 4)])
+def test_declared_members_are_counted(low: int, high: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "null"} for name in "abcd"},
+        "required": ["b"] if low else [],
+        "additionalProperties": False,
+        "minProperties": low,
+        "maxProperties": high,
+    }
+    judge = texts(schema)
+    for choice in range(16):
+        names = [name for bit, name in enumerate("abcd") if choice >> bit & 1]
+        expected = low <= len(names) <= high and (not low or "b" in names)
+        assert judge.accepts_text("{" + ",".join(f'"{name}":null' for name in names) + "}") is expected
+
+
+def test_at_most_one_undeclared_member_is_relied_on() -> None:
+    assert texts({"type": "object", "minProperties": 1}).accepts({"a": 1})
+    assert not texts({"type": "object", "minProperties": 1}).accepts({})
+    judge = texts({"type": "object", "required": ["a"], "minProperties": 2, "maxProperties": 3})
+    assert not judge.accepts({"a": 1})
+    assert judge.accepts({"a": 1, "b": 1})
+    assert not judge.accepts_text('{"a":1,"b":1,"c":1,"d":1}')
+    with pytest.raises(SchemaRefused, match="could repeat"):
+        normalize({"type": "object", "minProperties": 2})
+
+
+def test_a_member_that_must_exist_cannot_be_replaced_by_a_later_one() -> None:
+    schema = {"type": "object", "not": {"additionalProperties": {"type": "string"}}}
+    judge = texts(schema)
+    assert judge.accepts({"a": 1, "b": "x"})
+    assert not judge.accepts({"a": "x"})
+    assert not judge.accepts({})
+    recognizer = Recognizer(normalize(schema).productions())
+    last = recognizer.advance(recognizer.start(), '{"a":1')
+    assert last is not None
+    assert recognizer.must_end(last) is False
+    assert not judge.accepts_text('{"a":1,"a":"x"}')
+
+
+def test_two_members_that_must_exist() -> None:
+    first = {"not": {"patternProperties": {"^a": {"type": "string"}}}}
+    second = {"not": {"patternProperties": {"^b": {"type": "string"}}}}
+    judge = texts({"type": "object", "allOf": [first, second]})
+    assert judge.accepts({"a": 1, "b": 1})
+    assert not judge.accepts({"a": 1})
+    clash = {"not": {"patternProperties": {"a": {"type": "integer"}}}}
+    with pytest.raises(SchemaRefused, match="several members must exist"):
+        normalize({"type": "object", "allOf": [first, clash]})
+    only_one = texts({"type": "object", "allOf": [first, clash], "maxProperties": 1})
+    assert only_one.accepts({"a": None})
+    assert not only_one.accepts({"a": ""})
+
+
+def test_members_without_a_possible_value_are_left_out() -> None:
+    judge = texts({"type": "object", "properties": {"a": {"$ref": "#/$defs/endless"}}, "$defs": ENDLESS})
+    assert judge.accepts({})
+    assert not judge.accepts({"a": {}})
+    with pytest.raises(EmptySchema, match=r"'a'.*'/properties/a/allOf/1'"):
+        normalize({"type": "object", "properties": {"a": {"allOf": [{"const": 1}, {"const": 2}]}}, "required": ["a"]})
+    with pytest.raises(EmptySchema, match="never come to an end"):
+        normalize({"$ref": "#/$defs/endless", "$defs": ENDLESS})
+
+
+ENDLESS = {"endless": {"type": "object", "properties": {"next": {"$ref": "#/$defs/endless"}}, "required": ["next"]}}
+
+
+def test_closed_objects() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}, "required": ["c"]}
+    judge = texts(schema, closed=True)
+    assert judge.accepts({"a": {"b": 1}, "c": 1})
+    assert not judge.accepts({"a": {"x": 1}, "c": 1})
+    assert not judge.accepts({"c": 1, "d": 1})
+    assert texts({"type": "object"}, closed=True).accepts({"free": 1})
+    assert texts(schema | {"additionalProperties": {}}, closed=True).accepts({"c": 1, "d": 1})
+
+
+def test_whitespace_between_tokens() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "null"}}, "b": {"const": {"x": [1, {}]}}},
+        "additionalProperties": False,
+    }
+    productions = normalize(schema).productions(2)
+    recognizer = Recognizer(productions)
+
+    def accepted(text: str) -> bool:
+        state = recognizer.advance(recognizer.start(), text)
+        return state is not None and recognizer.is_complete(state)
+
+    for text in ("{}", "{ }", '{"a":[],"b":{"x":[1,{}]}}', '{ "a": [ null,\n\tnull ] , "b": 1'.replace(" ,", ",")[:24]):
+        assert accepted(text) is (text.count("{") == text.count("}"))
+    assert accepted('{\n "a": [ null,\n null\n ],\n "b": {\n "x": [ 1, {} ]\n }\n }')
+    assert not accepted('{   "a":[]}')
+    assert not accepted('{"a" :[]}')
+    assert not accepted(' {"a":[]}')
