@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from radixrt.constrained.automaton import Dfa
+from radixrt.constrained.linear import MAX_STATES
 from radixrt.constrained.regex import Regex, RegexTooComplex, alternate
 from radixrt.constrained.schema.disjoint import surely_empty
 from radixrt.constrained.schema.errors import Unsupported
@@ -78,7 +80,8 @@ class Plan:
 
     Attributes:
         words: single strings; values: other single values.
-        strings, numbers: languages (of the values, of the texts), or None.
+        strings: language of the values of all strings, or None.
+        numbers: languages of the texts of numbers.
         null: null is in it; booleans: those that are.
         arrays, objects: alternatives.
         union: nodes that are in it whole.
@@ -87,7 +90,7 @@ class Plan:
     words: list[str] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     strings: Regex | None = None
-    numbers: Regex | None = None
+    numbers: list[Regex] = field(default_factory=list)
     null: bool = False
     booleans: tuple[bool, ...] = ()
     arrays: list[ArrayPlan] = field(default_factory=list)
@@ -131,7 +134,7 @@ def plan_node(graph: Graph, node: Node) -> Plan:
     plan.null = expansion.null
     plan.booleans = tuple(sorted(expansion.booleans, reverse=True))
     plan.strings = _live(node, "pattern", [strings.language for strings in expansion.strings])
-    plan.numbers = _live(node, _number_keyword(expansion), [numbers.language for numbers in expansion.numbers])
+    plan.numbers = _numbers(node, expansion)
     try:
         for array in expansion.arrays:
             found = plan_array(graph, array, node.pointer)
@@ -144,6 +147,21 @@ def plan_node(graph: Graph, node: Node) -> Plan:
     except RegexTooComplex as error:
         raise over_limit(node.pointer, "patternProperties", f"it is too complex ({error})") from None
     return plan
+
+
+def _numbers(node: Node, expansion: Expansion) -> list[Regex]:
+    """The numbers as one language, or as several where that is too large an automaton. Raises Unsupported."""
+    keyword = _number_keyword(expansion)
+    languages = [numbers.language for numbers in expansion.numbers]
+    together = _live(node, keyword, languages)
+    if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
+        return [] if together is None else [together]
+    found = [language for one in languages if (language := _live(node, keyword, [one])) is not None]
+    if any(language.has_boolean and Dfa.of(language, MAX_STATES) is None for language in found):
+        reason = f"what is asked of the number takes an automaton of more than {MAX_STATES} states"
+        fix = "Take multiples of a smaller number, or bounds with few numbers between them."
+        raise Unsupported(node.pointer, keyword, reason, fix)
+    return found
 
 
 def _number_keyword(expansion: Expansion) -> str:

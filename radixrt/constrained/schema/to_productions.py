@@ -159,8 +159,7 @@ class Writer:
         options.extend(self._listed(node, value) for value in plan.values)
         if plan.strings is not None:
             options.append(Term(json_string(plan.strings)))
-        if plan.numbers is not None:
-            options.append(Term(plan.numbers))
+        options.extend(Term(numbers) for numbers in plan.numbers)
         options.extend(Lit("true" if flag else "false") for flag in plan.booleans)
         if plan.null:
             options.append(Lit("null"))

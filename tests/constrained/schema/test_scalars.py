@@ -96,6 +96,8 @@ def test_multiples_are_exact() -> None:
     assert is_multiple(Decimal("1e300"), Decimal("1e-8"))
     with pytest.raises(SchemaRefused, match="'multipleOf'"):
         normalize({"type": "number", "multipleOf": 1e-300})
+    with pytest.raises(SchemaRefused, match="'multipleOf' at '/items'"):
+        normalize({"type": "array", "items": {"type": "integer", "multipleOf": 99991}})
 
 
 def test_what_excludes_itself_is_seen_at_once() -> None:
