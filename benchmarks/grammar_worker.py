@@ -83,13 +83,13 @@ class Ours:
     """The way of a request: compile, load, a grammar of its own."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from radixrt.constrained.backends import Backends
+        from radixrt.constrained.backends.choice import Backends
 
         self._backends = Backends(vocabulary)
         self._backends.get("llguidance")
 
     def compile(self, schema: str) -> Any:
-        from radixrt.constrained.compiler import compile_constraint, load
+        from radixrt.constrained.compile.compiler import compile_constraint, load
         from radixrt.constrained.constraint import Constraint
 
         compiled = compile_constraint(Constraint(kind="json_schema", source=schema), self._backends)

@@ -15,8 +15,8 @@ from benchmarks.grammar_jobs import read_entries
 from benchmarks.report import percentile, table
 from benchmarks.structured_masks import closed
 from radixrt.config import ModelConfig
-from radixrt.constrained.backends import Backends
-from radixrt.constrained.compiler import compile_constraint, load
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.engine.engine import Completion, Engine

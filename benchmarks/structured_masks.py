@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.report import percentile, table
 from radixrt.config import ModelConfig
-from radixrt.constrained.compile_protocol import WorkerSettings
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.constrained.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.messages import TokenizedReq
 from radixrt.models.model_config import load_model_spec

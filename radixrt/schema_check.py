@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.explanation import Explainer
-from radixrt.constrained.judge import compact
+from radixrt.constrained.inspection.explanation import Explainer
+from radixrt.constrained.inspection.judge import compact
+from radixrt.constrained.inspection.report import Finding, Report
 from radixrt.constrained.options import as_structured_options
-from radixrt.constrained.report import Finding, Report
 from radixrt.errors import ConfigError, RequestError
 from radixrt.sampling_params import SamplingParams
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from radixrt.constrained.explanation import Explainer, explain
-    from radixrt.constrained.report import Report
+    from radixrt.constrained.inspection.explanation import Explainer, explain
+    from radixrt.constrained.inspection.report import Report
 
 __all__ = ["Explainer", "Report", "explain"]
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> Any:
     # Imported when first used: what only checks parameters must not load the whole compiler.
     if name not in __all__:
         raise AttributeError(f"module 'radixrt.constrained' has no attribute {name!r}")
-    from radixrt.constrained import explanation
+    from radixrt.constrained.inspection import explanation
 
     return getattr(explanation, name)

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.closing import ClosingTracker, Exit
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.matcher import GrammarError, Matcher
 from radixrt.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")

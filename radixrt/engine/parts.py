@@ -86,8 +86,8 @@ def make_scheduler_loop(
     tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None,
 ) -> SchedulerLoop:  # fmt: skip
     """The scheduler around pools of the size that the runner reported; announces itself to the tokenizer."""
-    from radixrt.constrained.compile_protocol import WorkerSettings
-    from radixrt.constrained.grammar_manager import GrammarManager
+    from radixrt.constrained.compile.grammar_manager import GrammarManager
+    from radixrt.constrained.compile.protocol import WorkerSettings
     from radixrt.constrained.vocabulary import Vocabulary
     from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
     from radixrt.mem_cache.chunk_cache import ChunkCache

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from radixrt.channel import Inbox, Outbox
-from radixrt.constrained.grammar_manager import GrammarManager
+from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
 from radixrt.messages import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixrt.constrained.tools import ToolFormat
+from radixrt.constrained.tags.tools import ToolFormat
 from radixrt.messages import FINISH_STOP, Finish
 from radixrt.server.openai import finish_reason
 from radixrt.server.reasoning import THINK_END, ReasoningSplitter, Thinking

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.tools import ToolFormat
+from radixrt.constrained.tags.tools import ToolFormat
 from radixrt.errors import RequestError
 from radixrt.messages import ChatPrompt
 from radixrt.server.chat_protocol import ChatMessage, ChatRequest

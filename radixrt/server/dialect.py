@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from radixrt.config import Config
-from radixrt.constrained.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
+from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
 from radixrt.errors import RequestError
 from radixrt.server.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.tokenizer.chat_template import ChatTemplate

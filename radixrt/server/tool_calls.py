@@ -1,7 +1,7 @@
 """`ToolCallParser`: a model's text, in pieces as they come, into what it says and the calls that it makes.
 
-The text was written under the constraint of `radixrt.constrained.tools`, so that calls have exactly the form that is
-looked for. Text that does not (an answer that was aborted in the middle of a call) never passes for a complete call.
+The text was written under the constraint of `radixrt.constrained.tags.tools`, so that calls have exactly the form that
+is looked for. Text that does not (an answer that was aborted in the middle of a call) never passes for a complete call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from radixrt.constrained.tools import ToolFormat
+from radixrt.constrained.tags.tools import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.tools import Tool
+from radixrt.constrained.tags.tools import Tool
 from radixrt.errors import RequestError, shown
 from radixrt.server.chat_protocol import ChatRequest, FunctionDefinition, ToolChoice
 

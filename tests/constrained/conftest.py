@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixrt.config import ModelConfig
-from radixrt.constrained.backends import Backends
+from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.models.source import prepare_model
 

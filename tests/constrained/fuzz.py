@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from radixrt.constrained.backends import Backends
-from radixrt.constrained.compiler import compile_constraint, load
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.backends.matcher import GrammarError
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.grammar import Grammar, bitmask_words
-from radixrt.constrained.matcher import GrammarError
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from radixrt.constrained import compile_worker
+from radixrt.constrained.compile import worker
 
-real = compile_worker.compile_constraint
+real = worker.compile_constraint
 
 
 def compile_constraint(constraint: Any, *rest: Any) -> Any:
@@ -34,5 +34,5 @@ def compile_constraint(constraint: Any, *rest: Any) -> Any:
 
 
 if __name__ == "__main__":
-    compile_worker.compile_constraint = compile_constraint
-    sys.exit(compile_worker.main())
+    worker.compile_constraint = compile_constraint
+    sys.exit(worker.main())

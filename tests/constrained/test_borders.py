@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from radixrt.constrained.backends import Backends
-from radixrt.constrained.borders import Borders
-from radixrt.constrained.compiler import compile_constraint, load
+from radixrt.constrained.backends.borders import Borders
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.vocabulary import Vocabulary
 from tests.constrained.vocabularies import text_of

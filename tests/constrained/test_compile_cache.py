@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from radixrt.constrained.compile_cache import CompileCache
-from radixrt.constrained.compiler import CompiledConstraint
+from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.compile.disk_cache import CompileCache
 
 
 def compiled(size: int = 100, compile_s: float = 1.0) -> CompiledConstraint:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.constrained.backends import Backends
-from radixrt.constrained.compiler import CompiledConstraint, compile_constraint, load
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
 from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError
 from tests.constrained.vocabularies import small_vocabulary, text_of
@@ -100,7 +100,7 @@ def test_a_library_that_cannot_do_it_exactly_says_so(backends: Backends) -> None
 
 
 def test_grammars_with_slow_masks_are_refused(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.constrained.backends.MAX_MASK_S", 1e-9)
+    monkeypatch.setattr("radixrt.constrained.backends.choice.MAX_MASK_S", 1e-9)
     with pytest.raises(RequestError, match="one mask takes"):
         compiled("regex", "[a-z]+", backends)
 

@@ -8,9 +8,8 @@ import time
 import pytest
 
 from radixrt.constrained import regex as regular
-from radixrt.constrained.ebnf import parse_ebnf
-from radixrt.constrained.ebnf_writer import to_ebnf
-from radixrt.constrained.lark import to_lark
+from radixrt.constrained.backends.ebnf_writer import to_ebnf
+from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.productions import (
     Alt,
     EmptyLanguage,
@@ -25,6 +24,7 @@ from radixrt.constrained.productions import (
     Term,
     left_recursion,
 )
+from radixrt.constrained.productions.ebnf import parse_ebnf
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.errors import RequestError
 from tests.constrained.engines import (

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from radixrt.constrained import compile_client, grammar_manager
-from radixrt.constrained.compile_protocol import WorkerSettings
+from radixrt.constrained.compile import client as compile_client
+from radixrt.constrained.compile import grammar_manager
+from radixrt.constrained.compile.grammar_manager import FAILURE_S, GrammarManager, ReadyGrammar
+from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.constraint import StructuredOptions
-from radixrt.constrained.grammar_manager import FAILURE_S, GrammarManager, ReadyGrammar
 from radixrt.constrained.reasoning import ReasoningGrammar
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError

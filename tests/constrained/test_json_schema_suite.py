@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.constrained.lark import to_lark
+from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.schema import EmptySchema, NormalSchema, SchemaRefused, normalize
 from tests.constrained.engines import llguidance_accepts
 from tests.constrained.external_data import rows

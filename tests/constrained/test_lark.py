@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from radixrt.constrained import regex as regular
-from radixrt.constrained.lark import quoted, to_lark
+from radixrt.constrained.backends.lark import quoted, to_lark
 from radixrt.constrained.productions import (
     Alt,
     EmptyLanguage,

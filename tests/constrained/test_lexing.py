@@ -7,11 +7,11 @@ import random
 import pytest
 
 from radixrt.constrained import regex as regular
-from radixrt.constrained.ebnf import parse_ebnf
-from radixrt.constrained.lark import to_lark
-from radixrt.constrained.lexer_law import LexerLaw
-from radixrt.constrained.lexing import with_terminals
+from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.productions import Expr, Lit, Productions, Ref, Term, alt, postorder, seq
+from radixrt.constrained.productions.ebnf import parse_ebnf
+from radixrt.constrained.productions.lexer_law import LexerLaw
+from radixrt.constrained.productions.lexing import with_terminals
 from radixrt.constrained.regex import Regex
 from tests.constrained.engines import llguidance_language
 from tests.constrained.grammars import language, random_productions

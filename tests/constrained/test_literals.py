@@ -8,8 +8,8 @@ import random
 import pytest
 
 from radixrt.constrained import regex as regular
-from radixrt.constrained.lark import to_lark
-from radixrt.constrained.literals import cut_literals
+from radixrt.constrained.backends.lark import to_lark
+from radixrt.constrained.backends.literals import cut_literals
 from radixrt.constrained.productions import (
     NO_TEXT,
     Alt,
@@ -24,8 +24,8 @@ from radixrt.constrained.productions import (
     optional,
     seq,
 )
-from radixrt.constrained.pushdown import TEXT
 from radixrt.constrained.recognizer import Recognizer
+from radixrt.constrained.recognizer.pushdown import TEXT
 from radixrt.constrained.regex import Regex
 from tests.constrained.engines import llguidance_accepts
 

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from radixrt.constrained.backends import Backends
-from radixrt.constrained.compiler import compile_constraint, load
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.text_grammar import GrammarTemplate

@@ -8,12 +8,11 @@ import re
 
 import pytest
 
-from radixrt.constrained import frames
-from radixrt.constrained import recognizer as module
 from radixrt.constrained import regex as regular
-from radixrt.constrained.ebnf import parse_ebnf
 from radixrt.constrained.productions import Alt, Expr, Lit, Productions, Ref, Rep, Seq, Special, Term, optional
-from radixrt.constrained.recognizer import Recognizer, RecognizerTooComplex, State
+from radixrt.constrained.productions.ebnf import parse_ebnf
+from radixrt.constrained.recognizer import Recognizer, RecognizerTooComplex, State, frames
+from radixrt.constrained.recognizer import recognizer as module
 from radixrt.errors import InvariantError
 from tests.constrained.grammars import language, random_productions, texts
 

@@ -9,11 +9,11 @@ from typing import Any
 import llguidance
 import pytest
 
+from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.constraint import StructuredOptions
-from radixrt.constrained.lark import to_lark
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.recognizer import Recognizer
-from radixrt.constrained.structural_tag import parse_structural_tag, read_structural_tag
+from radixrt.constrained.tags.structural_tag import parse_structural_tag, read_structural_tag
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError
 

@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from radixrt.constrained.backends import BackendName, Backends
-from radixrt.constrained.compiler import make_exit
+from radixrt.constrained.backends.choice import BackendName, Backends
+from radixrt.constrained.compile.compiler import make_exit
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex

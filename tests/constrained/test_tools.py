@@ -9,12 +9,20 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.constrained.backends import Backends
-from radixrt.constrained.compiler import compile_constraint, load
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.recognizer import Recognizer
-from radixrt.constrained.structural_tag import parse_structural_tag
-from radixrt.constrained.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, Tool, ToolFormat, tools_constraint
+from radixrt.constrained.tags.structural_tag import parse_structural_tag
+from radixrt.constrained.tags.tools import (
+    GENERIC_JSON,
+    HERMES,
+    LLAMA3,
+    TOOL_FORMATS,
+    Tool,
+    ToolFormat,
+    tools_constraint,
+)
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.server.tool_calls import CallArguments, CallBegin, Text, ToolCallParser
 from tests.constrained.vocabularies import allowed, text_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from radixrt.config import make_config
-from radixrt.constrained.tools import GENERIC_JSON, HERMES, LLAMA3
+from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3
 from radixrt.server.dialect import Dialect, make_dialect, read_dialect
 from radixrt.server.reasoning import Thinking
 from tests.server import templates

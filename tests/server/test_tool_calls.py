@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from radixrt.constrained.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
+from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
 from radixrt.server.tool_calls import CallArguments, CallBegin, Part, Text, ToolCallParser
 
 NAMES = ("get", "get_weather", "f.g-h")

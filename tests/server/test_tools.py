@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from radixrt.constrained.constraint import StructuredOptions
-from radixrt.constrained.structural_tag import parse_structural_tag
+from radixrt.constrained.tags.structural_tag import parse_structural_tag
 from radixrt.messages import ConstraintInfo, Finish, GenerateReq, TextDelta, Usage, pack_i32
 from radixrt.server.dialect import Dialect, make_dialect
 from tests.server import templates

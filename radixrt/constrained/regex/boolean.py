@@ -185,7 +185,7 @@ def _plain(made: Intersect | Complement) -> Regex:
     """The same language without intersections and complements, if a small automaton says so in few words."""
     if _leaves_out(made):
         return made
-    from radixrt.constrained.automaton import Dfa
+    from radixrt.constrained.regex.automaton import Dfa
 
     automaton = Dfa.of(made, _MAX_STATES)
     plain = None if automaton is None else automaton.eliminate(_MAX_SIZE)

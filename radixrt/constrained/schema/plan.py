@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from radixrt.constrained.automaton import Dfa
-from radixrt.constrained.linear import MAX_STATES
+from radixrt.constrained.backends.linear import MAX_STATES
 from radixrt.constrained.regex import Regex, RegexTooComplex, alternate
+from radixrt.constrained.regex.automaton import Dfa
 from radixrt.constrained.schema.disjoint import surely_empty
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.expansion import ArrayShape, Expansion, ItemCount, ObjectShape

@@ -1,0 +1,250 @@
+"""Productions in the Lark dialect of llguidance.
+
+llguidance splits the text into terminals before it parses: at each place it follows all terminals that the parser can
+take there, and ends one only where none of them can go on. So the written grammar has the sentences of the productions
+where the law of `lexer_law.py` holds. Literals are cut here where they would break it (`literals.py`). Who makes
+productions answers for the terms: those of JSON keep it by their punctuation, those of a user's EBNF are made to keep
+it (`lexing.py`).
+
+What the dialect itself limits is met here: nesting (rules are split), the depth of calls from rule to rule (the
+compiler recurses through them; see `_visited_first`), the number of symbols, and `~`, which also matches bytes that
+are not UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final
+
+from radixrt.constrained.backends.linear import with_linear_rules
+from radixrt.constrained.backends.literals import cut_literals
+from radixrt.constrained.productions import (
+    Expr,
+    Lit,
+    NotExpressible,
+    Productions,
+    Ref,
+    Rep,
+    Seq,
+    Special,
+    Term,
+    fold,
+)
+from radixrt.constrained.regex import Regex, RegexTooComplex, to_rust
+from radixrt.constrained.regex.automaton import Dfa
+from radixrt.constrained.regex.nodes import Alternate, Complement, Concat, Intersect, Remainder, Repeat
+from radixrt.errors import InvariantError
+
+MAX_SYMBOLS: Final = 20_000
+MAX_COUNT: Final = 2**31 - 1
+_MAX_NESTING: Final = 6
+_MAX_CALL_DEPTH: Final = 400
+_MAX_STATES: Final = 24
+_MAX_ELIMINATED: Final = 1500
+_ANY_UTF8: Final = "/(?s:.*)/"
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+_RULE: Final = re.compile(r"\b[a-z][a-z0-9_]*")
+
+
+def to_lark(productions: Productions, special_ids: Mapping[str, int]) -> str:
+    """The grammar for `LLMatcher.grammar_from_lark`.
+
+    Args:
+        productions: pruned; no `Term` breaks the law.
+        special_ids: token id of each control token that the productions mention.
+
+    Raises:
+        NotExpressible: the grammar has more symbols than llguidance can number, or a terminal with a remainder that is
+            too large an automaton.
+    """
+    try:
+        return _Writer(with_linear_rules(productions, _is_terminal), special_ids).write()
+    except RegexTooComplex as error:
+        raise NotExpressible(str(error)) from None
+
+
+class _Writer:
+    """One grammar being written: rule lines, and the terminals that they share."""
+
+    def __init__(self, productions: Productions, special_ids: Mapping[str, int]) -> None:
+        self._productions = productions
+        self._special_ids = special_ids
+        self._pieces = cut_literals(productions)
+        self._numbers: dict[str, int] = {"start": 0}
+        self._names = {rule: self._name(rule) for rule in productions.rules}
+        self._lines: dict[str, str] = {}
+        self._terminals: dict[Regex, str] = {}
+        self._terminal_lines: list[str] = []
+
+    def write(self) -> str:
+        for rule, body in self._productions.rules.items():
+            name = self._names[rule]
+            values = fold([body], lambda expr, below, name=name: self._expression(name, expr, below))  # type: ignore[misc]
+            self._lines[name] = values[id(body)][0]
+        symbols = len(self._lines) + len(self._terminal_lines)
+        if symbols > MAX_SYMBOLS:
+            raise NotExpressible(f"the grammar has {symbols} rules and terminals; llguidance takes {MAX_SYMBOLS}")
+        root = self._names[self._productions.start]
+        warm = _visited_first(self._lines, root)
+        lines = [f"{name}: {body}" for name, body in self._lines.items()]
+        if warm:
+            lines = [f"start: NEVER {' '.join(warm)} | {root}", *lines, 'NEVER: "a" & "b"']
+        else:
+            lines = [f"start: {root}", *lines]
+        return "\n".join([*lines, *self._terminal_lines]) + "\n"
+
+    def _name(self, wanted: str) -> str:
+        """A name in lower case that no other rule has, near to the one that is wanted."""
+        plain = re.sub(r"[^a-z0-9]+", "_", wanted.lower()).strip("_")
+        base = name = plain if plain[:1].isalpha() else f"r_{plain}"
+        while name in self._numbers:
+            self._numbers[base] += 1
+            name = f"{base}_{self._numbers[base]}"
+        self._numbers[name] = 0
+        return name
+
+    def _expression(self, rule: str, expr: Expr, below: list[tuple[str, int]]) -> tuple[str, int]:
+        """The text and how deep its parentheses nest; a sequence or choice of several parts has none of its own yet."""
+        if isinstance(expr, Lit):
+            pieces = self._pieces.get(expr.text)
+            return quoted(expr.text) if pieces is None else f"({' '.join(map(quoted, pieces))})", 0
+        if isinstance(expr, Term):
+            return self.terminal(expr.regex), 0
+        if isinstance(expr, Ref):
+            return self._names[expr.rule], 0
+        if isinstance(expr, Special):
+            token_id = self._special_ids.get(expr.text)
+            if token_id is None:
+                raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
+            return f"<[{token_id}]>", 0
+        if isinstance(expr, Rep):
+            item, depth = self._grouped(rule, expr.item, below[0])
+            most = expr.low if expr.high is None else expr.high
+            if most > MAX_COUNT:
+                raise NotExpressible(f"a repetition of {most} times; llguidance counts to {MAX_COUNT}")
+            return item + _count(expr.low, expr.high), depth
+        if not below:
+            if isinstance(expr, Seq):
+                return '""', 0
+            raise InvariantError("productions that derive nothing must be pruned before they are written")
+        parts = [self._grouped(rule, part, text) for part, text in zip(_parts(expr), below)]
+        return (" " if isinstance(expr, Seq) else " | ").join(text for text, _ in parts), max(d for _, d in parts)
+
+    def _grouped(self, rule: str, expr: Expr, written: tuple[str, int]) -> tuple[str, int]:
+        """The text as a part of something larger: in parentheses, or as a rule of its own where these nest deep."""
+        text, depth = written
+        if isinstance(expr, Lit | Term | Ref | Special) or not _parts(expr):
+            return text, depth
+        if depth + 1 < _MAX_NESTING:
+            return f"({text})", depth + 1
+        name = self._name(rule)
+        self._lines[name] = text
+        return name, 0
+
+    def terminal(self, regex: Regex) -> str:
+        """The name of the terminal for a regular language, which is written once."""
+        known = self._terminals.get(regex)
+        if known is None:
+            text = self._terminal_text(regex)
+            known = self._terminals[regex] = f"T{len(self._terminals)}"
+            self._terminal_lines.append(f"{known}: {text}")
+        return known
+
+    def _terminal_text(self, regex: Regex) -> str:
+        if not regex.has_boolean:
+            return f"/{to_rust(regex)}/"
+        if isinstance(regex, Intersect):
+            return self._intersection(regex)
+        if isinstance(regex, Complement):
+            return f"{_ANY_UTF8} & ~{self.terminal(regex.item)}"
+        if isinstance(regex, Repeat):
+            return self.terminal(regex.item) + _count(regex.low, regex.high)
+        if isinstance(regex, Concat):
+            return " ".join(self.terminal(part) for part in regex.chain())
+        if isinstance(regex, Alternate):
+            return " | ".join(self.terminal(part) for part in regex.options)
+        plain = _eliminated(regex)
+        if plain is None:
+            raise InvariantError(f"no terminal for {regex!r}")
+        return f"/{to_rust(plain)}/"
+
+    def _intersection(self, regex: Intersect) -> str:
+        kept = [self.terminal(item) for item in regex.items if not isinstance(item, Complement)]
+        excluded = [self.terminal(item.item) for item in regex.items if isinstance(item, Complement)]
+        return " & ".join([*(kept or [_ANY_UTF8]), *(f"~{name}" for name in excluded)])
+
+
+def quoted(text: str) -> str:
+    """A string literal; the dialect reads JSON's escapes and takes no raw control characters."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+def _parts(expr: Expr) -> tuple[Expr, ...]:
+    if isinstance(expr, Seq):
+        return expr.parts
+    if isinstance(expr, Lit | Term | Ref | Special):
+        return ()
+    return expr.options if not isinstance(expr, Rep) else (expr.item,)
+
+
+def _count(low: int, high: int | None) -> str:
+    if high is None:
+        return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
+    return "?" if (low, high) == (0, 1) else f"{{{low},{high}}}"
+
+
+def _is_terminal(regex: Regex) -> bool:
+    """Whether `_Writer.terminal` can write it; not if there is a remainder in it that is no plain expression."""
+    if isinstance(regex, Remainder):
+        return _eliminated(regex) is not None
+    return not regex.has_boolean or all(map(_is_terminal, regex.parts()))
+
+
+@lru_cache(maxsize=256)
+def _eliminated(regex: Regex) -> Regex | None:
+    """The same language as a plain expression, if that is of reasonable size."""
+    try:
+        dfa = Dfa.of(regex, _MAX_STATES)
+        return None if dfa is None else dfa.eliminate(_MAX_ELIMINATED)
+    except RegexTooComplex:
+        return None
+
+
+def _visited_first(lines: Mapping[str, str], root: str) -> list[str]:
+    """Rules to be visited before the root, deepest first, such that no chain of calls is walked too deep at once.
+
+    llguidance compiles rules in depth-first order by recursion and ends the process where thousands call one another
+    in a chain. A branch of the root that can never be taken, and calls these rules in this order, cuts the chains.
+
+    Raises:
+        NotExpressible: thousands of rules call one another in a circle, which cannot be cut.
+    """
+    if len(lines) <= _MAX_CALL_DEPTH:
+        return []
+    calls = {name: _RULE.findall(_STRING.sub("", body)) for name, body in lines.items()}
+    cuts: list[str] = []
+    for depth, name in _walk(calls, [root]):
+        if depth and depth % _MAX_CALL_DEPTH == 0:
+            cuts.append(name)
+    warm = cuts[::-1]
+    if warm and max(depth for depth, _ in _walk(calls, [*warm, root])) > 3 * _MAX_CALL_DEPTH:
+        raise NotExpressible("too many rules call one another in a circle")
+    return warm
+
+
+def _walk(calls: Mapping[str, list[str]], roots: list[str]) -> Iterator[tuple[int, str]]:
+    """Each rule with the number of calls under way when a depth-first walk meets it first."""
+    visited: set[str] = set()
+    for root in roots:
+        path = [iter([root])]
+        while path:
+            name = next(path[-1], None)
+            if name is None:
+                path.pop()
+            elif name not in visited:
+                visited.add(name)
+                yield len(path) - 1, name
+                path.append(iter(calls[name]))

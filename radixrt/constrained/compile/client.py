@@ -1,0 +1,250 @@
+"""`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills what hangs.
+
+A worker has one job at a time, so that whoever dies or is killed takes nothing else with it. One worker serves all as
+long as jobs are short; while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them, so that no
+compile bomb delays anyone but the other bombs. A job is ended by killing its worker once its time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from radixrt.channel import UNDECODABLE
+from radixrt.constrained.compile.protocol import CompileJob, CompileResult, FrameReader, WorkerSettings, frame
+from radixrt.constrained.constraint import Constraint
+from radixrt.messages import FinishError
+
+logger = logging.getLogger(__name__)
+
+WORKER_MODULE = "radixrt.constrained.compile.worker"
+MAX_WORKERS = 2
+SLOW_JOB_S = 0.1
+KILL_GRACE_S = 0.25
+"""A worker gives up by itself when a job's time is up; this much later it is killed."""
+MAX_FAILED_STARTS = 3
+START_TIMEOUT_S = 120.0
+
+
+@dataclass
+class _Job:
+    id: int
+    constraint: Constraint
+    deadline: float
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    started: float
+    ready: bool = False
+    was_ready: bool = False
+    job: _Job | None = None
+    busy_since: float = 0.0
+    unsent: bytes = b""
+    reader: FrameReader = field(default_factory=FrameReader)
+
+    @property
+    def stdin(self) -> int:
+        assert self.process.stdin is not None
+        return self.process.stdin.fileno()
+
+    @property
+    def stdout(self) -> int:
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+
+class CompileClient:
+    """See the module's docstring. Times are those of one monotonic clock, passed in."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = frame(msgspec.msgpack.encode(settings))
+        self._epoll = select.epoll()
+        self._workers: list[_Worker] = []
+        self._queue: deque[_Job] = deque()
+        self._results: list[CompileResult] = []
+        self._decoder = msgspec.msgpack.Decoder(CompileResult)
+        self._ended: list[subprocess.Popen[bytes]] = []  # killed and perhaps not gone yet
+        self._failed_starts = 0
+        self.timeouts = 0
+
+    def start(self, now: float) -> None:
+        """Start a worker ahead of the first job."""
+        if not self._workers:
+            self._spawn(now)
+
+    def fileno(self) -> int:
+        """Readable when `poll` may have something; the same for ever."""
+        return self._epoll.fileno()
+
+    def submit(self, job_id: int, constraint: Constraint, now: float, timeout_s: float) -> None:
+        """Queue a job; `poll` gives its result. Waiting for a worker counts against its time."""
+        self._queue.append(_Job(job_id, constraint, now + timeout_s))
+        self._assign(now)
+
+    def cancel(self, job_id: int) -> None:
+        """Nobody waits for a job any more; if it is being compiled it goes on, for those who may ask again."""
+        self._queue = deque(job for job in self._queue if job.id != job_id)
+
+    def poll(self, now: float) -> list[CompileResult]:
+        """Results that came, and jobs whose time is up."""
+        for descriptor, events in self._epoll.poll(0):
+            worker = next((w for w in self._workers if descriptor in (w.stdin, w.stdout)), None)
+            if worker is None:
+                continue
+            if descriptor == worker.stdin and events & select.EPOLLOUT:
+                self._flush(worker)
+            elif descriptor == worker.stdout:
+                self._receive(worker, now)
+        self._end_late_jobs(now)
+        self._assign(now)
+        self._ended = [process for process in self._ended if process.poll() is None]
+        results, self._results = self._results, []
+        return results
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        return [worker.process.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in list(self._workers):
+            self._discard(worker)
+        for process in self._ended:
+            process.wait()
+        self._epoll.close()
+
+    def _assign(self, now: float) -> None:
+        while self._queue:
+            idle = next((w for w in self._workers if w.ready and w.job is None), None)
+            if idle is None:
+                break
+            job = self._queue.popleft()
+            idle.job, idle.busy_since = job, now
+            message = CompileJob(job.id, job.constraint, max(job.deadline - now, 0.001))
+            self._send(idle, frame(msgspec.msgpack.encode(message)))
+        if not self._queue:
+            return
+        starting = any(not w.ready for w in self._workers)
+        stuck = all(w.job is not None and now - w.busy_since >= SLOW_JOB_S for w in self._workers)
+        if not starting and stuck and len(self._workers) < MAX_WORKERS:
+            self._spawn(now)
+
+    def _spawn(self, now: float) -> None:
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            self._fail_queue()
+            return
+        process = subprocess.Popen([sys.executable, "-m", WORKER_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        worker = _Worker(process, now)
+        for descriptor in (worker.stdin, worker.stdout):
+            os.set_blocking(descriptor, False)
+        self._epoll.register(worker.stdout, select.EPOLLIN)
+        self._workers.append(worker)
+        self._send(worker, self._settings)
+
+    def _send(self, worker: _Worker, data: bytes) -> None:
+        was_empty = not worker.unsent
+        worker.unsent += data
+        if was_empty:
+            self._epoll.register(worker.stdin, select.EPOLLOUT)
+        self._flush(worker)
+
+    def _flush(self, worker: _Worker) -> None:
+        try:
+            worker.unsent = worker.unsent[os.write(worker.stdin, worker.unsent) :]
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EPIPE):  # a broken pipe is noticed at its other end
+                raise
+            if error.errno == errno.EPIPE:
+                worker.unsent = b""
+        if not worker.unsent:
+            self._epoll.unregister(worker.stdin)
+
+    def _receive(self, worker: _Worker, now: float) -> None:
+        while True:
+            try:
+                piece = os.read(worker.stdout, 1 << 20)
+            except BlockingIOError:
+                return
+            if not piece:
+                self._died(worker, now)
+                return
+            for data in worker.reader.feed(piece):
+                try:
+                    self._take(worker, self._decoder.decode(data))
+                except UNDECODABLE:
+                    logger.exception("a compile worker wrote something that is no answer")
+                    self._died(worker, now)
+                    return
+
+    def _take(self, worker: _Worker, result: CompileResult) -> None:
+        if result.id < 0:
+            worker.ready = worker.was_ready = True
+            self._failed_starts = 0
+        elif worker.job is not None and worker.job.id == result.id:
+            worker.job = None
+            worker.ready = not result.is_last
+            self._results.append(result)
+
+    def _died(self, worker: _Worker, now: float) -> None:
+        self._discard(worker)
+        if not worker.was_ready:
+            self._failed_starts += 1
+            logger.error("a compile worker did not start")
+        if worker.job is not None:
+            kind = worker.job.constraint.kind
+            logger.error("a compile worker ended over a constraint of kind %s", kind)
+            self._fail(worker.job, f"{kind} is too large or too complex to compile", "too_complex")
+        if not self._workers:
+            self._spawn(now)
+
+    def _end_late_jobs(self, now: float) -> None:
+        for worker in list(self._workers):
+            if worker.job is not None and now >= worker.job.deadline + KILL_GRACE_S:
+                self._discard(worker)
+                self._time_out(worker.job)
+                if not self._workers:
+                    self._spawn(now)
+            elif not worker.was_ready and now >= worker.started + START_TIMEOUT_S:
+                self._died(worker, now)
+        for job in [job for job in self._queue if now >= job.deadline]:
+            self._queue.remove(job)
+            self._time_out(job)
+
+    def _time_out(self, job: _Job) -> None:
+        self.timeouts += 1
+        self._fail(job, f"{job.constraint.kind} takes too long to compile; make it simpler", "compile_timeout")
+
+    def _fail(self, job: _Job, message: str, code: str, status: int = 400) -> None:
+        error = FinishError(message, param=job.constraint.kind, code=code, status=status)
+        self._results.append(CompileResult(job.id, error=error, keyword=job.constraint.kind))
+
+    def _fail_queue(self) -> None:
+        while self._queue:
+            self._fail(
+                self._queue.popleft(), "the process that compiles constraints does not start", "unavailable", 503
+            )
+
+    def _discard(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        if worker.unsent:
+            self._epoll.unregister(worker.stdin)
+        self._epoll.unregister(worker.stdout)
+        with contextlib.suppress(OSError):
+            worker.process.kill()
+        for pipe in (worker.process.stdin, worker.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._ended.append(worker.process)

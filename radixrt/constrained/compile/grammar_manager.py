@@ -1,0 +1,334 @@
+"""`GrammarManager`: gives each constrained request its grammar, without ever holding up the scheduler.
+
+A request whose constraint is known gets its grammar at the next `poll`; any other waits here while the constraint is
+compiled, and becomes a request of the scheduler only then. Requests with the same constraint wait for the same
+compilation. What was refused is refused again at once for a while.
+
+Compiling happens in worker processes (`CompileClient`). What comes back from them is loaded here: an ordinary grammar
+at once, in under a millisecond; what took the worker longer in a thread, where the library works without the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.backends.matcher import GrammarError
+from radixrt.constrained.compile.client import CompileClient
+from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
+from radixrt.constrained.compile.loader import Loader
+from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
+from radixrt.constrained.compile.template_cache import TemplateCache
+from radixrt.constrained.constraint import BackendChoice, Constraint
+from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
+from radixrt.constrained.text_grammar import GrammarTemplate
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.errors import RadixRTError
+from radixrt.messages import ConstraintInfo, FinishError, GrammarStats, TokenizedReq
+
+logger = logging.getLogger(__name__)
+
+FAILURE_S = 10.0
+"""How long a refusal is remembered."""
+MAX_FAILURES = 256
+SLOW_LOAD_S = 0.004
+"""What takes longer to load is loaded in a thread."""
+
+
+@dataclass(frozen=True)
+class ReadyGrammar:
+    """The end of a request's wait: a fresh grammar with its info, or the error that ends the request."""
+
+    message: TokenizedReq
+    grammar: Grammar | None = None
+    info: ConstraintInfo | None = None
+    error: FinishError | None = None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    message: TokenizedReq
+    since: float
+    deadline: float
+
+
+@dataclass
+class _Compilation:
+    """A constraint on its way, and the requests that wait for it."""
+
+    key: str
+    constraint: Constraint
+    waiting: list[_Waiting] = field(default_factory=list)
+    compiled: CompiledConstraint | None = None
+
+
+class GrammarManager:
+    """See the module's docstring.
+
+    Args:
+        make_vocabulary: loads the model's vocabulary.
+        inline: compile in the calling thread, without processes, threads and disk; so does `worker` None.
+        worker: which vocabulary workers load, and where compiled constraints are kept on disk.
+        compile_timeout_s: a constraint that takes longer is refused.
+        default_timeout_s: deadline of a request that names none.
+        cache_bytes: memory for compiled constraints, about.
+        backend: who enforces constraints of requests that leave it to us.
+    """
+
+    def __init__(
+        self, make_vocabulary: Callable[[], Vocabulary], *, inline: bool, worker: WorkerSettings | None = None,
+        compile_timeout_s: float = 10.0, default_timeout_s: float = 600.0, cache_bytes: int = 256 * 1024 * 1024,
+        backend: BackendChoice = "auto",
+    ) -> None:  # fmt: skip
+        self._make_vocabulary = make_vocabulary
+        self._compile_timeout_s = compile_timeout_s
+        self._default_timeout_s = default_timeout_s
+        self._backend = backend
+        self._templates = TemplateCache(cache_bytes)
+        self._failures: OrderedDict[str, tuple[float, FinishError, str]] = OrderedDict()
+        self._compilations: dict[str, _Compilation] = {}
+        self._jobs: dict[int, _Compilation] = {}
+        self._next_job = 0
+        self._ready: list[ReadyGrammar] = []
+        self._counts = _Counts()
+        self._backends: Backends | None = None
+        self._load_error: FinishError | None = None
+        self._client: CompileClient | None = None
+        self._loader: Loader[Backends | GrammarTemplate] | None = None
+        if not inline and worker is not None:
+            self._client = CompileClient(worker)
+            self._client.start(time.monotonic())
+            self._loader = Loader()
+            self._loader.submit("", self._load_backends)
+
+    # --- requests ---
+
+    def submit(self, message: TokenizedReq, now: float) -> None:
+        """Take a request that has a constraint (`message.sampling.constraint`); `poll` gives it back."""
+        constraint = self._constraint(message)
+        key = constraint.key
+        timeout_s = self._default_timeout_s if message.timeout_s is None else message.timeout_s
+        waiting = _Waiting(message, now, now + timeout_s)
+        known = self._templates.get(key)
+        if known is not None:
+            self._counts.hits += 1
+            self._ready.append(self._finish(waiting, *known, now, cached=True))
+            return
+        failure = self._failures.get(key)
+        if failure is not None and failure[0] > now:
+            self._refuse(waiting, failure[1], failure[2])
+            return
+        compilation = self._compilations.get(key)
+        if compilation is not None:
+            self._counts.hits += 1
+            compilation.waiting.append(waiting)
+            return
+        compilation = self._compilations[key] = _Compilation(key, constraint, [waiting])
+        if self._client is None:
+            self._compile_here(compilation, now)
+        else:
+            self._next_job += 1
+            self._jobs[self._next_job] = compilation
+            self._client.submit(self._next_job, constraint, now, self._compile_timeout_s)
+
+    def abort(self, rid: str) -> bool:
+        """Forget a request that waits here; False if none of that id does."""
+        for i, ready in enumerate(self._ready):
+            if ready.message.rid == rid:
+                del self._ready[i]
+                return True
+        for compilation in self._compilations.values():
+            for waiting in compilation.waiting:
+                if waiting.message.rid == rid:
+                    compilation.waiting.remove(waiting)
+                    return True
+        return False
+
+    def poll(self, now: float) -> list[ReadyGrammar]:
+        """Requests whose wait is over, among them those whose deadline passed; never blocks."""
+        if self._loader is not None:
+            for key, result in self._loader.take():
+                self._loaded(key, result, now)
+        if self._client is not None:
+            for answer in self._client.poll(now):
+                self._answered(answer, now)
+        for compilation in self._compilations.values():
+            for waiting in [one for one in compilation.waiting if one.deadline <= now]:
+                compilation.waiting.remove(waiting)
+                waited = now - waiting.since
+                text = f"the request's deadline passed after {waited:.1f} s, while its constraint was compiled"
+                self._ready.append(ReadyGrammar(waiting.message, error=FinishError(text, code="timeout", status=408)))
+        ready, self._ready = self._ready, []
+        return ready
+
+    @property
+    def num_pending(self) -> int:
+        """Requests that wait here."""
+        return len(self._ready) + sum(len(each.waiting) for each in self._compilations.values())
+
+    def sockets(self) -> list[int]:
+        """File descriptors, the same ones for ever, one of which is readable when `poll` may have something."""
+        descriptors = [] if self._loader is None else [self._loader.fileno()]
+        return descriptors if self._client is None else [*descriptors, self._client.fileno()]
+
+    def stats(self) -> GrammarStats:
+        """Counts since the start."""
+        counts, client = self._counts, self._client
+        return GrammarStats(
+            compiles=counts.compiles,
+            compile_s=counts.compile_s,
+            hits=counts.hits,
+            disk_hits=counts.disk_hits,
+            refusals=dict(counts.refusals),
+            timeouts=0 if client is None else client.timeouts,
+            cache_bytes=self._templates.num_bytes,
+            cache_entries=len(self._templates),
+        )
+
+    def close(self) -> None:
+        """End the workers and the thread; requests that wait here are forgotten. A second call does nothing."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    # --- one constraint ---
+
+    def _constraint(self, message: TokenizedReq) -> Constraint:
+        constraint = message.sampling.constraint
+        if constraint is None:
+            raise ValueError("a request without a constraint needs no grammar")
+        if self._backend != "auto" and constraint.options.backend == "auto":
+            options = msgspec.structs.replace(constraint.options, backend=self._backend)
+            constraint = msgspec.structs.replace(constraint, options=options)
+        return constraint
+
+    def _compile_here(self, compilation: _Compilation, now: float) -> None:
+        started = time.monotonic()
+        try:
+            if self._backends is None:
+                self._backends = self._load_backends()
+            compiled = compile_constraint(compilation.constraint, self._backends, started + self._compile_timeout_s)
+            self._compiled(compilation, compiled)
+            template = load(compiled, self._backends)
+        except Exception as error:
+            self._failed(compilation, *refusal(_known(error), compilation.constraint), now)
+            return
+        self._usable(compilation, template, now + time.monotonic() - started)
+
+    def _answered(self, answer: CompileResult, now: float) -> None:
+        compilation = self._jobs.pop(answer.id)
+        if answer.error is not None or answer.compiled is None:
+            error = answer.error or FinishError("the constraint was not compiled")
+            self._failed(compilation, error, answer.keyword, now)
+            return
+        self._counts.disk_hits += answer.from_disk
+        self._compiled(compilation, answer.compiled, from_disk=answer.from_disk)
+        self._load(compilation, now)
+
+    def _compiled(self, compilation: _Compilation, compiled: CompiledConstraint, *, from_disk: bool = False) -> None:
+        compilation.compiled = compiled
+        if not from_disk:
+            self._counts.compiles += 1
+            self._counts.compile_s += compiled.compile_s
+
+    def _load(self, compilation: _Compilation, now: float) -> None:
+        """Make the template, here or in the loader's thread; waits for the vocabulary at the start of the engine."""
+        compiled, backends = compilation.compiled, self._backends
+        assert compiled is not None
+        assert self._loader is not None
+        if self._load_error is not None:
+            self._failed(compilation, self._load_error, compilation.constraint.kind, now)
+        elif backends is None:
+            return  # `_loaded` comes back to it
+        elif compiled.backend == "llguidance" and compiled.load_s < SLOW_LOAD_S:
+            try:
+                template = load(compiled, backends)
+            except Exception as error:
+                self._failed(compilation, *refusal(_known(error), compilation.constraint), now)
+            else:
+                self._usable(compilation, template, now)
+        else:
+            self._loader.submit(compilation.key, lambda: load(compiled, backends))
+
+    def _loaded(self, key: str, result: Backends | GrammarTemplate | Exception, now: float) -> None:
+        if key:
+            compilation = self._compilations[key]
+            if isinstance(result, GrammarTemplate):
+                self._usable(compilation, result, now)
+            else:
+                self._failed(compilation, *refusal(_known(result), compilation.constraint), now)
+            return
+        if isinstance(result, Backends):
+            self._backends = result
+        else:
+            self._load_error = FinishError(f"constraints cannot be served: {result}", status=501)
+        for compilation in [each for each in self._compilations.values() if each.compiled is not None]:
+            self._load(compilation, now)
+
+    def _usable(self, compilation: _Compilation, template: GrammarTemplate, now: float) -> None:
+        assert compilation.compiled is not None
+        del self._compilations[compilation.key]
+        self._templates.put(compilation.key, template, compilation.compiled)
+        for waiting in compilation.waiting:
+            self._ready.append(self._finish(waiting, template, compilation.compiled, now, cached=False))
+
+    def _failed(self, compilation: _Compilation, error: FinishError, keyword: str, now: float) -> None:
+        del self._compilations[compilation.key]
+        self._failures[compilation.key] = (now + FAILURE_S, error, keyword)
+        while len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
+        for waiting in compilation.waiting:
+            self._refuse(waiting, error, keyword)
+
+    def _refuse(self, waiting: _Waiting, error: FinishError, keyword: str) -> None:
+        self._counts.refusals[keyword] = self._counts.refusals.get(keyword, 0) + 1
+        self._ready.append(ReadyGrammar(waiting.message, error=error))
+
+    def _finish(
+        self, waiting: _Waiting, template: GrammarTemplate, compiled: CompiledConstraint, now: float, *, cached: bool
+    ) -> ReadyGrammar:  # fmt: skip
+        options = waiting.message.sampling.structured
+        try:
+            grammar: Grammar = template.new()
+            if options.reasoning_end is not None:
+                marker = marker_of(template.vocabulary, options.reasoning_end)
+                grammar = ReasoningGrammar(marker, grammar, options.reasoning_budget)
+        except Exception as error:
+            return ReadyGrammar(waiting.message, error=FinishError(str(_known(error)), code="constraint_failed"))
+        info = ConstraintInfo(
+            backend=compiled.backend, ignored=compiled.ignored, compile_s=max(now - waiting.since, 0.0), cached=cached
+        )
+        return ReadyGrammar(waiting.message, grammar, info)
+
+    def _load_backends(self) -> Backends:
+        backends = Backends(self._make_vocabulary())
+        backends.get("llguidance").load('start: "a"')
+        return backends
+
+
+def _known(error: object) -> RadixRTError:
+    """The error itself if it is one of ours; a defect becomes one, so that it ends its requests and nothing else."""
+    if isinstance(error, RadixRTError):
+        return error
+    logger.error("a grammar could not be made", exc_info=error if isinstance(error, BaseException) else None)
+    return GrammarError(f"it could not be made into a grammar ({type(error).__name__})")
+
+
+@dataclass
+class _Counts:
+    compiles: int = 0
+    compile_s: float = 0.0
+    hits: int = 0
+    disk_hits: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,114 @@
+"""Each kind of constraint as `Productions`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from radixrt.constrained.constraint import Constraint
+from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term, postorder
+from radixrt.constrained.regex import RegexError, RegexTooComplex, literals, parse_regex
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a constraint says.
+
+    Attributes:
+        ignored: what is left out of it because the caller said so, "pointer: keyword" each.
+    """
+
+    productions: Productions
+    ignored: tuple[str, ...] = ()
+
+
+def meaning_of(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None = None) -> Meaning:
+    """The pruned productions of a constraint.
+
+    Args:
+        deadline: on `time.monotonic`, by which to give up.
+
+    Raises:
+        RequestError: it is malformed, nothing satisfies it, or it cannot be enforced; names the place.
+    """
+    kind = constraint.kind
+    try:
+        meaning = _READERS[kind](constraint, deadline)
+        productions = meaning.productions.prune()
+    except EmptyLanguage as error:
+        raise RequestError(error.message, param=error.param or kind, code=error.code) from None
+    except RegexTooComplex as error:
+        raise RequestError(f"{kind} is too complex: {error}", param=kind, code="too_complex") from None
+    except RecursionError:
+        raise RequestError(f"{kind} is nested too deeply", param=kind, code="too_complex") from None
+    for expr in postorder(productions.rules.values()):
+        if isinstance(expr, Special) and expr.text not in vocabulary.control_tokens:
+            raise RequestError(
+                f"{kind} asks for the control token {expr.text!r}, which this model does not have", param=kind
+            )
+    return replace(meaning, productions=productions)
+
+
+def _json_schema(constraint: Constraint, deadline: float | None) -> Meaning:
+    from radixrt.constrained.schema import normalize
+    from radixrt.constrained.schema.limits import Limits
+
+    limits = Limits() if deadline is None else Limits(seconds=max(deadline - time.monotonic(), 0.001))
+    options = constraint.options
+    normal = normalize(
+        _parse_json(constraint.source, "json_schema"),
+        on_unsupported=options.on_unsupported,
+        closed=options.closed,
+        formats=options.formats,
+        limits=limits,
+    )
+    ignored = tuple(f"{one.pointer}: {one.keyword}" for one in normal.ignored)
+    return Meaning(normal.productions(whitespace=options.whitespace), ignored=ignored)
+
+
+def _regex(constraint: Constraint, deadline: float | None) -> Meaning:
+    try:
+        parsed = parse_regex(constraint.source, search=False)
+    except RegexError as error:
+        raise RequestError(f"regex: {error}", param="regex", code="invalid_regex") from None
+    return Meaning(Productions({"start": Term(parsed)}))
+
+
+def _ebnf(constraint: Constraint, deadline: float | None) -> Meaning:
+    from radixrt.constrained.productions.ebnf import parse_ebnf
+
+    return Meaning(parse_ebnf(constraint.source))
+
+
+def _choices(constraint: Constraint, deadline: float | None) -> Meaning:
+    return Meaning(Productions({"start": Term(literals(_parse_json(constraint.source, "choices")))}))
+
+
+def _structural_tag(constraint: Constraint, deadline: float | None) -> Meaning:
+    from radixrt.constrained.tags.structural_tag import read_structural_tag
+
+    productions, ignored = read_structural_tag(constraint.source, constraint.options, deadline)
+    return Meaning(productions, ignored=tuple(ignored))
+
+
+_READERS: dict[str, Callable[[Constraint, float | None], Meaning]] = {
+    "json_schema": _json_schema,
+    "regex": _regex,
+    "ebnf": _ebnf,
+    "choices": _choices,
+    "structural_tag": _structural_tag,
+}
+
+
+def _parse_json(text: str, param: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise RequestError(f"{param} is nested too deeply", param=param, code="too_complex") from None
+    except ValueError as error:
+        raise RequestError(f"{param} is not JSON: {error}", param=param, code="invalid_json") from None

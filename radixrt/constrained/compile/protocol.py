@@ -1,0 +1,79 @@
+"""What the scheduler and its compile workers say to each other: length-prefixed MessagePack over pipes."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.constraint import Constraint
+from radixrt.messages import FinishError
+
+HEADER = struct.Struct("<I")
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker needs to know.
+
+    Attributes:
+        tokenizer: folder or tokenizer.json.
+        cache_folder: of the disk cache; None for none.
+        cache_bytes: its size, at most.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    eos_ids: list[int]
+    cache_folder: str | None = None
+    cache_bytes: int = 256 * 1024 * 1024
+
+
+class CompileJob(msgspec.Struct, frozen=True, array_like=True):
+    """One constraint to compile within `timeout_s` from its arrival."""
+
+    id: int
+    constraint: Constraint
+    timeout_s: float
+
+
+class CompileResult(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a job; exactly one of compiled and error is set.
+
+    Attributes:
+        id: of the job; -1 announces that the worker is ready.
+        keyword: what a refused constraint was refused for, for the metrics.
+        from_disk: it had been compiled before.
+        is_last: the worker ends now and takes no further job.
+    """
+
+    id: int
+    compiled: CompiledConstraint | None = None
+    error: FinishError | None = None
+    keyword: str = ""
+    from_disk: bool = False
+    is_last: bool = False
+
+
+def frame(data: bytes) -> bytes:
+    return HEADER.pack(len(data)) + data
+
+
+class FrameReader:
+    """Puts frames together from pieces."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The frames that are complete now."""
+        self._data += piece
+        frames: list[bytes] = []
+        while len(self._data) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._data)
+            end = HEADER.size + length
+            if len(self._data) < end:
+                break
+            frames.append(bytes(self._data[HEADER.size : end]))
+            del self._data[:end]
+        return frames

@@ -1,0 +1,144 @@
+"""A process that compiles constraints: `python -m radixrt.constrained.compile.worker`.
+
+It is started, fed and, if need be, killed by `CompileClient`: whatever a constraint does to it (endless loops, memory,
+crashes of a library) ends with this process. Frames of length-prefixed MessagePack come on stdin and go out on what was
+stdout; the first one says which vocabulary to load. It lives until stdin closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.compiler import compile_constraint, refusal
+from radixrt.constrained.compile.disk_cache import CompileCache
+from radixrt.constrained.compile.protocol import CompileJob, CompileResult, FrameReader, WorkerSettings, frame
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.errors import RadixRTError, RequestError
+from radixrt.messages import FinishError
+
+logger = logging.getLogger(__name__)
+
+MEMORY_BYTES = 2 * 1024**3
+"""Address space that compiling may take beyond what the process has after loading."""
+BLOATED_BYTES = 1024**3
+"""A process that has grown by more than this between two jobs makes way for a fresh one."""
+NICENESS = 5
+
+
+def virtual_memory() -> int:
+    """Bytes of address space that the process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def limit_memory() -> None:
+    """Let the process grow by MEMORY_BYTES from here; a larger allocation fails."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = virtual_memory() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def unlimit_memory() -> None:
+    """For loading a library, which maps a lot that it does not use."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _read_stdin(frames: queue.SimpleQueue[bytes]) -> None:
+    reader = FrameReader()
+    with contextlib.suppress(OSError):
+        while piece := os.read(0, 1 << 16):
+            for one in reader.feed(piece):
+                frames.put(one)
+    os._exit(0)  # the engine is gone, however it ended; what is being compiled is of no use to anyone
+
+
+class CompileWorker:
+    """The loop of the process.
+
+    Args:
+        out: file descriptor that results are written to.
+    """
+
+    def __init__(self, settings: WorkerSettings, out: int) -> None:
+        vocabulary = Vocabulary.from_folder(settings.tokenizer, settings.vocab_size, settings.eos_ids)
+        self._backends = Backends(
+            vocabulary, can_be_killed=True, before_import=unlimit_memory, after_import=limit_memory
+        )
+        self._cache: CompileCache | None = None
+        if settings.cache_folder is not None:
+            self._cache = CompileCache(Path(settings.cache_folder), vocabulary.fingerprint, settings.cache_bytes)
+        self._out = out
+
+    def run(self, frames: queue.SimpleQueue[bytes]) -> None:
+        """Serve jobs until a fresh process should take over."""
+        self._backends.get("llguidance")
+        limit_memory()
+        start_bytes = virtual_memory()
+        self._write(CompileResult(-1))
+        decoder = msgspec.msgpack.Decoder(CompileJob)
+        while True:
+            job = decoder.decode(frames.get())
+            result = self._compile(job)
+            is_last = virtual_memory() > start_bytes + BLOATED_BYTES
+            self._write(msgspec.structs.replace(result, is_last=True) if is_last else result)
+            if self._cache is not None and result.compiled is not None and not result.from_disk:
+                self._cache.put(job.constraint.key, result.compiled)
+            if is_last:
+                return
+
+    def _compile(self, job: CompileJob) -> CompileResult:
+        if self._cache is not None:
+            known = self._cache.get(job.constraint.key)
+            if known is not None:
+                return CompileResult(job.id, known, from_disk=True)
+        try:
+            compiled = compile_constraint(job.constraint, self._backends, time.monotonic() + job.timeout_s)
+        except RadixRTError as error:
+            refused, keyword = refusal(error, job.constraint)
+            return CompileResult(job.id, error=refused, keyword=keyword)
+        except MemoryError:
+            too_large = RequestError(
+                f"{job.constraint.kind} takes too much memory to compile", param=job.constraint.kind
+            )
+            refused, keyword = refusal(too_large, job.constraint)
+            return CompileResult(job.id, error=refused, keyword=keyword)
+        except Exception as error:
+            logger.exception("a constraint of kind %s could not be compiled", job.constraint.kind)
+            reason = f"{job.constraint.kind} could not be compiled ({type(error).__name__})"
+            return CompileResult(job.id, error=FinishError(reason, param=job.constraint.kind, status=500))
+        return CompileResult(job.id, compiled)
+
+    def _write(self, result: CompileResult) -> None:
+        data = frame(msgspec.msgpack.encode(result))
+        while data:
+            data = data[os.write(self._out, data) :]
+
+
+def main() -> int:
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the engine decides
+    out = os.dup(1)
+    os.dup2(2, 1)
+    logging.basicConfig(format="%(asctime)s %(levelname)s grammar compiler: %(message)s")
+    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_stdin, args=(frames,), daemon=True).start()
+    settings = msgspec.msgpack.decode(frames.get(), type=WorkerSettings)
+    CompileWorker(settings, out).run(frames)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""Productions: the one grammar form between what a client asks for and the backends that enforce it.
+
+Rules over regular terminals. JSON schemas, regular expressions, users' EBNF, choices and tool formats are all turned
+into `Productions`; `lark.py` and `ebnf_writer.py` write them for the two mask backends, and `recognizer.py` follows a
+text through them. What a `Productions` means is a set of sentences; a sentence is a text in which control tokens of the
+vocabulary (`Special`) may stand between characters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from radixrt.constrained import regex as regular
+from radixrt.constrained.productions.expressions import (
+    NO_TEXT,
+    NOTHING,
+    Alt,
+    Expr,
+    Lit,
+    Ref,
+    Rep,
+    Seq,
+    Special,
+    Term,
+    alt,
+    checked,
+    fold,
+    postorder,
+    with_children,
+)
+from radixrt.errors import InvariantError, RequestError
+
+
+class EmptyLanguage(RequestError):
+    """No text at all satisfies the grammar."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="empty_language")
+
+
+class NotExpressible(Exception):
+    """A backend's notation has no exact and affordable form for a grammar; another backend may have one."""
+
+
+@dataclass(frozen=True)
+class Productions:
+    """A grammar. Its sentences are those of the rule `start`.
+
+    Attributes:
+        rules: the rules by name.
+        start: name of the root rule.
+    """
+
+    rules: Mapping[str, Expr] = field(hash=False)
+    start: str = "start"
+
+    def rewrite(self, visit: Callable[[Expr], Expr]) -> Productions:
+        """The grammar with `visit(expr)` in place of each expression, bottom up."""
+        made = fold(self.rules.values(), lambda expr, below: visit(with_children(expr, below)))
+        return Productions({name: made[id(body)] for name, body in self.rules.items()}, self.start)
+
+    @cached_property
+    def shortest(self) -> dict[str, int]:
+        """Characters of each rule's shortest text, a control token counting as one; rules with no text are left out."""
+        lengths: dict[str, int] = {}
+        bodies = {name: postorder([body]) for name, body in self.rules.items()}
+        users: dict[str, set[str]] = {name: set() for name in self.rules}
+        for name, order in bodies.items():
+            for expr in order:
+                if isinstance(expr, Ref) and expr.rule in users:
+                    users[expr.rule].add(name)
+        # Callees stand behind their callers in most grammars, so going backwards settles most rules at once.
+        queue = deque(reversed(list(self.rules)))
+        queued = set(queue)
+        while queue:
+            name = queue.popleft()
+            queued.discard(name)
+            length = _shortest_length(bodies[name], lengths)
+            if length is not None and (name not in lengths or length < lengths[name]):
+                lengths[name] = length
+                queue.extend(sorted(users[name] - queued))
+                queued |= users[name]
+        return lengths
+
+    @cached_property
+    def size(self) -> int:
+        """Expressions, shared ones counted once, and characters of literals: a measure of the work to compile."""
+        return sum(1 + (len(expr.text) if isinstance(expr, Lit) else 0) for expr in postorder(self.rules.values()))
+
+    def validate(self) -> None:
+        """Raise `InvariantError` if a rule is missing, a bound is impossible or a rule is left-recursive."""
+        if self.start not in self.rules:
+            raise InvariantError(f"productions without their root rule {self.start!r}")
+        for name, body in self.rules.items():
+            for expr in postorder([body]):
+                if isinstance(expr, Ref) and expr.rule not in self.rules:
+                    raise InvariantError(f"rule {name!r} refers to {expr.rule!r}, which is not defined")
+                if isinstance(expr, Rep) and (expr.low < 0 or (expr.high is not None and expr.high < expr.low)):
+                    raise InvariantError(f"rule {name!r} repeats from {expr.low} to {expr.high} times")
+        cycle = left_recursion(self)
+        if cycle:
+            raise InvariantError("left recursion: " + " -> ".join([*cycle, cycle[0]]))
+
+    def prune(self) -> Productions:
+        """The same language without options and rules that derive nothing, and without unreachable rules.
+
+        Raises:
+            EmptyLanguage: the grammar has no sentence.
+        GrammarTooComplex: it is not known in time whether a terminal has one.
+        """
+        productive = self.shortest
+        if self.start not in productive:
+            raise EmptyLanguage("no text satisfies the constraint")
+        rules: dict[str, Expr] = {}
+        queue = [self.start]
+        while queue:
+            name = queue.pop()
+            if name in rules:
+                continue
+            body = self.rules[name]
+            rules[name] = fold([body], lambda expr, below: _pruned(expr, below, productive))[id(body)]
+            queue.extend(e.rule for e in reversed(postorder([rules[name]])) if isinstance(e, Ref))
+        return Productions(rules, self.start)
+
+    def encode(self) -> bytes:
+        """For another process; sharing is kept. Msgpack, no code."""
+        table: list[list[Any]] = []
+        known: dict[object, int] = {}
+
+        def visit(expr: Expr, below: list[int]) -> int:
+            row = _row(expr, below)
+            key = ("term", expr.regex) if isinstance(expr, Term) else tuple(row)
+            if key not in known:
+                if isinstance(expr, Term):
+                    row = ["term", regular.encode(expr.regex)]
+                known[key] = len(table)
+                table.append(row)
+            return known[key]
+
+        places = fold(self.rules.values(), visit)
+        rules = [(name, places[id(body)]) for name, body in self.rules.items()]
+        return msgspec.msgpack.encode([self.start, rules, table])
+
+    @staticmethod
+    def decode(data: bytes) -> Productions:
+        """What `encode` made. Only for bytes of our own processes: a malformed message raises any exception."""
+        start, rules, table = msgspec.msgpack.decode(data)
+        made: list[Expr] = []
+        for row in table:
+            made.append(_from_row(row, made))
+        return Productions({name: made[place] for name, place in rules}, start)
+
+
+def length_of(expr: Expr, shortest: Mapping[str, int]) -> int | None:
+    """As `Productions.shortest`, given that, for an expression; None where it derives nothing."""
+    return _shortest_length(postorder([expr]), shortest)
+
+
+def left_calls(body: Expr, shortest: Mapping[str, int]) -> set[str]:
+    """Rules that the body may call before it has read anything."""
+
+    def visit(expr: Expr, below: list[tuple[bool, frozenset[str]]]) -> tuple[bool, frozenset[str]]:
+        if isinstance(expr, Ref):
+            return shortest.get(expr.rule) == 0, frozenset((expr.rule,))
+        if isinstance(expr, Alt):
+            return any(nullable for nullable, _ in below), frozenset().union(*(calls for _, calls in below))
+        if isinstance(expr, Rep):
+            if expr.high == 0:
+                return True, frozenset()
+            return expr.low == 0 or below[0][0], below[0][1]
+        if isinstance(expr, Seq):
+            calls: frozenset[str] = frozenset()
+            for nullable, first in below:
+                calls |= first
+                if not nullable:
+                    return False, calls
+            return True, calls
+        return _leaf_length(expr, shortest) == 0, frozenset()
+
+    return set(fold([body], visit)[id(body)][1])
+
+
+def left_recursion(productions: Productions) -> list[str]:
+    """Rules of one cycle of calls that read nothing in between, in calling order; empty if there is none."""
+    shortest = productions.shortest
+    calls = {name: sorted(left_calls(body, shortest)) for name, body in productions.rules.items()}
+    done: set[str] = set()
+    for root in productions.rules:
+        path: list[str] = []
+        on_path: set[str] = set()
+        stack = [(root, False)]
+        while stack:
+            name, leaving = stack.pop()
+            if leaving:
+                path.pop()
+                on_path.discard(name)
+                done.add(name)
+            elif name in on_path:
+                return path[path.index(name) :]
+            elif name not in done and name in calls:
+                path.append(name)
+                on_path.add(name)
+                stack.append((name, True))
+                stack.extend((callee, False) for callee in calls[name])
+    return []
+
+
+def _leaf_length(expr: Expr, shortest: Mapping[str, int]) -> int | None:
+    if isinstance(expr, Lit):
+        return len(expr.text)
+    if isinstance(expr, Term):
+        return checked(expr.regex.shortest_length)
+    if isinstance(expr, Ref):
+        return shortest.get(expr.rule)
+    return 1
+
+
+def _shortest_length(order: list[Expr], shortest: Mapping[str, int]) -> int | None:
+    """Of the last expression of a `postorder`; None where it derives nothing."""
+    values: dict[int, int | None] = {}
+    for expr in order:
+        value: int | None
+        if isinstance(expr, Seq):
+            value = 0
+            for part in expr.parts:
+                length = values[id(part)]
+                if length is None:
+                    value = None
+                    break
+                value += length
+        elif isinstance(expr, Alt):
+            lengths = [n for n in (values[id(option)] for option in expr.options) if n is not None]
+            value = min(lengths) if lengths else None
+        elif isinstance(expr, Rep):
+            item = values[id(expr.item)]
+            value = 0 if expr.low == 0 else None if item is None else item * expr.low
+        else:
+            value = _leaf_length(expr, shortest)
+        values[id(expr)] = value
+    return values[id(order[-1])]
+
+
+def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Expr:
+    if isinstance(expr, Ref):
+        return expr if expr.rule in productive else NOTHING
+    if isinstance(expr, Term):
+        return expr if checked(expr.regex.shortest_length) is not None else NOTHING
+    if isinstance(expr, Seq):
+        return NOTHING if any(part is NOTHING for part in below) else with_children(expr, below)
+    if isinstance(expr, Alt):
+        kept = [option for option in below if option is not NOTHING]
+        if len(kept) == len(expr.options):
+            return with_children(expr, kept)
+        return alt(*kept)
+    if isinstance(expr, Rep):
+        if expr.high == 0:
+            return NO_TEXT
+        if below[0] is NOTHING:
+            return NO_TEXT if expr.low == 0 else NOTHING
+        return with_children(expr, below)
+    return expr
+
+
+def _row(expr: Expr, below: list[int]) -> list[Any]:
+    if isinstance(expr, Lit):
+        return ["lit", expr.text]
+    if isinstance(expr, Ref):
+        return ["ref", expr.rule]
+    if isinstance(expr, Special):
+        return ["special", expr.text]
+    if isinstance(expr, Seq):
+        return ["seq", *below]
+    if isinstance(expr, Alt):
+        return ["alt", *below]
+    if isinstance(expr, Rep):
+        return ["rep", str(expr.low), None if expr.high is None else str(expr.high), *below]
+    return ["term"]
+
+
+def _from_row(row: list[Any], made: list[Expr]) -> Expr:
+    kind, *rest = row
+    if kind == "lit":
+        return Lit(rest[0])
+    if kind == "term":
+        return Term(regular.decode(rest[0]))
+    if kind == "ref":
+        return Ref(rest[0])
+    if kind == "special":
+        return Special(rest[0])
+    if kind == "seq":
+        return Seq(tuple(made[place] for place in rest))
+    if kind == "alt":
+        return Alt(tuple(made[place] for place in rest))
+    if kind == "rep":
+        return Rep(made[rest[2]], int(rest[0]), None if rest[1] is None else int(rest[1]))
+    raise ValueError(f"unknown kind of expression {kind!r}")

@@ -1,0 +1,263 @@
+"""Rewriting rules that call themselves first or last into repetitions, without changing the language.
+
+Followers of a grammar here must read something before a rule calls itself again, and llguidance keeps one item for each
+level of a rule that calls itself last, up to a limit. `a ::= a x | y` becomes `a ::= y x*`; `a ::= x a | y` becomes
+`a ::= x* y`. Left recursion through several rules is first made direct, by putting bodies in place of calls (Paull's
+algorithm); what may be empty before a recursive call is split into its empty and its other texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from radixrt.constrained.productions.core import Productions, left_calls, length_of
+from radixrt.constrained.productions.expressions import (
+    NO_TEXT,
+    NOTHING,
+    Alt,
+    Expr,
+    Lit,
+    Ref,
+    Rep,
+    Seq,
+    Term,
+    alt,
+    fold,
+    seq,
+)
+from radixrt.constrained.regex import ANY, ANY_CHAR, concat, intersect
+
+MAX_SIZE: Final = 5_000
+MAX_DEPTH: Final = 200
+
+
+class Entangled(Exception):
+    """Left recursion that cannot be rewritten within bounds.
+
+    Attributes:
+        message: for the person who wrote the grammar.
+        rule: one of the rules concerned.
+    """
+
+    def __init__(self, message: str, rule: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rule = rule
+
+
+def without_left_recursion(productions: Productions) -> Productions:
+    """The same language, no rule calling itself before something is read.
+
+    Args:
+        productions: pruned.
+
+    Raises:
+        Entangled: a rule grows beyond `MAX_SIZE` or `MAX_DEPTH`.
+    """
+    shortest = dict(productions.shortest)
+    calls = {name: left_calls(body, shortest) for name, body in productions.rules.items()}
+    rules = dict(productions.rules)
+    for circle in _circles(calls):
+        _Circle(rules, circle, shortest).break_up()
+    return Productions(rules, productions.start)
+
+
+def without_right_recursion(productions: Productions) -> Productions:
+    """The same language, no rule having itself as the last part of an alternative."""
+    rules = dict(productions.rules)
+    for name, body in productions.rules.items():
+        again, rest = _last(body, name)
+        if again is not NOTHING:
+            rules[name] = seq(Rep(again, 0, None), rest)
+    return Productions(rules, productions.start)
+
+
+def _last(expr: Expr, rule: str) -> tuple[Expr, Expr]:
+    """(again, rest) such that expr is `again rule | rest`, and the recursive calls at its plain end are in `again`."""
+    if isinstance(expr, Ref) and expr.rule == rule:
+        return NO_TEXT, NOTHING
+    if isinstance(expr, Alt):
+        pairs = [_last(option, rule) for option in expr.options]
+        if any(again is not NOTHING for again, _ in pairs):
+            return alt(*(again for again, _ in pairs)), alt(*(rest for _, rest in pairs))
+    elif isinstance(expr, Seq) and expr.parts:
+        again, rest = _last(expr.parts[-1], rule)
+        if again is not NOTHING:
+            return seq(*expr.parts[:-1], again), seq(*expr.parts[:-1], rest)
+    elif isinstance(expr, Rep) and (expr.low, expr.high) == (0, 1):
+        again, rest = _last(expr.item, rule)
+        if again is not NOTHING:
+            return again, alt(rest, NO_TEXT)
+    return NOTHING, expr
+
+
+class _Circle:
+    """Rules that can call one another first, being rewritten in place.
+
+    Args:
+        rules: of the whole grammar; changed.
+        circle: the rules concerned.
+        shortest: `Productions.shortest` of all rules; new rules are added.
+    """
+
+    def __init__(self, rules: dict[str, Expr], circle: list[str], shortest: dict[str, int]) -> None:
+        self._rules = rules
+        self._circle = circle
+        self._shortest = shortest
+
+    def break_up(self) -> None:
+        """Afterwards no rule of the circle calls itself first, directly or through others."""
+        nullable = [rule for rule in self._circle if self._shortest[rule] == 0]
+        others = [rule for rule in self._circle if self._shortest[rule] != 0]
+        bodies = {rule: self._rules[rule] for rule in nullable}
+        for rule in nullable:
+            self._rules[rule] = alt(Ref(self._declare_nonempty(rule)), NO_TEXT)
+        for rule, body in bodies.items():
+            self._rules[_nonempty_name(rule)] = self._nonempty(body)
+        done = nullable
+        for rule in [*others, *map(_nonempty_name, nullable)]:
+            self._substitute(rule, done)
+            after, rest = self._first(self._rules[rule], rule)
+            if after is not NOTHING:
+                again = self._nonempty(after)
+                self._rules[rule] = rest if again is NOTHING else seq(rest, Rep(again, 0, None))
+                self._check_size(rule)
+            done = [*done, rule]
+
+    def _substitute(self, rule: str, done: list[str]) -> None:
+        """Put bodies in place of first calls of rules that are done, until none is left."""
+        while first := left_calls(self._rules[rule], self._shortest) & set(done):
+            for callee in done:
+                if callee in first:
+                    after, rest = self._first(self._rules[rule], callee)
+                    self._rules[rule] = alt(seq(self._rules[callee], after), rest)
+                    self._check_size(rule)
+
+    def _check_size(self, rule: str) -> None:
+        size, depth = _written_size(self._rules[rule])
+        if size > MAX_SIZE or depth > MAX_DEPTH:
+            names = ", ".join(repr(name) for name in self._circle[:5])
+            raise Entangled(
+                f"the left recursion through {names} is too entangled to be rewritten; "
+                "let these rules read something before they call one another",
+                rule,
+            )
+
+    def _first(self, expr: Expr, rule: str) -> tuple[Expr, Expr]:
+        """(after, rest) such that expr is `rule after | rest`, and rest does not call the rule first."""
+        if rule not in left_calls(expr, self._shortest):
+            return NOTHING, expr
+        if isinstance(expr, Ref):
+            return NO_TEXT, NOTHING
+        if isinstance(expr, Alt):
+            pairs = [self._first(option, rule) for option in expr.options]
+            return alt(*(after for after, _ in pairs)), alt(*(rest for _, rest in pairs))
+        if isinstance(expr, Rep):
+            return self._first_of_repetition(expr, rule)
+        assert isinstance(expr, Seq)
+        return self._first_of_sequence(expr.parts, rule)
+
+    def _first_of_sequence(self, parts: tuple[Expr, ...], rule: str) -> tuple[Expr, Expr]:
+        head, tail = parts[0], Seq(parts[1:])
+        after, rest = self._first(head, rule)
+        after = seq(after, tail)
+        if length_of(rest, self._shortest) != 0 or rule not in left_calls(tail, self._shortest):
+            return after, seq(rest, tail)
+        tail_after, tail_rest = self._first(tail, rule)
+        return alt(after, tail_after), alt(seq(self._nonempty(rest), tail), tail_rest)
+
+    def _first_of_repetition(self, expr: Rep, rule: str) -> tuple[Expr, Expr]:
+        item, low = expr.item, expr.low
+        if length_of(item, self._shortest) == 0:
+            item, low = self._nonempty(item), 0
+        after, rest = self._first(item, rule)
+        more = Rep(item, max(low - 1, 0), None if expr.high is None else expr.high - 1)
+        rest = seq(rest, more)
+        return seq(after, more), alt(rest, NO_TEXT) if low == 0 else rest
+
+    def _nonempty(self, expr: Expr) -> Expr:
+        """The texts of the expression that are not empty."""
+        if length_of(expr, self._shortest) != 0:
+            return expr
+        if isinstance(expr, Alt):
+            return alt(*(self._nonempty(option) for option in expr.options))
+        if isinstance(expr, Rep):
+            return NOTHING if expr.high == 0 else Rep(self._nonempty(expr.item), 1, expr.high)
+        if isinstance(expr, Seq):
+            options = []
+            for place, part in enumerate(expr.parts):
+                options.append(seq(self._nonempty(part), *expr.parts[place + 1 :]))
+            return alt(*options)
+        if isinstance(expr, Ref):
+            return self._nonempty_rule(expr.rule)
+        if isinstance(expr, Term):
+            return Term(intersect(expr.regex, concat(ANY_CHAR, ANY)))
+        assert isinstance(expr, Lit)
+        return NOTHING
+
+    def _nonempty_rule(self, rule: str) -> Expr:
+        """A rule for the texts of another one that are not empty, made when it is first asked for."""
+        name = _nonempty_name(rule)
+        if name not in self._rules:
+            self._declare_nonempty(rule)
+            self._rules[name] = self._nonempty(self._rules[rule])
+        return Ref(name)
+
+    def _declare_nonempty(self, rule: str) -> str:
+        name = _nonempty_name(rule)
+        self._rules[name] = NOTHING  # until it is known; it may call itself
+        self._shortest[name] = 1
+        return name
+
+
+def _nonempty_name(rule: str) -> str:
+    return f"{rule}~"  # no name that a user can give
+
+
+def _circles(calls: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components with a cycle, in the order of the rules (Tarjan's algorithm, iterative)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    component: list[str] = []
+    open_rules: set[str] = set()
+    found: list[list[str]] = []
+    for root in calls:
+        if root in index:
+            continue
+        path = [(root, iter(sorted(calls[root])))]
+        index[root] = low[root] = len(index)
+        component.append(root)
+        open_rules.add(root)
+        while path:
+            name, callees = path[-1]
+            callee = next((one for one in callees if one in calls and (one not in index or one in open_rules)), None)
+            if callee is not None:
+                if callee in index:
+                    low[name] = min(low[name], index[callee])
+                    continue
+                index[callee] = low[callee] = len(index)
+                component.append(callee)
+                open_rules.add(callee)
+                path.append((callee, iter(sorted(calls[callee]))))
+                continue
+            path.pop()
+            if path:
+                low[path[-1][0]] = min(low[path[-1][0]], low[name])
+            if low[name] == index[name]:
+                place = component.index(name)
+                members = component[place:]
+                del component[place:]
+                open_rules.difference_update(members)
+                if len(members) > 1 or name in calls[name]:
+                    found.append(sorted(members, key=list(calls).index))
+    return found
+
+
+def _written_size(expr: Expr) -> tuple[int, int]:
+    """Expressions as they would be written out, shared ones counted each time, and how deep they nest."""
+
+    def visit(_: Expr, below: list[tuple[int, int]]) -> tuple[int, int]:
+        return 1 + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+
+    return fold([expr], visit)[id(expr)]

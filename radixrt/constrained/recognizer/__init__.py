@@ -1,0 +1,6 @@
+"""`Recognizer`: follows a text through a grammar, and knows the shortest way to an end."""
+
+from radixrt.constrained.recognizer.frames import RecognizerTooComplex
+from radixrt.constrained.recognizer.recognizer import Closing, Recognizer, State
+
+__all__ = ["Closing", "Recognizer", "RecognizerTooComplex", "State"]

@@ -1,0 +1,187 @@
+"""Where calls return to, and what can be read at one place of a text: the moving parts of the recognizer.
+
+A `Frame` merges all calls of one rule from one place in the text. Frames are made only when everything that can be
+called at a place is known, and the same content is the same object, so that frames and states can be compared by
+identity and what was computed for them is found again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from radixrt.constrained.productions.expressions import GrammarTooComplex
+from radixrt.constrained.recognizer.pushdown import CALL, COUNT, END, FORK, REGULAR, Node
+from radixrt.constrained.regex import Regex
+
+MAX_CONFIGURATIONS: Final = 8000
+
+
+class RecognizerTooComplex(GrammarTooComplex):
+    """The grammar is so ambiguous at this place of the text that it cannot be followed, or too far from an end."""
+
+
+class Frame:
+    """Where a rule that is being read returns to: for each call of it, the node after the call and the caller's frame.
+
+    Attributes:
+        returns: node, repetitions that are complete by then (0 where the node is no `COUNT` under way), caller's frame.
+        distance: characters from the end of the rule to the end of everything.
+        best: the return on that way.
+    """
+
+    __slots__ = ("best", "distance", "returns")
+
+    def __init__(self, returns: tuple[Return, ...]) -> None:
+        self.returns = returns
+        self.best: Return | None = min(returns, key=_rank, default=None)
+        self.distance: int = 0 if self.best is None else _distance(self.best)
+
+
+Return = tuple[Node, int, Frame]
+Item = tuple[Node, "int | Regex", Frame]
+
+
+def _rank(entry: Return) -> tuple[int, int, int]:
+    """Shortest first; of equal ones, in the order of the grammar."""
+    node, count, _ = entry
+    return _distance(entry), node.serial, count
+
+
+def _distance(entry: Return) -> int:
+    node, count, frame = entry
+    if count == 0:
+        return node.distance + frame.distance
+    return max(node.low - count, 0) * node.item_distance + node.next.distance + frame.distance
+
+
+class Closure:
+    """What a text can go on with from some places: follows calls, forks and returns until something must be read.
+
+    Calls of one rule from the text's current place share one frame, which collects its returns until `finish`. A rule
+    that may be empty is also passed over at its call, so that its return without reading anything needs no notice.
+    """
+
+    def __init__(self, frames: dict[frozenset[Return], Frame]) -> None:
+        self.items: list[Item] = []
+        self.complete = False
+        self._frames = frames
+        self._seen: set[tuple[Node, int, object]] = set()
+        self._pending: dict[Node, _Pending] = {}
+
+    def enter(self, node: Node, frame: Frame | _Pending) -> None:
+        """Go on at a node.
+
+        Raises:
+            RecognizerTooComplex: more than `MAX_CONFIGURATIONS` places can be reached from here.
+        """
+        todo: list[tuple[Node, int, Frame | _Pending]] = [(node, 0, frame)]
+        seen = self._seen
+        while todo:
+            place = todo.pop()
+            if place in seen:
+                continue
+            seen.add(place)
+            if len(seen) > MAX_CONFIGURATIONS:
+                raise RecognizerTooComplex(f"more than {MAX_CONFIGURATIONS} readings of a text are possible at once")
+            node, count, frame = place
+            kind = node.kind
+            if kind == FORK:
+                todo.extend([(target, 0, frame) for target in node.targets])
+            elif kind == CALL:
+                if node.next.kind == END:
+                    todo.append((node.body, 0, frame))
+                else:
+                    self._call(node.body, (node.next, 0, frame), todo)
+                if node.skips:
+                    todo.append((node.next, 0, frame))
+            elif kind == COUNT:
+                if count >= node.low:
+                    todo.append((node.next, 0, frame))
+                if node.high is None:
+                    self._call(node.body, (node, max(1, min(count + 1, node.low)), frame), todo)
+                elif count < node.high:
+                    self._call(node.body, (node, count + 1, frame), todo)
+            elif kind == END:
+                if isinstance(frame, Frame):
+                    if not frame.returns:
+                        self.complete = True
+                    todo.extend(frame.returns)
+            elif kind == REGULAR:
+                self.items.append((node, node.regex, frame))  # type: ignore[arg-type]  # resolved by `finish`
+                if node.regex.nullable:
+                    todo.append((node.next, 0, frame))
+            else:
+                self.items.append((node, 0, frame))  # type: ignore[arg-type]
+
+    def _call(
+        self,
+        body: Node,
+        entry: tuple[Node, int, Frame | _Pending],
+        todo: list[tuple[Node, int, Frame | _Pending]],
+    ) -> None:
+        pending = self._pending.get(body)
+        if pending is None:
+            pending = self._pending[body] = _Pending()
+            todo.append((body, 0, pending))
+        pending.returns.append(entry)
+
+    def finish(self) -> tuple[frozenset[Item], bool]:
+        """The items with their final frames, and whether the text may end."""
+        return frozenset([(node, progress, self._final(frame)) for node, progress, frame in self.items]), self.complete
+
+    def _final(self, frame: Frame | _Pending) -> Frame:
+        """The frame with the content of a pending one; callers are made final before those that they call."""
+        if isinstance(frame, Frame):
+            return frame
+        unfinished = [frame]
+        while unfinished:
+            last = unfinished[-1]
+            callers = [caller for _, _, caller in last.returns if isinstance(caller, _Pending) and caller.final is None]
+            if callers and last.final is None:
+                unfinished.extend(callers)
+                continue
+            unfinished.pop()
+            if last.final is None:
+                key = frozenset(_without_dominated(last.returns))
+                final = self._frames.get(key)
+                if final is None:
+                    final = self._frames[key] = Frame(tuple(key))
+                last.final = final
+        assert frame.final is not None
+        return frame.final
+
+
+class _Pending:
+    """A frame whose returns are still being collected."""
+
+    __slots__ = ("final", "returns")
+
+    def __init__(self) -> None:
+        self.returns: list[tuple[Node, int, Frame | _Pending]] = []
+        self.final: Frame | None = None
+
+
+def _without_dominated(returns: list[tuple[Node, int, Frame | _Pending]]) -> list[Return]:
+    """The returns with final frames, without counts that allow nothing which another count does not allow too.
+
+    Of counts that have reached the least number of repetitions, the smallest leaves most; without an upper bound
+    the largest of all does.
+    """
+    kept: list[Return] = []
+    counts: dict[tuple[Node, Frame], set[int]] = {}
+    for node, count, caller in returns:
+        frame = caller if isinstance(caller, Frame) else caller.final
+        assert frame is not None
+        if count == 0:
+            kept.append((node, 0, frame))
+        else:
+            counts.setdefault((node, frame), set()).add(count)
+    for (node, frame), found in counts.items():
+        if node.high is None:
+            kept.append((node, max(found), frame))
+            continue
+        enough = [count for count in found if count >= node.low]
+        kept.extend((node, count, frame) for count in found if count < node.low)
+        if enough:
+            kept.append((node, min(enough), frame))
+    return kept

@@ -1,0 +1,299 @@
+"""`Recognizer`: follows a text through a grammar, and knows the shortest way to an end from wherever the text stands.
+
+It is a nondeterministic pushdown automaton. A state is a set of configurations, each a place in a rule and a `Frame`
+that says where the calls under way return to; frames merge all calls of one rule from one place in the text, so
+ambiguity costs a polynomial and not an exponential number of them. States and frames with the same content are the
+same object. So a state never changes, may be kept and gone back to, and remembers where each character led: texts that
+repeat themselves, as JSON does, are followed with one dictionary look-up per character, and inside a string a compiled
+pattern jumps to the next character that matters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from radixrt.constrained.productions import Productions
+from radixrt.constrained.productions.expressions import Special, checked, postorder
+from radixrt.constrained.recognizer.frames import Closure, Frame, Item, RecognizerTooComplex, Return
+from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Program
+from radixrt.constrained.recognizer.spelling import Pieces, Spelling, joined
+from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex
+from radixrt.constrained.regex.charset import partition
+from radixrt.errors import InvariantError
+
+__all__ = ["Closing", "Recognizer", "RecognizerTooComplex", "State"]
+
+MAX_CLOSING: Final = 1_000_000
+_MAX_REMEMBERED: Final = 20_000
+_MAX_SKIP_ITEMS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A shortest completion.
+
+    Attributes:
+        pieces: texts and control tokens in order; no two texts are neighbors.
+        characters: its length, a control token counting as one.
+    """
+
+    pieces: Pieces
+    characters: int
+
+
+class State:
+    """Where a text stands in the grammar. Compare by identity; only `Recognizer` looks inside.
+
+    Attributes:
+        items: what can be read next: a reading node, how far it has been read, and its frame.
+        complete: the text may end here.
+        edges: the states after single characters, and after control tokens under 1-tuples; None where there is none.
+        run: text that comes next for certain, longer than one character, or empty.
+        after_run: the state after it.
+        skip: matches a run of characters that lead back to this state; unset until one did.
+    """
+
+    __slots__ = ("after_run", "closing", "complete", "edges", "items", "length", "run", "skip")
+
+    def __init__(self, items: frozenset[Item], complete: bool) -> None:
+        self.items = tuple(items)
+        self.complete = complete
+        self.edges: dict[str | tuple[str], State | None] = {}
+        self.run = ""
+        self.after_run: State | None = None
+        self.skip: re.Pattern[str] | None = None
+        self.closing: Closing | None = None
+        self.length: int | None = 0 if complete else None
+        if len(self.items) == 1 and not complete:
+            node, progress, _ = self.items[0]
+            if node.kind == TEXT and isinstance(progress, int) and len(node.text) - progress > 1:
+                self.run = node.text[progress:]
+
+
+_UNKNOWN: Final = State(frozenset(), False)
+
+
+class Recognizer:
+    """Follows texts through one grammar.
+
+    Args:
+        productions: validated and pruned.
+        special_ids: token ids of control tokens; each one that the productions mention must be there.
+    """
+
+    def __init__(self, productions: Productions, special_ids: Mapping[str, int] | None = None) -> None:
+        for expr in postorder(productions.rules.values()):
+            if isinstance(expr, Special) and special_ids is not None and expr.text not in special_ids:
+                raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
+        self._program = Program(productions)
+        self._frames: dict[frozenset[Return], Frame] = {}
+        self._states: dict[tuple[frozenset[Item], bool], State] = {}
+        self._spelling = Spelling()
+        self._num_edges = 0
+        closure = Closure(self._frames)
+        closure.enter(self._program.start, Frame(()))
+        start = self._settle(closure)
+        if start is None:
+            raise InvariantError("productions that derive nothing must be pruned")
+        self._start = start
+
+    def start(self) -> State:
+        """The state before any text."""
+        return self._start
+
+    def advance(self, state: State, text: str) -> State | None:
+        """The state after more text; None where that is the beginning of no sentence.
+
+        Raises:
+            RecognizerTooComplex: too many readings of the text are possible at once.
+        """
+        at, end = 0, len(text)
+        while at < end:
+            if state.run and text.startswith(state.run, at):
+                at += len(state.run)
+                state = state.after_run or self._run(state)
+                continue
+            after = state.edges.get(text[at], _UNKNOWN)
+            if after is _UNKNOWN:
+                after = self._step(state, text[at])
+            if after is None:
+                return None
+            at += 1
+            if after is state and at < end:
+                found = (state.skip or self._make_skip(state)).match(text, at)
+                if found is not None:
+                    at = found.end()
+            state = after
+        return state
+
+    def advance_special(self, state: State, text: str) -> State | None:
+        """The state after one control token; None where it is not allowed."""
+        after = state.edges.get((text,), _UNKNOWN)
+        if after is _UNKNOWN:
+            closure = Closure(self._frames)
+            for node, _, frame in state.items:
+                if node.kind == SPECIAL and node.text == text:
+                    closure.enter(node.next, frame)
+            after = self._remember(state, (text,), self._settle(closure))
+        return after
+
+    def is_complete(self, state: State) -> bool:
+        """The text may end here."""
+        return state.complete
+
+    def must_end(self, state: State) -> bool:
+        """The text may end here, and nothing can follow it."""
+        return state.complete and not any(map(self._can_read, state.items))
+
+    def closing_length(self, state: State) -> int:
+        """Characters of a shortest completion, a control token counting as one; 0 where the text may end."""
+        if state.length is None:
+            state.length = min(length for length, _ in map(self._rank, state.items))
+        return state.length
+
+    def closing(self, state: State) -> Closing:
+        """A shortest completion.
+
+        Raises:
+            RecognizerTooComplex: it is longer than `MAX_CLOSING`.
+        """
+        if state.closing is None:
+            length = self.closing_length(state)
+            if length > MAX_CLOSING:
+                raise RecognizerTooComplex(f"the shortest way to an end is {length} characters long")
+            pieces: list[str | Special] = []
+            if not state.complete:
+                node, progress, frame = min(state.items, key=self._rank)
+                if isinstance(progress, int):
+                    pieces.append(Special(node.text) if node.kind == SPECIAL else node.text[progress:])
+                else:
+                    pieces.append(self._spelling.shortest_text(progress))
+                self._spelling.spell(node.next, pieces)
+                while frame.best is not None:
+                    node, count, frame = frame.best
+                    if count:
+                        pieces.extend(self._spelling.text_of(node.body) * max(node.low - count, 0))
+                        node = node.next
+                    self._spelling.spell(node, pieces)
+            state.closing = Closing(joined(pieces), length)
+        return state.closing
+
+    def first_char(self, state: State, low: int, high: int) -> str | None:
+        """Of the characters from code point low to high that may come next, one with the shortest way to an end."""
+        best: tuple[int, str] | None = None
+        span = CharSet.span(low, high)
+        candidates: set[str] = set()
+        for node, progress, _ in state.items:
+            if isinstance(progress, Regex):
+                candidates.update(chr(part.edges[0]) for part in (one & span for one in progress.classes()) if part)
+            elif node.kind == TEXT and node.text[progress] in span:
+                candidates.add(node.text[progress])
+        for char in sorted(candidates):
+            after = self.advance(state, char)
+            if after is not None:
+                length = self.closing_length(after)
+                if best is None or length < best[0]:
+                    best = length, char
+        return None if best is None else best[1]
+
+    def _step(self, state: State, char: str) -> State | None:
+        """The state after one character, computed and remembered."""
+        closure = Closure(self._frames)
+        for node, progress, frame in state.items:
+            if isinstance(progress, Regex):
+                after = self._derive(progress, char)
+                if after is EMPTY or (after.has_boolean and checked(after.is_empty)):
+                    continue
+                if after.nullable:
+                    closure.enter(node.next, frame)
+                if after is not EPSILON:
+                    closure.items.append((node, after, frame))
+            elif node.kind == TEXT and node.text[progress] == char:
+                if progress + 1 == len(node.text):
+                    closure.enter(node.next, frame)
+                else:
+                    closure.items.append((node, progress + 1, frame))
+        return self._remember(state, char, self._settle(closure))
+
+    def _run(self, state: State) -> State:
+        """The state after `state.run`."""
+        node, _, frame = state.items[0]
+        closure = Closure(self._frames)
+        closure.enter(node.next, frame)
+        after = self._settle(closure)
+        if after is None:
+            raise InvariantError("productions that derive nothing must be pruned")
+        state.after_run = after
+        return after
+
+    def _settle(self, closure: Closure) -> State | None:
+        """The state of a closure, the same object as an equal one before; None if it reads nothing and cannot end."""
+        items, complete = closure.finish()
+        if not items and not complete:
+            return None
+        state = self._states.get((items, complete))
+        if state is None:
+            state = self._states[items, complete] = State(items, complete)
+        return state
+
+    def _remember(self, state: State, key: str | tuple[str], after: State | None) -> State | None:
+        self._num_edges += 1
+        if self._num_edges > _MAX_REMEMBERED:
+            for known in self._states.values():
+                known.edges.clear()
+                known.after_run = None
+            self._states = {(frozenset(self._start.items), self._start.complete): self._start}
+            self._frames.clear()
+            self._spelling.forget()
+            self._num_edges = 0
+        state.edges[key] = after
+        return after
+
+    def _make_skip(self, state: State) -> re.Pattern[str]:
+        """A pattern for the characters that lead from the state back to itself."""
+        found = CharSet(())
+        if len(state.items) <= _MAX_SKIP_ITEMS:
+            sets: list[CharSet] = []
+            for node, progress, _ in state.items:
+                if isinstance(progress, Regex):
+                    sets.extend(progress.classes())
+                elif node.kind == TEXT:
+                    sets.append(CharSet.of(node.text[progress]))
+            for one in partition(sets):
+                if self._step(state, chr(one.edges[0])) is state:
+                    found = found | one
+        state.skip = _pattern(found)
+        return state.skip
+
+    def _can_read(self, item: Item) -> bool:
+        _, progress, _ = item
+        if isinstance(progress, Regex) and progress.has_boolean:
+            following = (self._derive(progress, chr(one.edges[0])) for one in progress.classes())
+            return any(not checked(after.is_empty) for after in following)
+        return True
+
+    def _rank(self, item: Item) -> tuple[int, int]:
+        """Characters of the shortest completion by way of an item, then the item's place in the grammar."""
+        node, progress, frame = item
+        if isinstance(progress, Regex):
+            head = len(self._spelling.shortest_text(progress)) if progress.has_boolean else progress.min_length
+        else:
+            head = 1 if node.kind == SPECIAL else len(node.text) - progress
+        return head + node.next.distance + frame.distance, node.serial
+
+    @staticmethod
+    def _derive(regex: Regex, char: str) -> Regex:
+        try:
+            return regex.derive(char)
+        except RegexTooComplex as error:
+            raise RecognizerTooComplex(f"a pattern of the grammar is too complex: {error}") from None
+
+
+def _pattern(chars: CharSet) -> re.Pattern[str]:
+    if not chars:
+        return re.compile("(?!)")
+    ranges = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in chars.pairs())
+    return re.compile(f"[{ranges}]*")

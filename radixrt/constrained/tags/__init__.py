@@ -1,0 +1,1 @@
+"""Structural tags and tool calls: texts put together of free text and grammars."""

@@ -1,0 +1,347 @@
+"""Structural tags: free text, constant texts, schemas, patterns and grammars put together, as JSON.
+
+The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the older {"structures": [...],
+"triggers": [...]}) as far as it is about text. Differences:
+
+- Free text ends at the first text that ends it (the end of its tag, or a trigger), and nowhere else. So `any_text` and
+  formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
+- Parts of which one cannot tell where they end, or alternatives that begin alike, are refused, not guessed.
+- `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
+- `json_schema` takes "closed" (objects that say nothing about additional properties get none) and "origin" (where the
+  schema came from, "<field>/<JSON pointer>", which errors name in place of its own place).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from radixrt.constrained.constraint import StructuredOptions
+from radixrt.constrained.productions import Productions, Ref
+from radixrt.constrained.regex import RegexTooComplex
+from radixrt.constrained.regex.charset import EVERY
+from radixrt.constrained.tags.embedding import Embedding
+from radixrt.constrained.tags.fields import (
+    PARAM,
+    Node,
+    check_keys,
+    checked_text,
+    flag,
+    from_legacy,
+    get,
+    malformed,
+    refuse,
+    text,
+    texts,
+)
+from radixrt.constrained.tags.free_text import Body, free_text
+from radixrt.constrained.tags.leaves import Leaves
+from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, Ambiguous, Piece, choose, constant, follow, repeated
+from radixrt.errors import RequestError, shown
+
+MAX_DEPTH = 40
+MAX_FORMATS = 50_000
+MAX_REPEAT = 2**31 - 1
+
+Ends = Sequence[Piece] | None
+"""What ends a part: one of these pieces, the end of the output where there are none, or, None, whatever comes next."""
+
+Begun = tuple[Piece, Node, str]
+"""What a tag begins with after its trigger, the tag, and its place."""
+
+
+def parse_structural_tag(source: str, options: StructuredOptions) -> Productions:
+    """`read_structural_tag` for callers that have asked for nothing to be ignored."""
+    return read_structural_tag(source, options)[0]
+
+
+def read_structural_tag(
+    source: str, options: StructuredOptions, deadline_s: float | None = None
+) -> tuple[Productions, list[str]]:
+    """The grammar of a structural tag, and what of it is not enforced because the options say so ("pointer: keyword").
+
+    Args:
+        source: JSON text.
+        deadline_s: `time.monotonic()` by which to give up.
+
+    Raises:
+        RequestError: malformed, or not enforceable; names the place by a JSON pointer. `param` is "structural_tag", or
+            the field that the "origin" of a schema names.
+    """
+    try:
+        value = json.loads(source)
+    except RecursionError:
+        raise RequestError("structural_tag is nested too deeply", param=PARAM, code="too_complex") from None
+    except ValueError as error:
+        raise RequestError(f"structural_tag is not JSON: {error}", param=PARAM, code="invalid_json") from None
+    reader = _Reader(Embedding(options, deadline_s))
+    root = reader.read_whole(value)
+    rules = {"start": root.expr, **reader.embedding.rules}
+    return Productions(rules), reader.embedding.ignored
+
+
+class _Reader:
+    """Reads formats into pieces; `at` is always the JSON pointer of the one that is read."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self.embedding = embedding
+        self._depth = 0
+        self._formats = 0
+        self._leaves = Leaves(embedding)
+        self._kinds: dict[str, Callable[[Node, str, Ends], Piece]] = {
+            "sequence": self._sequence,
+            "or": self._or,
+            "tag": self._tag,
+            "tags_with_separator": self._tags_with_separator,
+            "optional": self._optional,
+            "star": self._star,
+            "plus": self._plus,
+            "repeat": self._repeat,
+            "any_text": self._any_text,
+            "triggered_tags": self._triggered_tags,
+            "token_triggered_tags": self._token_triggered_tags,
+            "dispatch": self._dispatch,
+        }
+
+    def read_whole(self, value: Any) -> Piece:
+        if not isinstance(value, dict):
+            refuse("", "must be an object with a format")
+        if "structures" in value or "triggers" in value:
+            return self.read(from_legacy(value), "", ())
+        check_keys(value, "", "format")
+        if value.get("type", "structural_tag") != "structural_tag":
+            refuse("/type", 'must be "structural_tag"')
+        return self.read(get(value, "", "format", dict), "/format", ())
+
+    def read(self, node: Any, at: str, ends: Ends) -> Piece:
+        """The piece of a format together with what ends it."""
+        if not isinstance(node, dict):
+            refuse(at, f"must be a format, an object with a type, not {shown(node)}")
+        kind = node.get("type")
+        if not isinstance(kind, str) or (kind not in self._kinds and kind not in self._leaves.kinds):
+            known = ", ".join([*self._leaves.kinds, *self._kinds])
+            refuse(at, f"the format type {shown(kind)} is not supported; there are {known}")
+        self._formats += 1
+        if self._formats > MAX_FORMATS:
+            refuse(at, f"there are more than {MAX_FORMATS} formats")
+        if self._depth >= MAX_DEPTH:
+            refuse(at, f"formats are nested more than {MAX_DEPTH} deep")
+        self._depth += 1
+        try:
+            if kind in self._kinds:
+                return self._kinds[kind](node, at, ends)
+            return self._ended(self._leaves.kinds[kind](node, at), ends)
+        except Ambiguous as error:
+            refuse(at, f"the text does not show {error}; put texts between them that do")
+        except RegexTooComplex:
+            refuse(at, "its patterns are too complex together")
+        finally:
+            self._depth -= 1
+
+    def _ended(self, piece: Piece, ends: Ends) -> Piece:
+        return follow(piece, choose(ends, at_end=False)) if ends else piece
+
+    # --- combinations ---
+
+    def _sequence(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "elements")
+        elements = get(node, at, "elements", list)
+        if not elements:
+            return self._ended(NO_TEXT, ends)
+        whole = self.read(elements[-1], f"{at}/elements/{len(elements) - 1}", ends)
+        pieces = [self.read(one, f"{at}/elements/{i}", None) for i, one in enumerate(elements[:-1])]
+        return _joined([*pieces, whole])
+
+    def _or(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "elements")
+        elements = get(node, at, "elements", list)
+        if not elements:
+            refuse(f"{at}/elements", "must hold at least one format")
+        options = [self.read(one, f"{at}/elements/{i}", ends) for i, one in enumerate(elements)]
+        try:
+            return choose(options, at_end=_is_end(ends))
+        except Ambiguous:
+            as_json = self.embedding.in_json_tokens(options)
+            if as_json is None:
+                raise
+            return as_json
+
+    def _tag(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "begin", "content", "end")
+        return follow(self._edge(node.get("begin"), f"{at}/begin"), self._rest_of_tag(node, at, ends))
+
+    def _rest_of_tag(self, node: Node, at: str, ends: Ends) -> Piece:
+        """What comes after the tag's begin."""
+        own = self._ends_of_tag(node, at)
+        content = self.read(get(node, at, "content", dict), f"{at}/content", own if own else ends)
+        return self._ended(content, ends) if own else content
+
+    def _ends_of_tag(self, node: Node, at: str) -> list[Piece]:
+        """Empty where the tag ends with its content."""
+        end = node.get("end")
+        given = end if isinstance(end, list) else [end]
+        if not given:
+            refuse(f"{at}/end", "must hold at least one end")
+        pieces = [self._edge(one, f"{at}/end") for one in given]
+        empty = [piece is NO_TEXT for piece in pieces]
+        if any(empty) and len(pieces) > 1:
+            refuse(f"{at}/end", "one of several ends must not be empty")
+        return [] if any(empty) else pieces
+
+    def _edge(self, value: Any, at: str) -> Piece:
+        """A text or a token."""
+        if isinstance(value, str):
+            return constant(value)
+        if isinstance(value, dict) and value.get("type") == "token":
+            return self._leaves.token(value, at)
+        raise malformed(at, "must be a text or a token format")
+
+    def _tags_with_separator(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "tags", "separator", "at_least_one", "stop_after_first")
+        tags = self._tags(node, at)
+        tag = choose([self._tag(one, where, None) for one, where in tags], at_end=False)
+        whole = tag
+        if not flag(node, at, "stop_after_first"):
+            separator = constant(text(node, at, "separator"))
+            whole = follow(tag, repeated(follow(separator, tag), 0, None))
+        if not flag(node, at, "at_least_one"):
+            whole = repeated(whole, 0, 1)
+        return self._ended(whole, ends)
+
+    def _tags(self, node: Node, at: str) -> list[tuple[Node, str]]:
+        tags = get(node, at, "tags", list)
+        if not tags:
+            refuse(f"{at}/tags", "must hold at least one tag")
+        found = []
+        for i, tag in enumerate(tags):
+            where = f"{at}/tags/{i}"
+            if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
+                refuse(where, "must be a format of type tag")
+            check_keys(tag, where, "begin", "content", "end")
+            found.append((tag, where))
+        return found
+
+    def _optional(self, node: Node, at: str, ends: Ends) -> Piece:
+        return self._repeated(node, at, ends, 0, 1)
+
+    def _star(self, node: Node, at: str, ends: Ends) -> Piece:
+        return self._repeated(node, at, ends, 0, None)
+
+    def _plus(self, node: Node, at: str, ends: Ends) -> Piece:
+        return self._repeated(node, at, ends, 1, None)
+
+    def _repeat(self, node: Node, at: str, ends: Ends) -> Piece:
+        low, high = node.get("min"), node.get("max")
+        if type(low) is not int or not 0 <= low <= MAX_REPEAT:
+            refuse(f"{at}/min", "must be an integer from 0 on")
+        if type(high) is not int or not (high == -1 or low <= high <= MAX_REPEAT):
+            refuse(f"{at}/max", "must be an integer, at least min, or -1")
+        return self._repeated(node, at, ends, low, None if high == -1 else high)
+
+    def _repeated(self, node: Node, at: str, ends: Ends, low: int, high: int | None) -> Piece:
+        check_keys(node, at, "content", "min", "max")
+        item = self.read(get(node, at, "content", dict), f"{at}/content", None)
+        return self._ended(repeated(item, low, high), ends)
+
+    # --- free text ---
+
+    def _any_text(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "excludes", "max_chars")
+        limit = node.get("max_chars")
+        if limit is not None and (type(limit) is not int or limit < 0):
+            refuse(f"{at}/max_chars", "must be an integer from 0 on")
+        return free_text([], _known(ends, at), texts(node, at, "excludes"), limit, at=at)
+
+    def _triggered_tags(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "triggers", "tags", "at_least_one", "stop_after_first", "excludes")
+        triggers = {trigger: constant(trigger) for trigger in texts(node, at, "triggers")}
+        groups: dict[str, list[Begun]] = {trigger: [] for trigger in triggers}
+        for tag, where in self._tags(node, at):
+            begin = tag.get("begin")
+            matching = [trigger for trigger in triggers if isinstance(begin, str) and begin.startswith(trigger)]
+            if not isinstance(begin, str) or len(matching) != 1:
+                refuse(f"{where}/begin", f"must begin with one of the triggers, not with {len(matching)} of them")
+            groups[matching[0]].append((constant(begin.removeprefix(matching[0])), tag, where))
+        return self._triggered(node, at, ends, self._bodies([(triggers[name], tags) for name, tags in groups.items()]))
+
+    def _token_triggered_tags(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "trigger_tokens", "tags", "at_least_one", "stop_after_first")
+        groups: dict[str, list[Begun]] = {trigger: [] for trigger in texts(node, at, "trigger_tokens")}
+        for tag, where in self._tags(node, at):
+            begin = tag.get("begin")
+            name = begin.get("token") if isinstance(begin, dict) else None
+            if name not in groups:
+                refuse(f"{where}/begin", "must be a token format with one of the trigger tokens")
+            groups[name].append((NO_TEXT, tag, where))
+        begins = {name: self._edge({"type": "token", "token": name}, f"{at}/trigger_tokens") for name in groups}
+        return self._triggered(node, at, ends, self._bodies([(begins[name], tags) for name, tags in groups.items()]))
+
+    def _bodies(self, groups: list[tuple[Piece, list[Begun]]]) -> Callable[[Ends], list[Body]]:
+        """What may follow each trigger: the rest of one of its tags."""
+
+        def bodies(after: Ends) -> list[Body]:
+            found = []
+            for trigger, tags in groups:
+                rest = [follow(begun, self._rest_of_tag(tag, where, after)) for begun, tag, where in tags]
+                if rest:
+                    found.append((trigger, choose(rest, at_end=_is_end(after))))
+            return found
+
+        return bodies
+
+    def _dispatch(self, node: Node, at: str, ends: Ends) -> Piece:
+        check_keys(node, at, "rules", "loop", "excludes")
+        rules = get(node, at, "rules", list)
+        for i, rule in enumerate(rules):
+            if not isinstance(rule, list) or len(rule) != 2:
+                refuse(f"{at}/rules/{i}", "must be a pair of a text and a format")
+
+        def bodies(after: Ends) -> list[Body]:
+            return [
+                (constant(checked_text(rule[0], f"{at}/rules/{i}/0")), self.read(rule[1], f"{at}/rules/{i}/1", after))
+                for i, rule in enumerate(rules)
+            ]
+
+        once = {"stop_after_first": not flag(node, at, "loop", default=True), "excludes": node.get("excludes", [])}
+        return self._triggered(once, at, ends, bodies)
+
+    def _triggered(self, node: Node, at: str, ends: Ends, bodies: Callable[[Ends], list[Body]]) -> Piece:
+        """Free text with tags in it; with at_least_one, a tag comes first (as xgrammar has it).
+
+        Args:
+            bodies: (trigger, what follows it) of each, for what ends the whole.
+        """
+        excludes = texts(node, at, "excludes")
+        ends = _known(ends, at)
+        if flag(node, at, "stop_after_first"):
+            given = bodies(ends)
+            rest = free_text(given, ends, excludes, at=at)
+        else:
+            # What follows a body is free text again: it begins with anything, and ends as the whole does.
+            rule = self.embedding.fresh("loop")
+            again = Piece(Ref(rule), EVERY, nullable=not ends, more=NO_CHARS if ends else EVERY)
+            given = [(begin, follow(body, again)) for begin, body in bodies(None)]
+            whole = free_text(given, ends, excludes, at=at)
+            self.embedding.rules[rule] = whole.expr
+            rest = Piece(Ref(rule), whole.first, whole.nullable, whole.more)
+        if flag(node, at, "at_least_one"):
+            return choose([follow(begin, body) for begin, body in given], at_end=_is_end(ends))
+        return rest
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole = follow(whole, piece)
+    return whole
+
+
+def _is_end(ends: Ends) -> bool:
+    return ends is not None and not ends
+
+
+def _known(ends: Ends, at: str) -> Sequence[Piece]:
+    if ends is None:
+        refuse(at, "free text must stand last, before the end of its tag or of the whole, to show where it ends")
+    return ends
