@@ -1,0 +1,1 @@
+"""The frontend language: programs of many model calls whose structure the engine can see."""
