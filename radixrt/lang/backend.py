@@ -169,7 +169,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def chat_template(self) -> Mapping[str, Any] | None:
-        """{"templates": {name: Jinja source}, "special_tokens": {name: text}}; None if there is none or none is known."""
+        """{"templates": {name: Jinja source}, "special_tokens": {name: text}}; None if none is known."""
 
     @abstractmethod
     async def tokenize(self, parts: Sequence[Part]) -> list[int]:
