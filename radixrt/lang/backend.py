@@ -12,20 +12,26 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
-
-from radixrt.messages import ConstraintInfo, Timings, TokenLogprob, Usage
+from radixrt.messages import ConstraintInfo, TemplateText, Timings, TokenLogprob, Usage
 from radixrt.sampling_params import SamplingParams
 
-
-class TemplateText(msgspec.Struct, frozen=True):
-    """Text that the model's chat template wrote: control tokens in it are control tokens."""
-
-    template: str
-
+__all__ = [
+    "Backend",
+    "Call",
+    "Decision",
+    "Delta",
+    "Hint",
+    "Part",
+    "Prompt",
+    "Result",
+    "SelectMethod",
+    "TemplateText",
+    "Unsupported",
+]
 
 Part = str | Sequence[int] | TemplateText
-"""Of a prompt: a user's text, tokenized by itself and never read as control tokens; token ids; or a template's text."""
+"""Of a prompt: a user's text, never read as control tokens; token ids; or a template's text. Neighbouring texts are
+tokenized as one."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,9 @@ class Result:
         text, token_ids: the whole output; token_ids is None where the backend knows none.
         prompt_ids: the prompt's ids; None where the backend knows none.
         finish_reason: "stop", "length" or "abort".
+        kept, tail: `text` is what the first `kept` of `token_ids` say, and then `tail`: a stop string or an end token
+            is in the ids but not in the text, and may begin inside a token. None: the backend cannot tell, so that the
+            text would have to be tokenized again after a stop string.
     """
 
     text: str
@@ -102,6 +111,8 @@ class Result:
     forced_close: bool = False
     constraint: ConstraintInfo | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    kept: int | None = None
+    tail: str = ""
 
 
 @dataclass(frozen=True)
