@@ -164,17 +164,30 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
     tools: bytes | None = None
 
 
+class TemplateText(msgspec.Struct, frozen=True):
+    """Part of a prompt that the model's chat template wrote: control tokens in it are control tokens."""
+
+    template: str
+
+
+PromptPart = str | list[int] | TemplateText
+"""Part of a prompt: a user's text, in which nothing is a control token; token ids, taken as they are; or a template's
+text."""
+
+
 # --- main -> tokenizer -> scheduler ---------------------------------------------------------------------------------
 
 
 class GenerateReq(Message, frozen=True, array_like=True, tag=True):
-    """One completion to generate. Exactly one of prompt, input_ids and chat is set.
+    """One completion to generate. Exactly one of prompt, input_ids, chat and parts is set.
 
     Attributes:
         rid: unique id of the request, at most 128 characters.
         prompt: text, tokenized with the model's own special tokens added.
         input_ids: int32[n] column.
         chat: conversation for the chat template.
+        parts: the prompt in parts, in order. Neighbouring texts are tokenized as one; the model's own special tokens
+            come before a user's text that begins the prompt.
         sampling: n is 1 here; the client sends n requests for n completions.
         stream: text is wanted as it comes; otherwise one TextDelta ends the request and carries everything.
         priority: higher is scheduled first, and kept longer by priority eviction.
@@ -191,6 +204,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    parts: list[PromptPart] | None = None
 
 
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
-import numpy as np
 
 from radixrt.constrained.constraint import KINDS, StructuredOptions
 from radixrt.constrained.options import as_structured_options
 from radixrt.constrained.python_types import parse
 from radixrt.engine.client import expand_n, new_rid
+from radixrt.engine.prompt_parts import token_ids
 from radixrt.errors import RequestError, shown
 from radixrt.messages import GenerateReq, pack_i32
 from radixrt.sampling_params import SamplingParams
@@ -170,23 +170,9 @@ def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], 
         new_rid(),
         sampling,
         prompt=text,
-        input_ids=_token_ids(prompt) if text is None else None,
+        input_ids=pack_i32(token_ids(prompt, "prompt")) if text is None else None,
         stream=stream,
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
         timeout_s=options.get("timeout_s", NO_DEADLINE_S),
     )
-
-
-def _token_ids(prompt: Any) -> bytes:
-    """The column of a flat sequence of integers."""
-    try:
-        ids = np.asarray(prompt)
-    except (TypeError, ValueError, OverflowError):
-        ids = np.empty((), object)
-    whole = ids.ndim == 1 and (ids.dtype.kind in "iu" or not len(ids))
-    if not whole or (len(ids) and not -(2**31) <= ids.min() <= ids.max() < 2**31):
-        raise RequestError(
-            f"a prompt must be a text or a list of token ids, which are integers; not {shown(prompt)}", param="prompt"
-        )
-    return pack_i32(ids)

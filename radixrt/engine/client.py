@@ -28,6 +28,7 @@ from radixrt.messages import (
     FinishError,
     GenerateReq,
     SchedulerStats,
+    TemplateText,
     TextBatch,
     TextDelta,
     ToMain,
@@ -70,6 +71,12 @@ def _check_types(request: GenerateReq) -> None:
     timeout_s = request.timeout_s
     if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
         raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
+    for i, part in enumerate(request.parts or ()):
+        if not isinstance(part, (str, list, TemplateText)):
+            raise RequestError(
+                f"input_parts[{i}] must be a text, a list of token ids or a TemplateText, not {shown(part)}",
+                param=f"input_parts[{i}]",
+            )
 
 
 class _Stream:

@@ -2,7 +2,12 @@
 
 Request (see `NativeRequest` and `NativeSampling`):
 
-    text | input_ids    str, [str], [int] or [[int]]; exactly one of the two
+    text | input_ids | input_parts
+                        exactly one. str or [str]; [int] or [[int]]; or one prompt in parts, each a str (a user's text,
+                        in which nothing is a control token), [int] (token ids, as they are) or {"template": str} (text
+                        of the chat template). Neighbouring texts are tokenized as one. The model's bos comes before a
+                        user's text that begins the prompt, as with `text`
+    return_prompt_ids   answer with the prompt's token ids
     sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name. A constraint and
                         `structured` too, and the other names that the OpenAI routes know for constraints
     stream              events instead of one answer
@@ -13,7 +18,9 @@ Request (see `NativeRequest` and `NativeSampling`):
 
 Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-major:
 
-    {"text": str, "output_ids": [int], "index": int, "meta_info": {
+    {"text": str, "output_ids": [int], "index": int,
+     "prompt_ids": [int],                                             # only when asked for
+     "meta_info": {
         "id": str, "finish_reason": {"type": "stop" | "length" | "abort", "matched": int | str | null},
         "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int,
         "queue_s": float, "prefill_s": float, "decode_s": float, "retractions": int,
@@ -24,15 +31,16 @@ Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-ma
         "input_token_logprobs": [...], "input_top_logprobs": [...]}}
 
 A prompt's first token has the log-probability null. A stream sends one such object for each delta, holding only what
-is new (SGLang repeats the whole text): text, output_ids and log-probabilities are to be appended. In all but a
-completion's last, finish_reason is null and counts and times are missing. The stream ends with [DONE]; an error after
-the first event comes as {"error": {...}}.
+is new (SGLang repeats the whole text): text, output_ids and log-probabilities are to be appended, prompt_ids is in the
+first. In all but a completion's last, finish_reason is null and counts and times are missing. The stream ends with
+[DONE]; an error after the first event comes as {"error": {...}}.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -40,14 +48,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from radixrt.engine.client import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages import Finish, GenerateReq, TokenLogprob, unpack_i32
+from radixrt.messages import Finish, GenerateReq, TextDelta, TokenLogprob, unpack_i32
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from radixrt.server.connection import DONE, Generated, send_events
 from radixrt.server.errors import json_response
 from radixrt.server.openai import clean_logprob
 from radixrt.server.parsing import decode, read_body
-from radixrt.server.prompts import make_requests, split_prompts
+from radixrt.server.prompts import make_requests, read_parts, split_prompts
 from radixrt.server.protocol import (
     NativeRequest,
     NativeSampling,
@@ -75,30 +84,45 @@ async def generate(service: Service, request: Request) -> Response:
     info = service.admit(body.model)
     check_supported(body)
     options = routing_options(body)
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("exactly one of text and input_ids is needed", param="text")
-    param = "text" if body.input_ids is None else "input_ids"
-    given = body.text if body.input_ids is None else body.input_ids
-    prompts = split_prompts(given, param)
-    if param == "input_ids" and isinstance(prompts[0], str):
-        raise RequestError("input_ids must hold token ids", param="input_ids")
+    param, given = _the_prompt(body)
     asked = _read_constraint(body)
     names = {"prompt": param, "messages": param, "input_ids": param}
     names |= _prefixed(names_of(asked)) | {kind: f"sampling_params.{kind}" for kind in ("max_tokens", "stop")}
     sampling = native_sampling(body, asked, info.vocab_size)
-    requests = make_requests(prompts, param, sampling, info, options)
-    start = max(body.logprob_start_len or 0, 0)
-    single = len(requests) == 1 and not _is_batch(given)
+    if body.input_parts is None:
+        requests = make_requests(split_prompts(given, param), param, sampling, info, options)
+    else:
+        parts = read_parts(body.input_parts, info, param)
+        requests = expand_n(GenerateReq(sampling=sampling, parts=parts, **options))
+    shown = Shown(max(body.logprob_start_len or 0, 0), bool(body.return_prompt_ids))
+    single = len(requests) == 1 and not (body.input_parts is None and _is_batch(given))
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if options["stream"]:
-            await send_events(send, native_events(service, options["rid"], requests, names, start))
+            await send_events(send, native_events(service, options["rid"], requests, names, shown))
         else:
             outputs = await service.collect(options["rid"], requests, names)
-            answers = [native_body(i, requests[i].rid, output, start) for i, output in enumerate(outputs)]
+            answers = [native_body(i, requests[i].rid, output, shown) for i, output in enumerate(outputs)]
             await json_response(answers[0] if single else answers)(scope, receive, send)
 
     return Generated(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Of the prompt: the token from which on log-probabilities are shown, and whether its ids are."""
+
+    logprobs_from: int = 0
+    prompt_ids: bool = False
+
+
+def _the_prompt(body: NativeRequest) -> tuple[str, Any]:
+    """The one of the three fields that is given, and what it holds."""
+    fields = {"text": body.text, "input_ids": body.input_ids, "input_parts": body.input_parts}
+    given = [(name, value) for name, value in fields.items() if value is not None]
+    if len(given) != 1:
+        raise RequestError("exactly one of text, input_ids and input_parts is needed", param="text")
+    return given[0]
 
 
 def _is_batch(given: Any) -> bool:
@@ -149,7 +173,7 @@ def native_sampling(body: NativeRequest, asked: Asked | None, vocab_size: int) -
 # --- the answer ---
 
 
-def native_body(index: int, rid: str, output: Output, start: int) -> dict[str, Any]:
+def native_body(index: int, rid: str, output: Output, shown: Shown) -> dict[str, Any]:
     usage, timings = output.usage, output.timings
     meta: dict[str, Any] = {
         "id": rid,
@@ -166,9 +190,15 @@ def native_body(index: int, rid: str, output: Output, start: int) -> dict[str, A
     if enforced is not None:
         meta["radixrt"] = enforced
     _add_logprobs(meta, "output", output.logprobs)
-    _add_logprobs(meta, "input", output.prompt_logprobs[start:])
+    _add_logprobs(meta, "input", output.prompt_logprobs[shown.logprobs_from :])
     ids = unpack_i32(bytes(output.token_ids)).tolist()
-    return {"text": output.text, "output_ids": ids, "index": index, "meta_info": meta}
+    return {"text": output.text, "output_ids": ids, "index": index, **_prompt_ids(output, shown), "meta_info": meta}
+
+
+def _prompt_ids(source: Output | TextDelta, shown: Shown) -> dict[str, list[int]]:
+    if not shown.prompt_ids or source.prompt_ids is None:
+        return {}
+    return {"prompt_ids": unpack_i32(source.prompt_ids).tolist()}
 
 
 def _finish(finish: Finish | None) -> dict[str, Any] | None:
@@ -186,7 +216,7 @@ def _row(row: TokenLogprob) -> tuple[float | None, int, str]:
 
 
 async def native_events(
-    service: Service, rid: str, requests: list[GenerateReq], names: Names, start: int
+    service: Service, rid: str, requests: list[GenerateReq], names: Names, shown: Shown
 ) -> AsyncGenerator[bytes, None]:
     encode = msgspec.json.encode
     async with aclosing(service.generate(rid, requests, names)) as deltas:
@@ -194,12 +224,13 @@ async def native_events(
             if delta.finish is not None:
                 output = Output()
                 output.add(delta)
-                yield b"data: %b\n\n" % encode(native_body(index, requests[index].rid, output, start))
+                yield b"data: %b\n\n" % encode(native_body(index, requests[index].rid, output, shown))
                 continue
             meta: dict[str, Any] = {"id": requests[index].rid, "finish_reason": None}
             _add_logprobs(meta, "output", delta.logprobs)
-            _add_logprobs(meta, "input", (delta.prompt_logprobs or [])[start:])
+            _add_logprobs(meta, "input", (delta.prompt_logprobs or [])[shown.logprobs_from :])
             ids = unpack_i32(delta.token_ids).tolist()
-            part = {"text": delta.text, "output_ids": ids, "index": index, "meta_info": meta}
+            part = {"text": delta.text, "output_ids": ids, "index": index, **_prompt_ids(delta, shown)}
+            part["meta_info"] = meta
             yield b"data: %b\n\n" % encode(part)
     yield DONE

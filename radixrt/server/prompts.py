@@ -1,4 +1,4 @@
-"""Prompts as /v1/completions and /generate take them: text or token ids, one or several."""
+"""Prompts as /v1/completions and /generate take them: text or token ids, one or several; or one in parts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from radixrt.engine.client import expand_n
+from radixrt.engine.prompt_parts import pack_parts
 from radixrt.errors import RequestError
-from radixrt.messages import EngineReady, GenerateReq, pack_i32
+from radixrt.messages import EngineReady, GenerateReq, PromptPart, TemplateText, pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.protocol import MAX_CHOICES, MAX_PROMPTS
+from radixrt.server.protocol import MAX_CHOICES, MAX_PARTS, MAX_PROMPTS
 
 Prompt = str | list[int]
 
@@ -56,6 +57,16 @@ def check_ids(ids: list[int], param: str, info: EngineReady) -> None:
             f"{param} holds {str(wrong)[:40]}, which is not a token id below {info.vocab_size} (the vocabulary)",
             param=param,
         )
+
+
+def read_parts(given: Sequence[str | list[int] | TemplateText], info: EngineReady, param: str) -> list[PromptPart]:
+    """The parts of one prompt, as `GenerateReq` has them."""
+    if len(given) > MAX_PARTS:
+        raise RequestError(f"{param} holds {len(given)} parts; at most {MAX_PARTS} are allowed", param=param)
+    for i, part in enumerate(given):
+        if isinstance(part, list) and part:
+            check_ids(part, f"{param}[{i}]", info)
+    return pack_parts(given, param)
 
 
 def make_requests(

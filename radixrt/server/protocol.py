@@ -12,12 +12,14 @@ import msgspec
 
 from radixrt.engine.client import new_rid
 from radixrt.errors import RequestError
+from radixrt.messages import TemplateText
 from radixrt.sampling_params import SamplingParams
 
 MAX_RID_CHARS = 96
 MAX_SALT_CHARS = 256
 MAX_MESSAGES = 4_096
 MAX_PROMPTS = 256
+MAX_PARTS = 65_536
 MAX_CHOICES = 1_024
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86_400.0
@@ -169,6 +171,8 @@ class NativeRequest(Unsupported, kw_only=True):
     timeout: float | None = None
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
+    input_parts: list[str | list[int] | TemplateText] | None = None
+    return_prompt_ids: bool | None = None
     sampling_params: NativeSampling | None = None
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None

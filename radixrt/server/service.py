@@ -43,6 +43,7 @@ class Output:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     constraint: ConstraintInfo | None = None
+    prompt_ids: bytes | None = None
 
     @property
     def text(self) -> str:
@@ -55,6 +56,8 @@ class Output:
             self.logprobs += delta.logprobs
         if delta.prompt_logprobs:
             self.prompt_logprobs += delta.prompt_logprobs
+        if delta.prompt_ids is not None:
+            self.prompt_ids = delta.prompt_ids
         if delta.finish is not None:
             self.finish = delta.finish
             self.usage = delta.usage or self.usage

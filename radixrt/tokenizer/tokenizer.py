@@ -34,10 +34,12 @@ class Tokenizer:
 
     Attributes:
         vocab_size: one more than the largest token id; the model may pad its own vocabulary beyond it.
-        special_ids: ids left out of the text by skip_special_tokens.
+        special_ids: ids left out of the text by skip_special_tokens; `special_texts` are their texts.
         eos_ids: ids that end a text, from the generation config, the model config and the tokenizer's eos_token.
         special_tokens: name -> text of the tokens that the model names, e.g. "bos_token".
         chat_template: None if the model brings none.
+        prefix_ids: what the model wants before a text, e.g. its bos; most often nothing.
+        unknown_ids: the token for what the vocabulary cannot write, if there is one; it may be one of `special_ids`.
         max_bytes_per_token: no token stands for more bytes of a text than this; None where no bound is known (an
             unknown token may swallow any number). Whitespace that added tokens absorb is not counted.
     """
@@ -57,7 +59,8 @@ class Tokenizer:
         convert = None if self._plan.family != "other" else lambda token: backend.decode([token], False).encode()
         self._bytes = build_table(backend, self._plan, convert)
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special_texts)
         self._bytes_without_special = list(self._bytes)
         for token_id in self.special_ids:
             self._bytes_without_special[token_id] = b""
@@ -67,6 +70,9 @@ class Tokenizer:
         self.eos_ids = tuple(sorted(set(eos_ids)))
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self.prefix_ids = self._find_prefix()
+        unknown = self.special_tokens.get("unk_token") or getattr(backend.model, "unk_token", None)
+        self.unknown_ids = frozenset({backend.token_to_id(unknown)} - {None}) if unknown else frozenset()
         self.max_bytes_per_token = self._bound_bytes_per_token()
 
     @property
@@ -130,6 +136,14 @@ class Tokenizer:
                 raise
             raise RuntimeError(f"the tokenizer cannot read this text: {error}") from error
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are only text, with nothing added around it."""
+        self._backend.encode_special_tokens = True
+        try:
+            return self.encode(text, add_special_tokens=False)
+        finally:
+            self._backend.encode_special_tokens = False
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence, by the library."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -174,6 +188,11 @@ class Tokenizer:
                 strip_left=plan.strip_left,
             )
         return WindowDetokenizer(lambda ids: self._backend.decode(ids, skip_special_tokens=False), keeps)
+
+    def _find_prefix(self) -> tuple[int, ...]:
+        encoding = self._backend.encode("a", add_special_tokens=True)
+        added = encoding.special_tokens_mask
+        return tuple(encoding.ids[: added.index(0)] if 0 in added else encoding.ids)
 
     def _bound_bytes_per_token(self) -> int | None:
         if self._plan.family != "byte_level" and not getattr(self._backend.model, "byte_fallback", False):

@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from radixrt.channel import Outbox
 from radixrt.errors import RequestError
@@ -24,8 +25,10 @@ from radixrt.messages import (
     Finish,
     FinishError,
     GenerateReq,
+    PromptPart,
     SchedulerReady,
     SchedulerStats,
+    TemplateText,
     TextBatch,
     TextDelta,
     TokenBatch,
@@ -38,6 +41,7 @@ from radixrt.messages import (
 )
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
+from radixrt.tokenizer.prompt_parts import PartsEncoder
 from radixrt.tokenizer.request_output import RequestOutput
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -72,6 +76,7 @@ class TokenizerWorker:
         to_main: Outbox[ToMain],
     ) -> None:
         self._tokenizer = tokenizer
+        self._parts = PartsEncoder(tokenizer)
         self._model = model
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -134,8 +139,10 @@ class TokenizerWorker:
         req.sampling.validate(self._vocab_size)
         if req.sampling.n != 1:
             raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
-        if [req.prompt, req.input_ids, req.chat].count(None) != 2:
-            raise RequestError("exactly one of prompt, input_ids and messages must be given", param="prompt")
+        if [req.prompt, req.input_ids, req.chat, req.parts].count(None) != 3:
+            raise RequestError(
+                "exactly one of prompt, input_ids, messages and input_parts must be given", param="prompt"
+            )
         ids = self._input_ids(req)
         self._check_logprobs(req.sampling, len(ids) // 4)
         return ids
@@ -160,8 +167,18 @@ class TokenizerWorker:
         if req.chat is not None:
             ids = self._encode(self._render(req.chat), "messages", add_special_tokens=False)
             return self._checked(ids, "messages")
+        if req.parts is not None:
+            return self._parts_ids(req.parts)
         assert req.prompt is not None
         return self._checked(self._encode(req.prompt, "prompt", add_special_tokens=True), "prompt")
+
+    def _parts_ids(self, parts: list[PromptPart]) -> bytes:
+        for i, part in enumerate(parts):
+            if isinstance(part, list):
+                self._check_ids(np.asarray(part, np.int64), f"input_parts[{i}]")
+        texts = (part.template if isinstance(part, TemplateText) else part for part in parts)
+        self._check_length(sum(len(text) for text in texts if isinstance(text, str)), "input_parts")
+        return self._checked(pack_i32(self._parts.encode(parts, "input_parts")), "input_parts")
 
     def _render(self, chat: ChatPrompt) -> str:
         template = self._tokenizer.chat_template
@@ -188,11 +205,14 @@ class TokenizerWorker:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
             raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from error
+        self._check_length(num_bytes, param)
+        return pack_i32(self._tokenizer.encode(text, add_special_tokens))
+
+    def _check_length(self, num_bytes: int, param: str) -> None:
+        """Refuse what is far too long: it is not worth the seconds that tokenizing it would take from everyone else."""
         per_token = self._tokenizer.max_bytes_per_token
         if per_token is not None and num_bytes > per_token * self._max_input_tokens:
-            # Far too long: not worth the seconds that tokenizing it would take from everyone else.
             raise self._too_long(f"more than {self._max_input_tokens}", param)
-        return pack_i32(self._tokenizer.encode(text, add_special_tokens))
 
     def _checked(self, input_ids: bytes, param: str) -> bytes:
         if len(input_ids) % 4:
@@ -202,6 +222,10 @@ class TokenizerWorker:
             raise RequestError(f"{param} must hold at least one token", param=param)
         if len(ids) > self._max_input_tokens:
             raise self._too_long(str(len(ids)), param)
+        self._check_ids(ids, param)
+        return input_ids
+
+    def _check_ids(self, ids: npt.NDArray[np.integer], param: str) -> None:
         wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
         if len(wrong):
             at = int(wrong[0])
@@ -209,7 +233,6 @@ class TokenizerWorker:
                 f"{param} holds {ids[at]} at position {at}; token ids are below {self._vocab_size}",
                 param=param,
             )
-        return input_ids
 
     def _too_long(self, tokens: str, param: str) -> RequestError:
         name = "messages" if param == "messages" else "prompt"

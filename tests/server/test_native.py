@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages import unpack_i32
+from radixrt.messages import TemplateText, unpack_i32
 from tests.server.helpers import Caller, check_error, events
 
 
@@ -108,4 +108,42 @@ def test_aborted_request_says_so(caller: Caller) -> None:
 )
 def test_refusals_name_the_field(caller: Caller, body: dict, param: str) -> None:
     check_error(caller.post("/generate", body), 400, param)
+    assert not caller.engine.requests
+
+
+def test_input_parts(caller: Caller) -> None:
+    parts = [{"template": "<s>"}, "hi", [4, 5], ""]
+    answer = caller.post("/generate", {"input_parts": parts, "return_prompt_ids": True}).json()
+    assert isinstance(answer, dict)
+    assert answer["prompt_ids"] == list(range(10))
+    (request,) = caller.engine.requests
+    assert request.parts == [TemplateText("<s>"), "hi", [4, 5], ""]
+    assert len(caller.post("/generate", {"input_parts": parts, "sampling_params": {"n": 2}}).json()) == 2
+
+
+def test_prompt_ids_are_in_a_streams_first_event(caller: Caller) -> None:
+    body = {"input_parts": ["hi"], "return_prompt_ids": True, "stream": True}
+    got = events(caller.post("/generate", body))
+    assert [event.get("prompt_ids") for event in got] == [list(range(10)), None, None, None]
+    assert "prompt_ids" not in caller.post("/generate", {"text": "hi"}).json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_parts": ["a"], "text": "a"}, "text"),
+        ({"input_parts": ["a"], "input_ids": [1]}, "text"),
+        ({"input_parts": "a"}, "input_parts"),
+        ({"input_parts": [5]}, "input_parts[0]"),
+        ({"input_parts": ["a", [1, "b"]]}, "input_parts[1][1]"),
+        ({"input_parts": ["a", [1, 1000]]}, "input_parts[1]"),
+        ({"input_parts": ["a", [-1]]}, "input_parts[1]"),
+        ({"input_parts": ["a", {}]}, "input_parts[1].template"),
+        ({"input_parts": ["a", {"template": 5}]}, "input_parts[1].template"),
+        ({"input_parts": ["a"] * 70_000}, "input_parts"),
+        ({"text": "a", "return_prompt_ids": 1}, "return_prompt_ids"),
+    ],
+)  # fmt: skip
+def test_bad_input_parts(caller: Caller, fields: dict, param: str) -> None:
+    check_error(caller.post("/generate", fields), 400, param)
     assert not caller.engine.requests

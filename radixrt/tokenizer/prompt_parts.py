@@ -1,0 +1,103 @@
+"""A prompt given in parts becomes token ids: users' texts, texts of the chat template, and ids as they are.
+
+A run of neighbouring texts is tokenized as one, so that its ids are those of the whole text, as for a chat that is
+rendered and tokenized at once. A control token (a special token of the tokenizer) is read in a template's text alone:
+where a user's text holds one, or would complete one, each text of that run is tokenized by itself, the user's with the
+control tokens spelled out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
+
+from radixrt.errors import RequestError
+from radixrt.messages import PromptPart, TemplateText
+from radixrt.tokenizer.tokenizer import Tokenizer
+
+Text = tuple[int, str, bool]
+"""Of a run: the part's index in the prompt, its text, and whether the chat template wrote it."""
+
+
+class PartsEncoder:
+    """Token ids of prompts in parts, for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        texts = sorted(tokenizer.special_texts.values(), key=len, reverse=True)  # the longest first, as the library
+        self._special = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._never = tokenizer.special_ids - tokenizer.unknown_ids
+
+    def encode(self, parts: Sequence[PromptPart], param: str) -> list[int]:
+        """The ids of a prompt; the tokens that begin a text (bos) come first where its first part is a user's text.
+
+        Args:
+            param: the client's name for the list of parts, which errors name with an index.
+
+        Raises:
+            RequestError: a text that is no text, or that this tokenizer cannot write without its control tokens.
+        """
+        ids = list(self._tokenizer.prefix_ids) if parts and isinstance(parts[0], str) else []
+        for is_ids, group in groupby(enumerate(parts), key=lambda item: isinstance(item[1], list)):
+            if is_ids:
+                ids += [token for _, part in group if isinstance(part, list) for token in part]
+            else:
+                ids += self.encode_run(list(_texts(group)), param)
+        return ids
+
+    def encode_run(self, run: Sequence[Text], param: str) -> list[int]:
+        """The ids of neighbouring texts, without bos; raises as `encode` does."""
+        for index, text, _ in run:
+            _check_unicode(text, f"{param}[{index}]")
+        joined = "".join(text for _, text, _ in run)
+        num_special = self._count_special(run, joined)
+        if num_special is not None:
+            ids = self._tokenizer.encode(joined, add_special_tokens=False)
+            if sum(token in self._never for token in ids) == num_special:
+                return ids
+        return [token for part in run for token in self._encode_alone(part, param)]
+
+    def _count_special(self, run: Sequence[Text], joined: str) -> int | None:
+        """How many control tokens the run's templates hold; None if one reaches into a user's text."""
+        if self._special is None:
+            return 0
+        ends = list(accumulate(len(text) for _, text, _ in run))
+        users = [
+            (end - len(text), end) for (_, text, is_template), end in zip(run, ends, strict=True) if not is_template
+        ]
+        count = 0
+        for match in self._special.finditer(joined):
+            if any(start < match.end() and match.start() < end for start, end in users):
+                return None
+            count += 1
+        return count
+
+    def _encode_alone(self, part: Text, param: str) -> list[int]:
+        index, text, is_template = part
+        if is_template:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._tokenizer.encode_plain(text)
+        found = next((token for token in ids if token in self._never), None)
+        if found is not None:
+            raise RequestError(
+                f"{param}[{index}]: this model's tokenizer cannot write {self._tokenizer.token_text(found)!r} as plain "
+                'text; it is a control token, which only a {"template": ...} part may hold',
+                param=f"{param}[{index}]",
+            )
+        return ids
+
+
+def _texts(group: Iterator[tuple[int, PromptPart]]) -> Iterator[Text]:
+    for index, part in group:
+        if isinstance(part, TemplateText):
+            yield index, part.template, True
+        elif isinstance(part, str):
+            yield index, part, False
+
+
+def _check_unicode(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from error
