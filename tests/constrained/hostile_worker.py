@@ -14,7 +14,7 @@ from radixrt.constrained.compile import worker
 real = worker.compile_constraint
 
 
-def compile_constraint(constraint: Any, *rest: Any) -> Any:
+def compile_constraint(constraint: Any, *rest: Any, **options: Any) -> Any:
     source = constraint.source
     if source.startswith("hang"):
         while True:
@@ -30,7 +30,7 @@ def compile_constraint(constraint: Any, *rest: Any) -> Any:
     if source.startswith("noise"):
         print("a library writes to stdout")
         os.write(1, b"\x00" * 100)
-    return real(constraint, *rest)
+    return real(constraint, *rest, **options)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from radixrt.constrained.compile.disk_cache import CompileCache
 def compiled(size: int = 100, compile_s: float = 1.0) -> CompiledConstraint:
     return CompiledConstraint(
         backend="llguidance", source="s" * size, serialized=None, productions=b"p", shortest=[1], specials=[],
-        ignored=[], compile_s=compile_s, load_s=0.1, mask_s=1e-6,
+        why="", ignored=[], compile_s=compile_s, load_s=0.1, mask_s=1e-6,
     )  # fmt: skip
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.backends.choice import Backends, is_plain
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
 from radixrt.constrained.constraint import Constraint, StructuredOptions
+from radixrt.constrained.productions import Lit, Productions, Rep, Term
+from radixrt.constrained.regex import complement, intersect, parse_regex
 from radixrt.errors import RequestError
 from tests.constrained.vocabularies import small_vocabulary, text_of
 
@@ -102,7 +104,19 @@ def test_a_library_that_cannot_do_it_exactly_says_so(backends: Backends) -> None
 def test_grammars_with_slow_masks_are_refused(backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixrt.constrained.backends.choice.MAX_MASK_S", 1e-9)
     with pytest.raises(RequestError, match="one mask takes"):
-        compiled("regex", "[a-z]+", backends)
+        compiled("regex", "([a-z]+ ){3}", backends)
+
+
+def test_plain_grammars_are_not_probed() -> None:
+    for plain in ("[a-z]+", '"[^"]{0,200}"', "(yes|no)( [a-z]{1,9}){0,3}"):
+        assert is_plain(Productions({"start": Term(parse_regex(plain, search=False))})), plain
+    for other in ("([a-z]+ ){3}", "((a{1,100}){1,100}){1,100}", "(.*a){30}"):
+        assert not is_plain(Productions({"start": Term(parse_regex(other, search=False))})), other
+    assert not is_plain(Productions({"start": Rep(Lit("ab"), 0, 100)}))
+    words, excluded = parse_regex("[a-z]+", search=False), parse_regex("one|two", search=False)
+    assert is_plain(Productions({"start": Term(intersect(words, complement(excluded)))}))
+    both = intersect(parse_regex(".*ab1.*", search=False), parse_regex(".*cd2.*", search=False))
+    assert not is_plain(Productions({"start": Term(both)}))
 
 
 def test_bombs_are_refused_or_compiled_in_time(backends: Backends) -> None:

@@ -3,7 +3,7 @@
 Both execute the same productions exactly, so cost decides. llguidance comes first: it compiles in a millisecond, its
 masks have a bounded cost, and it needs no torch. xgrammar, whose tables are computed ahead, is tried where llguidance
 refuses a grammar or its masks are slow, and where the caller asks for it. Before a grammar is used its masks are probed
-along a shortest text and along random ones.
+along a shortest text and along random ones; a plain grammar, whose masks cannot be slow, is not even loaded for that.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, bitmask_words
-from radixrt.constrained.productions import NotExpressible, Productions
+from radixrt.constrained.productions import NotExpressible, Productions, Rep, Term
+from radixrt.constrained.regex import Regex
+from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
 from radixrt.constrained.vocabulary import Vocabulary
 
 BackendName = Literal["llguidance", "xgrammar"]
@@ -27,6 +30,10 @@ SLOW_MASK_S = 0.0005
 """With masks this slow on average another library is tried."""
 SLOW_LOAD_S = 0.05
 """A grammar that took this long to load is serialized, if the library can."""
+MAX_PLAIN_CHARS = 200_000
+MAX_PLAIN_COUNT = 64
+MAX_PLAIN_REPEATED = 5000
+MAX_PLAIN_WORDS = 1000
 MAX_PROBED_TOKENS = 512
 MAX_PROBED_MASKS = 12
 RANDOM_WALKS = 2
@@ -39,16 +46,18 @@ class Choice:
 
     Attributes:
         source: the grammar in the library's notation.
-        load_s: seconds that loading it took.
-        mask_s: seconds of a probed mask, on average.
+        load_s: seconds that loading it took; None for a plain grammar, which was not loaded.
+        mask_s: seconds of a probed mask, on average; None for a plain grammar.
         serialized: see `XgrammarBackend`; None for llguidance and for what loads fast.
+        why: why this library, for people.
     """
 
     backend: BackendName
     source: str
-    load_s: float
-    mask_s: float
+    load_s: float | None = None
+    mask_s: float | None = None
     serialized: str | None = None
+    why: str = ""
 
 
 class Backends:
@@ -92,48 +101,99 @@ class Backends:
         return backend
 
     def choose(
-        self, productions: Productions, wanted: Literal["auto", "llguidance", "xgrammar"], shortest: list[int]
-    ) -> Choice:
+        self, productions: Productions, wanted: Literal["auto", "llguidance", "xgrammar"], shortest: list[int], *,
+        thorough: bool = False,
+    ) -> Choice:  # fmt: skip
         """The library for a grammar.
 
         Args:
             wanted: the caller's choice.
             shortest: tokens of a shortest text, to probe masks along.
+            thorough: load and probe plain grammars too.
 
         Raises:
             GrammarError: none can do it exactly and fast enough; says why.
         """
-        names: list[BackendName] = ["llguidance" if wanted == "auto" else wanted]
-        if wanted == "auto" and self._can_be_killed:
-            names.append("xgrammar")
+        if wanted != "auto":
+            return replace(self._try(wanted, productions, shortest, thorough=thorough), why="the caller's choice")
+        names: list[BackendName] = ["llguidance", "xgrammar"] if self._can_be_killed else ["llguidance"]
         best: Choice | None = None
         refused: GrammarError | None = None
         for name in names:
             try:
-                choice = self._try(name, productions, shortest)
+                choice = self._try(name, productions, shortest, thorough=thorough)
             except GrammarError as error:
                 refused = refused or error
                 continue
-            if best is None or choice.mask_s < best.mask_s:
-                best = choice
-            if best.mask_s < SLOW_MASK_S:
+            if best is None:
+                reason = "the first choice: exact, quick to compile, with fast masks"
+                best = replace(
+                    choice, why=reason if refused is None else f"llguidance takes no such grammar: {refused}"
+                )
+            elif _mask_s(choice) < _mask_s(best):
+                reason = f"its masks take {_us(choice)}, those of {best.backend} {_us(best)}"
+                best = replace(choice, why=reason)
+            if _mask_s(best) < SLOW_MASK_S:
                 break
         if best is None:
             raise refused or GrammarError("no library is left to try")
         return best
 
-    def _try(self, name: BackendName, productions: Productions, shortest: list[int]) -> Choice:
+    def _try(self, name: BackendName, productions: Productions, shortest: list[int], *, thorough: bool) -> Choice:
         backend = self.get(name)
         try:
             source = backend.write(productions)
         except NotExpressible as error:
             raise GrammarError(f"{name} cannot express it: {error}") from None
+        if name == "llguidance" and not thorough and len(source) <= MAX_PLAIN_CHARS and is_plain(productions):
+            return Choice(name, source)
         started = time.perf_counter()
         matcher = backend.load(source)
         load_s = time.perf_counter() - started
         mask_s = probe(matcher, self.vocabulary, shortest)
         serialized = backend.serialize(matcher) if load_s > SLOW_LOAD_S else None
         return Choice(name, source, load_s, mask_s, serialized)
+
+
+def _mask_s(choice: Choice) -> float:
+    return choice.mask_s or 0.0
+
+
+def _us(choice: Choice) -> str:
+    return f"{_mask_s(choice) * 1e6:.0f} us"
+
+
+def is_plain(productions: Productions) -> bool:
+    """Whether llguidance can have no trouble with a grammar, however large it is.
+
+    What is repeated a counted number of times is small or single characters, and terminals are no intersections; only
+    listed words may be excluded from them.
+    """
+    for expr in productions.layout.order:
+        if isinstance(expr, Rep):
+            if max(expr.low, expr.high or 0) > MAX_PLAIN_COUNT:
+                return False
+        elif isinstance(expr, Term) and not _is_plain_regex(expr.regex):
+            return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _is_plain_regex(regex: Regex) -> bool:
+    for part in subterms(regex):
+        if isinstance(part, Repeat):
+            most = max(part.low, part.high or 0)
+            if most > 1 and (part.item.max_length is None or part.item.max_length * most > MAX_PLAIN_REPEATED):
+                return False
+        elif isinstance(part, Words):
+            if len(part.words) > MAX_PLAIN_WORDS:
+                return False
+        elif isinstance(part, Intersect):
+            if sum(not isinstance(item, Complement) for item in part.items) != 1:
+                return False
+        elif isinstance(part, Remainder) or (isinstance(part, Complement) and part.item.max_length is None):
+            return False
+    return True
 
 
 def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from radixrt.constrained.backends.linear import with_linear_rules
 from radixrt.constrained.backends.literals import cut_literals
@@ -31,7 +31,6 @@ from radixrt.constrained.productions import (
     Seq,
     Special,
     Term,
-    fold,
 )
 from radixrt.constrained.regex import Regex, RegexTooComplex, to_rust
 from radixrt.constrained.regex.automaton import Dfa
@@ -66,6 +65,25 @@ def to_lark(productions: Productions, special_ids: Mapping[str, int]) -> str:
         raise NotExpressible(str(error)) from None
 
 
+_ATOM: Final = 0
+_REPEATED: Final = 1
+_SEQUENCE: Final = 2
+_CHOICE: Final = 3
+
+
+class _Text(NamedTuple):
+    """An expression as written.
+
+    Attributes:
+        binds: what it is at its outside: an atom, something repeated, a sequence or a choice, in order of binding.
+        depth: how deep its parentheses nest.
+    """
+
+    text: str
+    binds: int
+    depth: int
+
+
 class _Writer:
     """One grammar being written: rule lines, and the terminals that they share."""
 
@@ -80,10 +98,12 @@ class _Writer:
         self._terminal_lines: list[str] = []
 
     def write(self) -> str:
-        for rule, body in self._productions.rules.items():
-            name = self._names[rule]
-            values = fold([body], lambda expr, below, name=name: self._expression(name, expr, below))  # type: ignore[misc]
-            self._lines[name] = values[id(body)][0]
+        layout = self._productions.layout
+        texts: list[_Text] = []
+        for expr, below in zip(layout.order, layout.below):
+            texts.append(self._expression(expr, [texts[one] for one in below]))
+        for rule, row in layout.bodies.items():
+            self._lines[self._names[rule]] = texts[row].text
         symbols = len(self._lines) + len(self._terminal_lines)
         if symbols > MAX_SYMBOLS:
             raise NotExpressible(f"the grammar has {symbols} rules and terminals; llguidance takes {MAX_SYMBOLS}")
@@ -106,43 +126,49 @@ class _Writer:
         self._numbers[name] = 0
         return name
 
-    def _expression(self, rule: str, expr: Expr, below: list[tuple[str, int]]) -> tuple[str, int]:
-        """The text and how deep its parentheses nest; a sequence or choice of several parts has none of its own yet."""
+    def _expression(self, expr: Expr, below: list[_Text]) -> _Text:
         if isinstance(expr, Lit):
             pieces = self._pieces.get(expr.text)
-            return quoted(expr.text) if pieces is None else f"({' '.join(map(quoted, pieces))})", 0
+            if pieces is None:
+                return _Text(quoted(expr.text), _ATOM, 0)
+            return _Text(" ".join(map(quoted, pieces)), _SEQUENCE, 0)
         if isinstance(expr, Term):
-            return self.terminal(expr.regex), 0
+            return _Text(self.terminal(expr.regex), _ATOM, 0)
         if isinstance(expr, Ref):
-            return self._names[expr.rule], 0
+            return _Text(self._names[expr.rule], _ATOM, 0)
         if isinstance(expr, Special):
             token_id = self._special_ids.get(expr.text)
             if token_id is None:
                 raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
-            return f"<[{token_id}]>", 0
+            return _Text(f"<[{token_id}]>", _ATOM, 0)
         if isinstance(expr, Rep):
-            item, depth = self._grouped(rule, expr.item, below[0])
+            item = self._within(below[0], _ATOM)
             most = expr.low if expr.high is None else expr.high
             if most > MAX_COUNT:
                 raise NotExpressible(f"a repetition of {most} times; llguidance counts to {MAX_COUNT}")
-            return item + _count(expr.low, expr.high), depth
+            return _Text(item.text + _count(expr.low, expr.high), _REPEATED, item.depth)
+        if isinstance(expr, Seq):
+            return self._joined(below, " ", _SEQUENCE) if below else _Text('""', _ATOM, 0)
         if not below:
-            if isinstance(expr, Seq):
-                return '""', 0
             raise InvariantError("productions that derive nothing must be pruned before they are written")
-        parts = [self._grouped(rule, part, text) for part, text in zip(_parts(expr), below)]
-        return (" " if isinstance(expr, Seq) else " | ").join(text for text, _ in parts), max(d for _, d in parts)
+        return self._joined(below, " | ", _CHOICE)
 
-    def _grouped(self, rule: str, expr: Expr, written: tuple[str, int]) -> tuple[str, int]:
-        """The text as a part of something larger: in parentheses, or as a rule of its own where these nest deep."""
-        text, depth = written
-        if isinstance(expr, Lit | Term | Ref | Special) or not _parts(expr):
-            return text, depth
-        if depth + 1 < _MAX_NESTING:
-            return f"({text})", depth + 1
-        name = self._name(rule)
-        self._lines[name] = text
-        return name, 0
+    def _joined(self, below: list[_Text], by: str, binds: int) -> _Text:
+        if len(below) == 1:
+            return below[0]
+        parts = [self._within(one, binds) for one in below]
+        return _Text(by.join([one.text for one in parts]), binds, max([one.depth for one in parts]))
+
+    def _within(self, written: _Text, binds: int) -> _Text:
+        """The text as a part of something that binds its parts so: in parentheses where it binds less, each of which
+        costs llguidance microseconds, or as a rule of its own where they nest deep."""
+        if written.binds <= binds:
+            return written
+        if written.depth + 1 < _MAX_NESTING:
+            return _Text(f"({written.text})", _ATOM, written.depth + 1)
+        name = self._name("part")
+        self._lines[name] = written.text
+        return _Text(name, _ATOM, 0)
 
     def terminal(self, regex: Regex) -> str:
         """The name of the terminal for a regular language, which is written once."""
@@ -180,14 +206,6 @@ class _Writer:
 def quoted(text: str) -> str:
     """A string literal; the dialect reads JSON's escapes and takes no raw control characters."""
     return json.dumps(text).replace("\x7f", "\\u007f")
-
-
-def _parts(expr: Expr) -> tuple[Expr, ...]:
-    if isinstance(expr, Seq):
-        return expr.parts
-    if isinstance(expr, Lit | Term | Ref | Special):
-        return ()
-    return expr.options if not isinstance(expr, Rep) else (expr.item,)
 
 
 def _count(low: int, high: int | None) -> str:

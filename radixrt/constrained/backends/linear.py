@@ -20,7 +20,6 @@ from radixrt.constrained.productions import (
     Seq,
     Term,
     alt,
-    postorder,
 )
 from radixrt.constrained.regex import CharSet, Regex, chars
 from radixrt.constrained.regex.automaton import Dfa
@@ -35,7 +34,7 @@ def with_linear_rules(productions: Productions, is_terminal: Callable[[Regex], b
     Raises:
         NotExpressible: the automaton of a terminal has more than `MAX_STATES` states.
     """
-    leaves = [expr for expr in postorder(productions.rules.values()) if isinstance(expr, Lit | Term)]
+    leaves = [expr for expr in productions.layout.order if isinstance(expr, Lit | Term)]
     regexes = dict.fromkeys(expr.regex for expr in leaves if isinstance(expr, Term))
     linear = {regex for regex in regexes if not is_terminal(regex)}
     if not linear:

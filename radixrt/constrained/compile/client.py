@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixrt.channel import UNDECODABLE
-from radixrt.constrained.compile.protocol import CompileJob, CompileResult, FrameReader, WorkerSettings, frame
+from radixrt.constrained.compile.protocol import (
+    LOADING,
+    READY,
+    CompileJob,
+    CompileResult,
+    FrameReader,
+    WorkerSettings,
+    frame,
+)
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages import FinishError
 
@@ -33,6 +41,8 @@ KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
 MAX_FAILED_STARTS = 3
 START_TIMEOUT_S = 120.0
+LIBRARY_S = 30.0
+"""Time that loading a library adds to the deadline of the first job that needs it."""
 
 
 @dataclass
@@ -40,6 +50,7 @@ class _Job:
     id: int
     constraint: Constraint
     deadline: float
+    thorough: bool
 
 
 @dataclass(eq=False)
@@ -87,9 +98,11 @@ class CompileClient:
         """Readable when `poll` may have something; the same for ever."""
         return self._epoll.fileno()
 
-    def submit(self, job_id: int, constraint: Constraint, now: float, timeout_s: float) -> None:
+    def submit(
+        self, job_id: int, constraint: Constraint, now: float, timeout_s: float, *, thorough: bool = False
+    ) -> None:
         """Queue a job; `poll` gives its result. Waiting for a worker counts against its time."""
-        self._queue.append(_Job(job_id, constraint, now + timeout_s))
+        self._queue.append(_Job(job_id, constraint, now + timeout_s, thorough))
         self._assign(now)
 
     def cancel(self, job_id: int) -> None:
@@ -132,7 +145,7 @@ class CompileClient:
                 break
             job = self._queue.popleft()
             idle.job, idle.busy_since = job, now
-            message = CompileJob(job.id, job.constraint, max(job.deadline - now, 0.001))
+            message = CompileJob(job.id, job.constraint, max(job.deadline - now, 0.001), job.thorough)
             self._send(idle, frame(msgspec.msgpack.encode(message)))
         if not self._queue:
             return
@@ -189,7 +202,10 @@ class CompileClient:
                     return
 
     def _take(self, worker: _Worker, result: CompileResult) -> None:
-        if result.id < 0:
+        if result.id == LOADING:
+            if worker.job is not None:
+                worker.job.deadline += LIBRARY_S
+        elif result.id == READY:
             worker.ready = worker.was_ready = True
             self._failed_starts = 0
         elif worker.job is not None and worker.job.id == result.id:

@@ -18,7 +18,7 @@ from radixrt.constrained.closing import Exit
 from radixrt.constrained.compile.kinds import meaning_of
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.constrained.productions import Productions, Special, postorder
+from radixrt.constrained.productions import Productions, Special
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
 from radixrt.constrained.text_grammar import GrammarTemplate
@@ -34,6 +34,7 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: which library computes the masks.
+        why: why that library.
         source: the grammar in its notation.
         serialized: the grammar as the library compiled it, where that is quicker to load than the source.
         productions: `Productions.encode`, for the way to an end.
@@ -41,11 +42,12 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
         specials: ids of the control tokens in it.
         ignored: what is not enforced because the caller said so, "pointer: keyword" each.
         compile_s: seconds of all this.
-        load_s: seconds of them that the library took for the source.
-        mask_s: seconds of a mask, on average.
+        load_s: seconds of them that the library took for the source; None if it is plain and was not loaded.
+        mask_s: seconds of a mask, on average; None likewise.
     """
 
     backend: BackendName
+    why: str
     source: str
     serialized: str | None
     productions: bytes
@@ -53,8 +55,8 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
     specials: list[int]
     ignored: list[str]
     compile_s: float
-    load_s: float
-    mask_s: float
+    load_s: float | None
+    mask_s: float | None
 
     @property
     def min_tokens(self) -> int:
@@ -67,11 +69,14 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.source) + len(self.serialized or "") + len(self.productions) + 8 * len(self.shortest)
 
 
-def compile_constraint(constraint: Constraint, backends: Backends, deadline: float | None = None) -> CompiledConstraint:
+def compile_constraint(
+    constraint: Constraint, backends: Backends, deadline: float | None = None, *, thorough: bool = False
+) -> CompiledConstraint:
     """Compile.
 
     Args:
         deadline: on `time.monotonic`, by which to give up.
+        thorough: load and probe what is plain too; for looking at it.
 
     Raises:
         RequestError: the constraint is malformed, unsatisfiable, not enforceable or too expensive; names the place.
@@ -91,12 +96,13 @@ def compile_constraint(constraint: Constraint, backends: Backends, deadline: flo
     exit = make_exit(productions, vocabulary)
     shortest = exit.closing(exit.start)
     try:
-        choice = backends.choose(productions, constraint.options.backend, shortest)
+        choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)
     except GrammarError as error:
         raise RequestError(f"{kind} cannot be enforced: {error}", param=kind, code="grammar_too_complex") from None
-    specials = {expr.text for expr in postorder(productions.rules.values()) if isinstance(expr, Special)}
+    specials = {expr.text for expr in productions.layout.order if isinstance(expr, Special)}
     return CompiledConstraint(
         backend=choice.backend,
+        why=choice.why,
         source=choice.source,
         serialized=choice.serialized,
         productions=productions.encode(),

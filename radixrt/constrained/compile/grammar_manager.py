@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 FAILURE_S = 10.0
 """How long a refusal is remembered."""
 MAX_FAILURES = 256
-SLOW_LOAD_S = 0.004
-"""What takes longer to load is loaded in a thread."""
+SMALL_SOURCE = 1500
+"""Characters of a grammar that loads within about a millisecond; larger ones are loaded in a thread."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class GrammarManager:
             self._failed(compilation, self._load_error, compilation.constraint.kind, now)
         elif backends is None:
             return  # `_loaded` comes back to it
-        elif compiled.backend == "llguidance" and compiled.load_s < SLOW_LOAD_S:
+        elif compiled.backend == "llguidance" and len(compiled.source) < SMALL_SOURCE:
             try:
                 template = load(compiled, backends)
             except Exception as error:

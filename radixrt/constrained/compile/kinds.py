@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term, postorder
+from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.regex import RegexError, RegexTooComplex, literals, parse_regex
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError
@@ -46,7 +46,7 @@ def meaning_of(constraint: Constraint, vocabulary: Vocabulary, deadline: float |
         raise RequestError(f"{kind} is too complex: {error}", param=kind, code="too_complex") from None
     except RecursionError:
         raise RequestError(f"{kind} is nested too deeply", param=kind, code="too_complex") from None
-    for expr in postorder(productions.rules.values()):
+    for expr in productions.layout.order:
         if isinstance(expr, Special) and expr.text not in vocabulary.control_tokens:
             raise RequestError(
                 f"{kind} asks for the control token {expr.text!r}, which this model does not have", param=kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 import msgspec
 
@@ -29,19 +30,28 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
     cache_bytes: int = 256 * 1024 * 1024
 
 
+READY: Final = -1
+LOADING: Final = -2
+
+
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
-    """One constraint to compile within `timeout_s` from its arrival."""
+    """One constraint to compile within `timeout_s` from its arrival.
+
+    Attributes:
+        thorough: measure everything and use nothing that is cached.
+    """
 
     id: int
     constraint: Constraint
     timeout_s: float
+    thorough: bool = False
 
 
 class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a job; exactly one of compiled and error is set.
 
     Attributes:
-        id: of the job; -1 announces that the worker is ready.
+        id: of the job; READY announces that the worker is ready, LOADING that it loads a library for its present job.
         keyword: what a refused constraint was refused for, for the metrics.
         from_disk: it had been compiled before.
         is_last: the worker ends now and takes no further job.

@@ -8,6 +8,7 @@ stdout; the first one says which vocabulary to load. It lives until stdin closes
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -23,7 +24,16 @@ import msgspec
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, refusal
 from radixrt.constrained.compile.disk_cache import CompileCache
-from radixrt.constrained.compile.protocol import CompileJob, CompileResult, FrameReader, WorkerSettings, frame
+from radixrt.constrained.compile.protocol import (
+    LOADING,
+    READY,
+    CompileJob,
+    CompileResult,
+    FrameReader,
+    WorkerSettings,
+    frame,
+)
+from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RadixRTError, RequestError
 from radixrt.messages import FinishError
@@ -34,7 +44,13 @@ MEMORY_BYTES = 2 * 1024**3
 """Address space that compiling may take beyond what the process has after loading."""
 BLOATED_BYTES = 1024**3
 """A process that has grown by more than this between two jobs makes way for a fresh one."""
+MAX_UNCOLLECTED = 50_000
+"""Objects made by jobs before their garbage is looked for."""
 NICENESS = 5
+WARM_UP = (
+    '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": ["x", 1, null]}}}',
+    '{"anyOf": [{"type": "array", "items": {"type": ["integer", "boolean"]}}, {"type": "number", "minimum": 0}, {}]}',
+)
 
 
 def virtual_memory() -> int:
@@ -74,7 +90,7 @@ class CompileWorker:
     def __init__(self, settings: WorkerSettings, out: int) -> None:
         vocabulary = Vocabulary.from_folder(settings.tokenizer, settings.vocab_size, settings.eos_ids)
         self._backends = Backends(
-            vocabulary, can_be_killed=True, before_import=unlimit_memory, after_import=limit_memory
+            vocabulary, can_be_killed=True, before_import=self._announce_import, after_import=limit_memory
         )
         self._cache: CompileCache | None = None
         if settings.cache_folder is not None:
@@ -83,10 +99,13 @@ class CompileWorker:
 
     def run(self, frames: queue.SimpleQueue[bytes]) -> None:
         """Serve jobs until a fresh process should take over."""
-        self._backends.get("llguidance")
+        for source in WARM_UP:  # what is made once must not be in the first request's time
+            compile_constraint(Constraint(kind="json_schema", source=source), self._backends, thorough=True)
+        gc.freeze()
+        gc.disable()  # nobody waits for garbage: it is collected between jobs
         limit_memory()
         start_bytes = virtual_memory()
-        self._write(CompileResult(-1))
+        self._write(CompileResult(READY))
         decoder = msgspec.msgpack.Decoder(CompileJob)
         while True:
             job = decoder.decode(frames.get())
@@ -97,14 +116,17 @@ class CompileWorker:
                 self._cache.put(job.constraint.key, result.compiled)
             if is_last:
                 return
+            if gc.get_count()[0] > MAX_UNCOLLECTED:
+                gc.collect()
 
     def _compile(self, job: CompileJob) -> CompileResult:
-        if self._cache is not None:
+        if self._cache is not None and not job.thorough:
             known = self._cache.get(job.constraint.key)
             if known is not None:
                 return CompileResult(job.id, known, from_disk=True)
         try:
-            compiled = compile_constraint(job.constraint, self._backends, time.monotonic() + job.timeout_s)
+            deadline = time.monotonic() + job.timeout_s
+            compiled = compile_constraint(job.constraint, self._backends, deadline, thorough=job.thorough)
         except RadixRTError as error:
             refused, keyword = refusal(error, job.constraint)
             return CompileResult(job.id, error=refused, keyword=keyword)
@@ -119,6 +141,10 @@ class CompileWorker:
             reason = f"{job.constraint.kind} could not be compiled ({type(error).__name__})"
             return CompileResult(job.id, error=FinishError(reason, param=job.constraint.kind, status=500))
         return CompileResult(job.id, compiled)
+
+    def _announce_import(self) -> None:
+        self._write(CompileResult(LOADING))
+        unlimit_memory()
 
     def _write(self, result: CompileResult) -> None:
         data = frame(msgspec.msgpack.encode(result))

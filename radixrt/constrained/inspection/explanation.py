@@ -122,8 +122,8 @@ class Explainer:
         shortest = judge.shortest()
         return {
             "backend": compiled.backend,
-            "why": _why(constraint, compiled.backend),
-            "cost": Cost(productions.size, compiled.compile_s, compiled.mask_s),
+            "why": compiled.why,
+            "cost": Cost(productions.size, compiled.compile_s, compiled.mask_s or 0.0),
             "min_tokens": compiled.min_tokens,
             "min_characters": len(shortest),
             "shortest": shortest,
@@ -132,7 +132,7 @@ class Explainer:
 
     def _ask(self, constraint: Constraint) -> CompileResult:
         """The worker's answer; it has the time that an engine would give it, once it has started."""
-        self._client.submit(next(self._jobs), constraint, time.monotonic(), self._timeout_s)
+        self._client.submit(next(self._jobs), constraint, time.monotonic(), self._timeout_s, thorough=True)
         while True:
             select.select([self._client.fileno()], [], [], POLL_S)
             if results := self._client.poll(time.monotonic()):
@@ -166,11 +166,3 @@ def _parsed(source: str) -> Any:
         raise RequestError("json_schema is nested too deeply", param="json_schema") from None
     except ValueError as error:
         raise RequestError(f"json_schema is not JSON: {error}", param="json_schema") from None
-
-
-def _why(constraint: Constraint, backend: str) -> str:
-    if constraint.options.backend != "auto":
-        return "the caller's choice"
-    if backend == "llguidance":
-        return "the first choice: exact, quick to compile, and its masks are fast enough"
-    return "llguidance refuses this grammar, or its masks are slower"

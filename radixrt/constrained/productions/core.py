@@ -8,7 +8,6 @@ vocabulary (`Special`) may stand between characters.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,6 +33,7 @@ from radixrt.constrained.productions.expressions import (
     postorder,
     with_children,
 )
+from radixrt.constrained.productions.layout import Layout
 from radixrt.errors import InvariantError, RequestError
 
 
@@ -66,32 +66,20 @@ class Productions:
         return Productions({name: made[id(body)] for name, body in self.rules.items()}, self.start)
 
     @cached_property
+    def layout(self) -> Layout:
+        """The grammar as rows."""
+        return Layout(self.rules)
+
+    @cached_property
     def shortest(self) -> dict[str, int]:
         """Characters of each rule's shortest text, a control token counting as one; rules with no text are left out."""
-        lengths: dict[str, int] = {}
-        bodies = {name: postorder([body]) for name, body in self.rules.items()}
-        users: dict[str, set[str]] = {name: set() for name in self.rules}
-        for name, order in bodies.items():
-            for expr in order:
-                if isinstance(expr, Ref) and expr.rule in users:
-                    users[expr.rule].add(name)
-        # Callees stand behind their callers in most grammars, so going backwards settles most rules at once.
-        queue = deque(reversed(list(self.rules)))
-        queued = set(queue)
-        while queue:
-            name = queue.popleft()
-            queued.discard(name)
-            length = _shortest_length(bodies[name], lengths)
-            if length is not None and (name not in lengths or length < lengths[name]):
-                lengths[name] = length
-                queue.extend(sorted(users[name] - queued))
-                queued |= users[name]
-        return lengths
+        lengths = self.layout.lengths
+        return {name: length for name, row in self.layout.bodies.items() if (length := lengths[row]) is not None}
 
     @cached_property
     def size(self) -> int:
         """Expressions, shared ones counted once, and characters of literals: a measure of the work to compile."""
-        return sum(1 + (len(expr.text) if isinstance(expr, Lit) else 0) for expr in postorder(self.rules.values()))
+        return sum(1 + (len(expr.text) if isinstance(expr, Lit) else 0) for expr in self.layout.order)
 
     def validate(self) -> None:
         """Raise `InvariantError` if a rule is missing, a bound is impossible or a rule is left-recursive."""
@@ -112,11 +100,13 @@ class Productions:
 
         Raises:
             EmptyLanguage: the grammar has no sentence.
-        GrammarTooComplex: it is not known in time whether a terminal has one.
+            GrammarTooComplex: it is not known in time whether a terminal has one.
         """
         productive = self.shortest
         if self.start not in productive:
             raise EmptyLanguage("no text satisfies the constraint")
+        if self._is_pruned:
+            return self
         rules: dict[str, Expr] = {}
         queue = [self.start]
         while queue:
@@ -128,23 +118,40 @@ class Productions:
             queue.extend(e.rule for e in reversed(postorder([rules[name]])) if isinstance(e, Ref))
         return Productions(rules, self.start)
 
+    @cached_property
+    def _is_pruned(self) -> bool:
+        layout = self.layout
+        if None in layout.lengths or any(isinstance(expr, Rep) and expr.high == 0 for expr in layout.order):
+            return False
+        reached = {self.start}
+        seen = bytearray(len(layout.order))
+        stack = [layout.bodies[self.start]]
+        while stack:
+            row = stack.pop()
+            if seen[row]:
+                continue
+            seen[row] = 1
+            stack += layout.below[row]
+            expr = layout.order[row]
+            if isinstance(expr, Ref):
+                reached.add(expr.rule)
+                stack.append(layout.called[row])
+        return len(reached) == len(self.rules)
+
     def encode(self) -> bytes:
         """For another process; sharing is kept. Msgpack, no code."""
-        table: list[list[Any]] = []
+        table: list[tuple[Any, ...]] = []
         known: dict[object, int] = {}
-
-        def visit(expr: Expr, below: list[int]) -> int:
-            row = _row(expr, below)
-            key = ("term", expr.regex) if isinstance(expr, Term) else tuple(row)
-            if key not in known:
-                if isinstance(expr, Term):
-                    row = ["term", regular.encode(expr.regex)]
-                known[key] = len(table)
-                table.append(row)
-            return known[key]
-
-        places = fold(self.rules.values(), visit)
-        rules = [(name, places[id(body)]) for name, body in self.rules.items()]
+        places: list[int] = []
+        for expr, below in zip(self.layout.order, self.layout.below):
+            row = _row(expr, [places[one] for one in below])
+            key = expr if isinstance(expr, Term) else row
+            place = known.get(key)
+            if place is None:
+                place = known[key] = len(table)
+                table.append(("term", regular.encode(expr.regex)) if isinstance(expr, Term) else row)
+            places.append(place)
+        rules = [(name, places[row]) for name, row in self.layout.bodies.items()]
         return msgspec.msgpack.encode([self.start, rules, table])
 
     @staticmethod
@@ -267,20 +274,20 @@ def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Exp
     return expr
 
 
-def _row(expr: Expr, below: list[int]) -> list[Any]:
+def _row(expr: Expr, below: list[int]) -> tuple[Any, ...]:
     if isinstance(expr, Lit):
-        return ["lit", expr.text]
+        return ("lit", expr.text)
     if isinstance(expr, Ref):
-        return ["ref", expr.rule]
+        return ("ref", expr.rule)
     if isinstance(expr, Special):
-        return ["special", expr.text]
+        return ("special", expr.text)
     if isinstance(expr, Seq):
-        return ["seq", *below]
+        return ("seq", *below)
     if isinstance(expr, Alt):
-        return ["alt", *below]
+        return ("alt", *below)
     if isinstance(expr, Rep):
-        return ["rep", str(expr.low), None if expr.high is None else str(expr.high), *below]
-    return ["term"]
+        return ("rep", str(expr.low), None if expr.high is None else str(expr.high), *below)
+    return ("term",)
 
 
 def _from_row(row: list[Any], made: list[Expr]) -> Expr:

@@ -20,7 +20,6 @@ from radixrt.constrained.productions import (
     Seq,
     Special,
     Term,
-    length_of,
 )
 from radixrt.constrained.productions.expressions import checked
 from radixrt.constrained.regex import EPSILON, Regex, literal, literals, repeat
@@ -108,6 +107,7 @@ class Program:
 
     def __init__(self, productions: Productions) -> None:
         self._rules = productions.rules
+        self._layout = productions.layout
         self._lengths: Mapping[str, int] = productions.shortest
         self._entries: dict[str, Node] = {}
         self._parts: dict[int, tuple[Expr, Node]] = {}
@@ -145,7 +145,7 @@ class Program:
             rule = expr.rule
             return self._call(self._length(self._lengths.get(rule)), lambda: self.entry(rule), next)
         if depth >= _MAX_NESTING:
-            length = self._length(length_of(expr, self._lengths))
+            length = self._length(self._layout.lengths[self._layout.row(expr)])
             return self._call(length, lambda: self._entry_of_part(expr), next)
         if isinstance(expr, Seq):
             for part in reversed(expr.parts):

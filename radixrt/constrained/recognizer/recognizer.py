@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from radixrt.constrained.productions import Productions
-from radixrt.constrained.productions.expressions import Special, checked, postorder
+from radixrt.constrained.productions.expressions import Special, checked
 from radixrt.constrained.recognizer.frames import Closure, Frame, Item, RecognizerTooComplex, Return
 from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Program
 from radixrt.constrained.recognizer.spelling import Pieces, Spelling, joined
@@ -85,7 +85,7 @@ class Recognizer:
     """
 
     def __init__(self, productions: Productions, special_ids: Mapping[str, int] | None = None) -> None:
-        for expr in postorder(productions.rules.values()):
+        for expr in productions.layout.order:
             if isinstance(expr, Special) and special_ids is not None and expr.text not in special_ids:
                 raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
         self._program = Program(productions)
