@@ -30,6 +30,9 @@ class Engine:
         options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process,
             `kv_cache_tokens=32768`, `dtype="float32"`.
 
+    Attributes:
+        config: as given; `settings`: what follows from it and from the model, e.g. the model's folder.
+
     Raises:
         ConfigError, ModelLoadError: an option or the model is wrong; names it and the fix.
         EngineError: a process did not start.
@@ -39,9 +42,9 @@ class Engine:
         if model is not None:
             options["model"] = model
         self.config = make_config(**options)
-        settings = resolve_settings(self.config, show_progress=show_progress)
+        self.settings = resolve_settings(self.config, show_progress=show_progress)
         kind = Launcher if self.config.executor.executor == "mp" else InProcessEngine
-        self._launcher: Launcher | InProcessEngine = kind(self.config, settings)
+        self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)
         self.client: EngineClient = self._launcher.start()
 
     def __enter__(self) -> Engine:
@@ -60,7 +63,7 @@ class Engine:
         return self._launcher.pids
 
     @property
-    def _window(self) -> int:
+    def window(self) -> int:
         """Requests of one call that are open at once: enough to fill every batch, never more than the queue takes."""
         limits = self.config.scheduler
         return min(limits.max_running_requests + limits.max_queued_requests // 2, limits.max_queued_requests)
@@ -109,7 +112,7 @@ class Engine:
         try:
             with _engine_errors(), _progress(len(made), progress) as bar:
                 later = iter(made)
-                streams = deque((job, self.client.stream(job.request)) for job in itertools.islice(later, self._window))
+                streams = deque((job, self.client.stream(job.request)) for job in itertools.islice(later, self.window))
                 while streams:
                     job, stream = streams.popleft()
                     collector = Collector(job.asked)
@@ -130,7 +133,7 @@ class Engine:
         """`generate` for an event loop; cancelling it aborts its requests."""
         each, single = split(prompts)
         made = jobs(each, sampling_params, dict(options))
-        slots = asyncio.Semaphore(self._window)
+        slots = asyncio.Semaphore(self.window)
         tasks = [asyncio.ensure_future(self._collect(job, slots)) for job in made]
         try:
             with _engine_errors():
