@@ -7,12 +7,14 @@ literal's and lose every other key. The literal is then cut behind the comma; se
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.productions.follow import Terminal, followers, terminals_of
 from radixrt.constrained.regex import EMPTY, Regex
 from radixrt.constrained.regex.derivatives import first
+from radixrt.constrained.regex.nodes import Complement, Intersect, Words
 
 
 def cut_literals(productions: Productions) -> dict[str, list[str]]:
@@ -50,6 +52,7 @@ class _Pieces:
         self._languages = languages
         self._bits = bits
         self._ends: dict[str, set[int]] = {}
+        self._beginning: dict[int, dict[int, list[Regex]]] = {}
 
     def cut(self) -> bool:
         """Cut the pieces as they are now, once; False if there was nothing to cut."""
@@ -79,13 +82,27 @@ class _Pieces:
         found = self._ends.get(piece)
         if found is None:
             found = self._ends[piece] = set()
-            start = self._bits[piece[0]]
-            places = [(at, self._bits[char]) for at, char in enumerate(piece) if at]
-            for regex, begins, follow in self._languages:
-                if begins & start:
+            languages = self._beginning_with(self._bits[piece[0]])
+            if languages:
+                places = [(at, self._bits[char]) for at, char in enumerate(piece) if at]
+                for follow, regexes in languages.items():
                     missing = [at for at, bit in places if follow & bit and at not in found]
-                    found.update(_ends_within(regex, piece, missing))
+                    for regex in regexes:
+                        if not missing:
+                            break
+                        found.update(_ends_within(regex, piece, missing))
+                        missing = [at for at in missing if at not in found]
         return found
+
+    def _beginning_with(self, bit: int) -> dict[int, list[Regex]]:
+        """The languages that begin with a character, by the bits that may follow them."""
+        languages = self._beginning.get(bit)
+        if languages is None:
+            languages = self._beginning[bit] = {}
+            for regex, begins, follow in self._languages:
+                if begins & bit:
+                    languages.setdefault(follow, []).append(regex)
+        return languages
 
 
 def _begins(terminal: Terminal, bits: dict[str, int]) -> int:
@@ -95,8 +112,31 @@ def _begins(terminal: Terminal, bits: dict[str, int]) -> int:
     return sum(bit for char, bit in bits.items() if char in begins)
 
 
+@lru_cache(maxsize=1024)
+def _without_words(regex: Intersect) -> tuple[Regex, frozenset[str]]:
+    """A language and listed words that are left out of it; the language itself and none where it is not of that form.
+
+    The names of undeclared members are such languages, and following all of them apart would take long.
+    """
+    kept = [item for item in regex.items if not isinstance(item, Complement)]
+    words: set[str] = set()
+    for item in regex.items:
+        if isinstance(item, Complement):
+            if isinstance(item.item, Words):
+                words.update(item.item.words)
+            elif item.item.text is not None:
+                words.add(item.item.text)
+            else:
+                return regex, frozenset()
+    return (kept[0], frozenset(words)) if len(kept) == 1 else (regex, frozenset())
+
+
 def _ends_within(regex: Regex, text: str, places: list[int]) -> list[int]:
     """Those of the places, in order, before which a string of the language ends."""
+    if isinstance(regex, Intersect):
+        whole, listed = _without_words(regex)
+        if whole is not regex:
+            return [place for place in _ends_within(whole, text, places) if text[:place] not in listed]
     found: list[int] = []
     at = 0
     for place in places:

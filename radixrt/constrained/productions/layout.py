@@ -74,8 +74,8 @@ class Layout:
             GrammarTooComplex: it is not known in time whether a terminal has a text.
         """
         values: list[int | None] = []
-        for row in range(len(self.order)):
-            values.append(self._length(row, values))
+        for row, kind in enumerate(self.kinds):
+            values.append(_leaf_length(self.order[row]) if kind == LEAF else self._length(row, kind, values))
         stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
         if not stale:
             return values
@@ -83,7 +83,7 @@ class Layout:
         users = self._users()
         while stale:
             row = stale.popleft()
-            length = self._length(row, values)
+            length = self._length(row, self.kinds[row], values)
             before = values[row]
             if length is not None and (before is None or length < before):
                 values[row] = length
@@ -100,10 +100,7 @@ class Layout:
                 users[body].append(row)
         return users
 
-    def _length(self, row: int, values: list[int | None]) -> int | None:
-        kind = self.kinds[row]
-        if kind == LEAF:
-            return _leaf_length(self.order[row])
+    def _length(self, row: int, kind: int, values: list[int | None]) -> int | None:
         if kind == CALL:
             body = self.called[row]
             return values[body] if 0 <= body < len(values) else None

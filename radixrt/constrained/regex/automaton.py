@@ -7,6 +7,7 @@ automaton a language can be written as right-linear rules, or, by `eliminate`, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, alternate, chars, concat, repeat
 
@@ -26,6 +27,7 @@ class Dfa:
     languages: tuple[Regex, ...]
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def of(regex: Regex, max_states: int) -> Dfa | None:
         """None if more than max_states derivatives had to be looked at, or if the language is empty."""
         if regex is EMPTY:

@@ -7,6 +7,7 @@ those who build an expression, also try a small automaton.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, repeat
@@ -181,6 +182,7 @@ def _leaves_out(made: Intersect | Complement) -> bool:
     return any(isinstance(item, Complement) and item.item.max_length is not None for item in items)
 
 
+@lru_cache(maxsize=1024)
 def _plain(made: Intersect | Complement) -> Regex:
     """The same language without intersections and complements, if a small automaton says so in few words."""
     if _leaves_out(made):

@@ -5,7 +5,7 @@ Counters are never unrolled, so a derivative costs what the tree at hand costs a
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import islice
 from typing import Final
 
@@ -200,6 +200,7 @@ def _first_sets(node: Regex) -> dict[CharSet, None]:
     return sets
 
 
+@lru_cache(maxsize=4096)
 def first(node: Regex) -> CharSet:
     """Characters with which a string of the language can begin; possibly more where has_boolean."""
     found: dict[Regex, CharSet] = {}

@@ -27,6 +27,7 @@ _NOTHING: Final = r"[^\x00-\x{10FFFF}]"
 _ATOM, _SEQUENCE, _CHOICE = 0, 1, 2
 
 
+@lru_cache(maxsize=1024)
 def to_rust(node: Regex) -> str:
     """The expression for `/.../`: no slash, no line break, no abbreviated class and no flag is in it.
 

@@ -6,6 +6,8 @@ lists and None.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from radixrt.constrained.regex import nodes
@@ -14,14 +16,15 @@ from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.nodes import EPSILON, subterms
 
 
-def encode(node: Regex) -> list[Any]:
+@lru_cache(maxsize=1024)
+def encode(node: Regex) -> tuple[Any, ...]:
     """A table of nodes; the last is the expression."""
     place: dict[Regex, int] = {}
     table: list[Any] = []
     for part in subterms(node):
         place[part] = len(table)
         table.append(_row(part, place))
-    return table
+    return tuple(table)
 
 
 def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
@@ -42,7 +45,7 @@ def _wide(number: int) -> int | str:
     return number if number < 2**63 else str(number)
 
 
-def decode(table: list[Any]) -> Regex:
+def decode(table: Sequence[Any]) -> Regex:
     """The expression that `encode` was given: the same object, in the same process."""
     made: list[Regex] = []
     for kind, *row in table:
