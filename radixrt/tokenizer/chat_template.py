@@ -53,6 +53,11 @@ class ChatTemplate:
                     f"the chat template {name!r} does not compile: {error}; give another with chat_template"
                 ) from error
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """The templates' Jinja sources by name."""
+        return dict(self._sources)
+
     @classmethod
     def from_folder(
         cls,
