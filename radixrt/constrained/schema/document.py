@@ -24,6 +24,10 @@ from radixrt.constrained.schema.resources import Located, Resource, escape
 from radixrt.constrained.schema.walk import Index, join_uri
 from radixrt.errors import shown
 
+REMARKS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
+SHARED = REMARKS | {"type", "minLength", "maxLength", "minimum", "maximum"}
+MOST_SHARED_NUMBER = 10**12
+
 
 class Document:
     """One schema document.
@@ -39,7 +43,7 @@ class Document:
 
     def __init__(self, schema: Any, limits: Limits) -> None:
         self._index = Index(limits)
-        self._located: dict[tuple[int, int, tuple[Resource, ...]], Located] = {}
+        self._located: dict[object, Located] = {}
         self._synthetic = Resource("", True, UNSTATED, "")
         self.dialect = self._index.stated_dialect(schema, "", UNSTATED)
         identifier = schema.get(self.dialect.id_keyword) if isinstance(schema, dict) else None
@@ -109,7 +113,10 @@ class Document:
         return target
 
     def _intern(self, schema: Any, pointer: str, resource: Resource, scope: tuple[Resource, ...]) -> Located:
-        place = (id(schema), id(resource), scope) if isinstance(schema, dict) else (int(schema), 0, ())
+        place: object = schema
+        if isinstance(schema, dict):
+            said = _said(schema)
+            place = (id(schema), id(resource), scope) if said is None else (said, id(resource.dialect))
         found = self._located.get(place)
         if found is None:
             found = self._located[place] = Located(schema, pointer, resource, scope)
@@ -164,6 +171,23 @@ class Document:
             if kind == SCHEMA and isinstance(value, dict):
                 resource = self._index.by_schema.get(id(value), resource)
         return resource, value, pointer
+
+
+def _said(schema: dict[str, Any]) -> tuple[str, ...] | None:
+    """What a small schema with nothing below it says, for all that say the same to be worked out once; None for others.
+
+    Keywords that may have to be refused are not among these, because every place where one stands must be named.
+    """
+    if not schema.keys() <= SHARED:
+        return None
+    said: list[str] = []
+    for keyword, value in schema.items():
+        if keyword not in REMARKS:
+            if isinstance(value, int) and abs(value) > MOST_SHARED_NUMBER:
+                return None
+            said.append(f"{keyword}={value!r}")
+    said.sort()
+    return tuple(said)
 
 
 def _kind_below(kind: int | None, token: str) -> int | None:
