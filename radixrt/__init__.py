@@ -9,6 +9,33 @@ from radixrt._version import __version__
 if TYPE_CHECKING:
     from radixrt.engine.engine import Chunk, Completion, Engine
     from radixrt.errors import ConfigError, EngineError, ModelLoadError, RadixRTError, RequestError
+    from radixrt.lang.backend import Unsupported
+    from radixrt.lang.branches import Branches, join
+    from radixrt.lang.endpoint import Endpoint
+    from radixrt.lang.errors import CallError, NotReadyError, ProgramCancelled, ProgramError
+    from radixrt.lang.function import Function, function
+    from radixrt.lang.local import set_default_backend
+    from radixrt.lang.openai_backend import OpenAI
+    from radixrt.lang.run_stream import ProgramStream
+    from radixrt.lang.state import State
+    from radixrt.lang.streaming import StreamEvent
+    from radixrt.lang.words import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        gen,
+        image,
+        role,
+        role_begin,
+        role_end,
+        select,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+    )
     from radixrt.sampling_params import SamplingParams
 
 _HOMES = {
@@ -21,19 +48,79 @@ _HOMES = {
     "RadixRTError": "radixrt.errors",
     "RequestError": "radixrt.errors",
     "SamplingParams": "radixrt.sampling_params",
+    "assistant": "radixrt.lang.words",
+    "assistant_begin": "radixrt.lang.words",
+    "assistant_end": "radixrt.lang.words",
+    "Branches": "radixrt.lang.branches",
+    "CallError": "radixrt.lang.errors",
+    "Endpoint": "radixrt.lang.endpoint",
+    "Function": "radixrt.lang.function",
+    "function": "radixrt.lang.function",
+    "gen": "radixrt.lang.words",
+    "image": "radixrt.lang.words",
+    "join": "radixrt.lang.branches",
+    "NotReadyError": "radixrt.lang.errors",
+    "OpenAI": "radixrt.lang.openai_backend",
+    "ProgramCancelled": "radixrt.lang.errors",
+    "ProgramError": "radixrt.lang.errors",
+    "ProgramStream": "radixrt.lang.run_stream",
+    "role": "radixrt.lang.words",
+    "role_begin": "radixrt.lang.words",
+    "role_end": "radixrt.lang.words",
+    "select": "radixrt.lang.words",
+    "set_default_backend": "radixrt.lang.local",
+    "State": "radixrt.lang.state",
+    "StreamEvent": "radixrt.lang.streaming",
+    "system": "radixrt.lang.words",
+    "system_begin": "radixrt.lang.words",
+    "system_end": "radixrt.lang.words",
+    "Unsupported": "radixrt.lang.backend",
+    "user": "radixrt.lang.words",
+    "user_begin": "radixrt.lang.words",
+    "user_end": "radixrt.lang.words",
 }
 
 __all__ = [
+    "Branches",
+    "CallError",
     "Chunk",
     "Completion",
     "ConfigError",
+    "Endpoint",
     "Engine",
     "EngineError",
+    "Function",
     "ModelLoadError",
+    "NotReadyError",
+    "OpenAI",
+    "ProgramCancelled",
+    "ProgramError",
+    "ProgramStream",
     "RadixRTError",
     "RequestError",
     "SamplingParams",
+    "State",
+    "StreamEvent",
+    "Unsupported",
     "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "function",
+    "gen",
+    "image",
+    "join",
+    "role",
+    "role_begin",
+    "role_end",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "user",
+    "user_begin",
+    "user_end",
 ]
 
 

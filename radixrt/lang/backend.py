@@ -77,6 +77,8 @@ class Call:
         schema: what the constraint's JSON is read as (a type or a schema); None for text.
         stream: deltas are wanted as they come; otherwise one delta carries everything.
         timeout_s: the call ends with an error after this long; None for no limit.
+        tools: definitions as in the OpenAI API, which the model may call. For a backend that works on tokens they are
+            in the prompt already, and the constraint in `sampling` holds the calls to them.
     """
 
     prompt: Prompt
@@ -85,6 +87,7 @@ class Call:
     stream: bool = False
     hint: Hint | None = None
     timeout_s: float | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,164 @@
+"""A program over many items: bounded concurrency, an error for each item by itself, and a file that can be resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import pydantic_core
+
+from radixrt.lang.errors import ProgramError, describe
+from radixrt.lang.state import State
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """The result for one item.
+
+    Attributes:
+        index: of the item.
+        values: by name; what was read back from a file is plain JSON.
+        state: None for an item that failed or was read back from a file.
+        error: why it failed, or None; `exception` is the error itself.
+        resumed: it was read back from a file.
+    """
+
+    index: int
+    input: Any
+    values: dict[str, Any] = field(default_factory=dict)
+    state: State | None = None
+    error: str | None = None
+    exception: BaseException | None = None
+    resumed: bool = False
+
+    def __getitem__(self, name: str) -> Any:
+        if self.exception is not None:
+            raise self.exception
+        return self.values[name]
+
+
+async def run_batch(
+    name: str, one: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[State]], items: Iterable[Any], *,
+    concurrency: int, progress: bool | None, output: Any, resume: bool,
+) -> list[BatchItem]:  # fmt: skip
+    """See `Function.batch`."""
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise ProgramError(f"concurrency must be a whole number above 0, not {concurrency!r}")
+    results: dict[int, BatchItem] = {}
+    done = {} if output is None else _read_back(Path(output), resume)
+    remaining = enumerate(items)
+    total = len(items) if isinstance(items, Sized) else None
+    with _Output(output) as file, _bar(name, total, progress) as bar:
+
+        async def work() -> None:
+            for index, item in remaining:  # one iterator for all workers: each takes the next item when it is free
+                before = done.get(index)
+                if before is not None and before.input == _plain(item):
+                    results[index] = before
+                else:
+                    results[index] = await _one(one, index, item)
+                    file.add(results[index])
+                bar.update()
+
+        workers = [
+            asyncio.ensure_future(work()) for _ in range(concurrency if total is None else min(concurrency, total))
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    return [results[index] for index in sorted(results)]
+
+
+async def _one(one: Callable[..., Awaitable[State]], index: int, item: Any) -> BatchItem:
+    try:
+        args, kwargs = _arguments(item)
+        state = await one(args, kwargs)
+        return BatchItem(index, item, state.values(), state)
+    except Exception as error:
+        return BatchItem(index, item, error=describe(error), exception=error)
+
+
+def _arguments(item: Any) -> Arguments:
+    if isinstance(item, Mapping):
+        return (), dict(item)
+    return (item, {}) if isinstance(item, tuple) else ((item,), {})
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from JSON."""
+    return json.loads(pydantic_core.to_json(value, fallback=repr, inf_nan_mode="strings"))
+
+
+class _Output:
+    """The file of results; one line each, written when it is there."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = None if path is None else Path(path)
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> _Output:
+        if self._path is not None:
+            self._file = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, item: BatchItem) -> None:
+        if self._file is None:
+            return
+        line: dict[str, Any] = {"index": item.index, "input": _plain(item.input)}
+        if item.error is not None:
+            line["error"] = item.error
+        else:
+            line["values"] = _plain(item.values)
+        if item.state is not None:
+            usage = item.state.usage
+            line["usage"] = {
+                "calls": usage.calls,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+            }
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
+    """The results in a file, without those that failed. A line that was cut off is taken off the file."""
+    if not path.exists():
+        return {}
+    if not resume:
+        raise ProgramError(f"{path} exists; batch(..., resume=True) goes on with it, or name another file")
+    found: dict[int, BatchItem] = {}
+    whole = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        whole += len(line)
+        try:
+            entry = json.loads(line)
+            index = entry["index"]
+            if "values" in entry:
+                found[index] = BatchItem(index, entry["input"], entry["values"], resumed=True)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProgramError(f"{path}, line {number}, is no result of a batch: {error!r}") from None
+    with path.open("rb+") as file:
+        file.truncate(whole)
+    return found
+
+
+def _bar(name: str, total: int | None, wanted: bool | None) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=name, unit="item", disable=None if wanted is None else not wanted)

@@ -1,0 +1,238 @@
+"""The steps that call the model: `Generate` and `Choose`, from the transcript's prompt to the answer in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from contextlib import aclosing
+from dataclasses import replace
+
+import msgspec
+
+from radixrt.lang.backend import Call, Decision, Hint, Result
+from radixrt.lang.branch import Branch, Failure, Step
+from radixrt.lang.events import CallRecord
+from radixrt.lang.prompt import Composed
+from radixrt.lang.slot import Meta, Slot
+from radixrt.lang.streaming import Streamed
+from radixrt.lang.transcript import Answer, Known, append, last_call
+from radixrt.lang.words import Gen, Select
+from radixrt.sampling_params import SamplingParams
+
+
+class Generate(Step):
+    """A gen, n times at once."""
+
+    calls = True
+
+    def __init__(self, gen: Gen, sampling: SamplingParams, slot: Slot) -> None:
+        self._gen = gen
+        self._sampling = sampling
+        self._slot = slot
+        self._queued = time.monotonic()
+        self.label = slot.label
+
+    def fail(self, error: Failure) -> None:
+        self._slot.fail(error)
+
+    async def run(self, branch: Branch) -> None:
+        composed = await branch.program.compose(branch.transcript, self._gen.tools)
+        made = [self._record(branch, composed, index) for index in range(self._gen.n)]
+        tasks = [asyncio.ensure_future(self._one(branch, composed, record)) for record in made]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # each has closed its request
+            for record in made:  # one that was cancelled before it began has noted nothing
+                _failed(branch, record, asyncio.CancelledError())
+        values = [self._gen.type.read(result.text) for result in results]
+        metas = [_meta(result, record) for result, record in zip(results, made, strict=True)]
+        first = results[0]
+        known = _known(composed, first)
+        branch.transcript = append(branch.transcript, Answer(first.text, made[0].id, known))
+        branch.joined = []
+        branch.program.publish(branch, made[0], self._gen.type, Streamed.done(values))
+        self._slot.fill(values[0] if self._gen.n == 1 else values, metas)
+
+    def _record(self, branch: Branch, composed: Composed, index: int) -> CallRecord:
+        sampling = self._sampling
+        if sampling.seed is not None:
+            sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
+        record = _record(branch, composed, self._slot.name, "gen", self._queued)
+        record.index, record.type, record.sampling = index, self._gen.type.name, sampling
+        return record
+
+    async def _one(self, branch: Branch, composed: Composed, record: CallRecord) -> Result:
+        assert record.sampling is not None
+        program = branch.program
+        call = Call(
+            composed.prompt,
+            record.sampling,
+            schema=self._gen.type.schema,
+            stream=program.streams,
+            hint=_start(branch, record),
+            timeout_s=self._gen.timeout_s,
+            tools=self._gen.tools,
+        )
+        try:
+            async with aclosing(program.backend.generate(call)) as deltas:
+                async for delta in deltas:
+                    if delta.text and record.first_token is None and call.stream:
+                        record.first_token = time.monotonic()
+                    record.text += delta.text
+                    if program.streams and delta.text:
+                        program.publish(branch, record, self._gen.type, Streamed(delta.text, record.text))
+                    if delta.result is not None:
+                        _finish(branch, record, delta.result)
+                        if delta.result.finish_reason == "abort":
+                            raise RuntimeError("the request was aborted")
+                        return delta.result
+            raise RuntimeError(f"{program.backend.name} ended the answer without a result")
+        except BaseException as error:
+            _failed(branch, record, error)
+            raise
+
+
+class Choose(Step):
+    """A select."""
+
+    calls = True
+
+    def __init__(self, select: Select, slot: Slot) -> None:
+        self._select = select
+        self._slot = slot
+        self._queued = time.monotonic()
+        self.label = slot.label
+
+    def fail(self, error: Failure) -> None:
+        self._slot.fail(error)
+
+    async def run(self, branch: Branch) -> None:
+        program, select = branch.program, self._select
+        composed = await program.compose(branch.transcript)
+        record = _record(branch, composed, self._slot.name, "select", self._queued)
+        record.type, record.choices, record.method = "choice", select.choices, select.method
+        hint = _start(branch, record)
+        try:
+            decision = await program.backend.select(composed.prompt, select.choices, select.method, hint)
+        except BaseException as error:
+            _failed(branch, record, error)
+            raise
+        chosen = select.choices[decision.choice]
+        self._note(branch, record, decision, chosen)
+        known = None
+        if decision.prompt_ids is not None:
+            ids = array("i", decision.prompt_ids[: decision.kept])
+            ids.extend(decision.token_ids[decision.choice])
+            known = Known(ids, composed.text + chosen)
+        branch.transcript = append(branch.transcript, Answer(chosen, record.id, known))
+        branch.joined = []
+        meta = Meta(
+            chosen,
+            record.id,
+            record.output_ids.tolist() if record.output_ids is not None else None,
+            "choice",
+            decision.usage,
+            choices=select.choices,
+            probabilities=decision.probabilities,
+            scores=decision.scores,
+            choice_logprobs=decision.logprobs,
+        )
+        program.publish(branch, record, None, replace(Streamed.done([chosen]), text=chosen, so_far=chosen))
+        self._slot.fill(chosen, [meta])
+
+    def _note(self, branch: Branch, record: CallRecord, decision: Decision, chosen: str) -> None:
+        record.end = time.monotonic()
+        record.text, record.finish = chosen, "choice"
+        record.probabilities = decision.probabilities
+        usage = decision.usage
+        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        record.completion_tokens = usage.completion_tokens
+        if decision.prompt_ids is not None:
+            record.prompt_ids = array("i", decision.prompt_ids)
+            record.output_ids = array("i", decision.token_ids[decision.choice])
+        branch.program.log.emit("call_end", record)
+
+
+def _record(branch: Branch, composed: Composed, name: str | None, kind: str, queued: float) -> CallRecord:
+    log = branch.program.log
+    before = last_call(branch.transcript)
+    depends = (*(() if before is None else (before,)), *branch.joined)
+    record = CallRecord(len(log.calls), branch.id, name or "", kind, "", queued, depends=depends)  # type: ignore[arg-type]
+    record.prompt_text, record.rerendered = composed.text, composed.rerendered
+    log.calls.append(record)
+    return record
+
+
+def _start(branch: Branch, record: CallRecord) -> Hint:
+    record.start = time.monotonic()
+    record.fork_len, record.siblings = branch.group
+    branch.program.log.emit("call_start", record)
+    return Hint(
+        branch.program.log.program,
+        branch.id,
+        fork_len=record.fork_len,
+        siblings=record.siblings,
+        will_continue=branch.goes_on,
+    )
+
+
+def _finish(branch: Branch, record: CallRecord, result: Result) -> None:
+    record.end = time.monotonic()
+    record.text, record.finish = result.text, result.finish_reason
+    record.prompt_tokens, record.cached_tokens = result.usage.prompt_tokens, result.usage.cached_tokens
+    record.completion_tokens = result.usage.completion_tokens
+    record.forced_tokens = 0 if result.constraint is None else result.constraint.forced_tokens
+    if record.first_token is None and result.timings.prefill_s and record.start is not None:
+        first = record.start + result.timings.queue_s + result.timings.prefill_s
+        record.first_token = min(first, record.end)
+    if result.prompt_ids is not None:
+        record.prompt_ids = array("i", result.prompt_ids)
+    if result.token_ids is not None:
+        record.output_ids = array("i", result.token_ids)
+    branch.program.log.emit("call_end", record)
+
+
+def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:
+    cancelled = isinstance(error, asyncio.CancelledError)
+    if record.end is None:
+        record.error = "cancelled" if cancelled else str(error) or type(error).__name__
+        record.end = time.monotonic()
+        record.finish = "cancelled" if cancelled else "error"
+        branch.program.log.emit("call_end", record)
+
+
+def _known(composed: Composed, result: Result) -> Known | None:
+    """The ids up to the end of the answer, as far as whole tokens of it are in its text."""
+    if result.prompt_ids is None or result.token_ids is None:
+        return None
+    if result.kept is not None:
+        kept, text = result.kept, result.text.removesuffix(result.tail)
+    elif isinstance(result.matched_stop, str):
+        kept, text = 0, ""
+    elif isinstance(result.matched_stop, int):
+        kept, text = len(result.token_ids) - 1, result.text
+    else:
+        kept, text = len(result.token_ids), result.text
+    ids = array("i", result.prompt_ids)
+    ids.extend(result.token_ids[:kept])
+    return Known(ids, composed.text + text)
+
+
+def _meta(result: Result, record: CallRecord) -> Meta:
+    return Meta(
+        result.text,
+        record.id,
+        result.token_ids,
+        result.finish_reason,
+        result.usage,
+        result.timings,
+        matched_stop=result.matched_stop,
+        logprobs=result.logprobs,
+        forced_close=result.forced_close,
+        constraint=result.constraint,
+        tool_calls=result.tool_calls,
+    )

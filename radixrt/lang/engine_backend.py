@@ -1,0 +1,160 @@
+"""`EngineBackend`: programs on an `Engine` of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from radixrt.engine.arguments import NO_DEADLINE_S
+from radixrt.engine.client import new_rid, raise_for_error
+from radixrt.engine.prompt_parts import pack_parts
+from radixrt.errors import EngineError, RequestError
+from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
+from radixrt.messages import Finish, GenerateReq, TextDelta, Timings, TokenLogprob, Usage, unpack_i32
+
+if TYPE_CHECKING:
+    from radixrt.engine.engine import Engine
+    from radixrt.tokenizer.prompt_parts import PartsEncoder
+    from radixrt.tokenizer.tokenizer import Tokenizer
+
+LONG_TEXT_CHARS = 100_000
+"""Above this a text is tokenized in a thread, so that the event loop goes on."""
+
+
+class EngineBackend(Backend):
+    """See the module's docstring. The engine stays its owner's, who closes it."""
+
+    tokens = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open = asyncio.Semaphore(engine.window)  # a fork of thousands must not fill the engine's queue
+        info = engine.client.info
+        self.name = f"engine {info.model if info is not None else engine.settings.model_name}"
+
+    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+        request = GenerateReq(
+            new_rid(),
+            call.sampling,
+            parts=pack_parts(call.prompt.parts),
+            stream=call.stream,
+            timeout_s=NO_DEADLINE_S if call.timeout_s is None else call.timeout_s,
+        )
+        collected = _Collected()
+        async with self._open:
+            try:
+                async with aclosing(self._engine.client.astream(request)) as deltas:
+                    async for delta in deltas:
+                        token_ids = collected.add(delta)
+                        result = None
+                        if delta.finish is not None:
+                            result = self._result(call, collected, delta, delta.finish)
+                        yield Delta(delta.text, token_ids, result)
+            except RequestError as error:
+                raise _as_engine_error(error) from None
+
+    def _result(self, call: Call, collected: _Collected, delta: TextDelta, finish: Finish) -> Result:
+        raise_for_error(finish)
+        text = "".join(collected.text)
+        kept, tail = len(collected.token_ids), ""
+        if isinstance(finish.matched, str):
+            kept, tail = self._whole_tokens(collected.token_ids, text, call.sampling.skip_special_tokens)
+        elif finish.matched is not None and not call.sampling.include_stop_str_in_output:
+            kept -= 1
+        return Result(
+            text=text,
+            token_ids=collected.token_ids,
+            prompt_ids=collected.prompt_ids,
+            finish_reason=finish.reason,
+            usage=delta.usage or Usage(),
+            timings=delta.timings or Timings(),
+            matched_stop=finish.matched,
+            logprobs=collected.logprobs,
+            forced_close=finish.forced_close,
+            constraint=delta.constraint,
+            kept=kept,
+            tail=tail,
+        )
+
+    def _whole_tokens(self, token_ids: Sequence[int], text: str, skip_special: bool) -> tuple[int, str]:
+        """How many tokens have come to a beginning of the text, and what follows that beginning."""
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skip_special)
+        kept = written = 0
+        pieces: list[str] = []
+        for i, token_id in enumerate(token_ids):
+            pieces.append(detokenizer.push([token_id]))
+            written += len(pieces[-1])
+            if written > len(text):
+                break
+            if pieces[-1] and text.endswith(pieces[-1], 0, written):
+                kept = i + 1
+        return kept, text[sum(map(len, pieces[:kept])) :]
+
+    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+        raise NotImplementedError
+
+    async def chat_template(self) -> Mapping[str, Any] | None:
+        template = self._tokenizer.chat_template
+        return (
+            None
+            if template is None
+            else {"templates": template.sources, "special_tokens": self._tokenizer.special_tokens}
+        )
+
+    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
+        packed = pack_parts(parts)
+        if sum(len(part) for part in parts if isinstance(part, str)) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encoder.encode, packed, "prompt")
+        return self._encoder.encode(packed, "prompt")
+
+    async def release(self, program: str, branch: str | None = None) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        return None
+
+    # The engine's own tokenizer lives in another process; what programs need of one is so little and so often that they
+    # have their own.
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from radixrt.tokenizer.tokenizer import Tokenizer
+
+        model = self._engine.config.model
+        override = None if model.chat_template is None else Path(model.chat_template)
+        return Tokenizer.from_folder(Path(model.tokenizer or self._engine.settings.folder), chat_template_file=override)
+
+    @functools.cached_property
+    def _encoder(self) -> PartsEncoder:
+        from radixrt.tokenizer.prompt_parts import PartsEncoder
+
+        return PartsEncoder(self._tokenizer)
+
+
+class _Collected:
+    """The deltas of one request, put together."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.prompt_ids: list[int] | None = None
+        self.logprobs: list[TokenLogprob] | None = None
+
+    def add(self, delta: TextDelta) -> list[int]:
+        """The new token ids."""
+        token_ids: list[int] = unpack_i32(delta.token_ids).tolist()
+        self.text.append(delta.text)
+        self.token_ids += token_ids
+        if delta.prompt_ids is not None:
+            self.prompt_ids = unpack_i32(delta.prompt_ids).tolist()
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        return token_ids
+
+
+def _as_engine_error(error: RequestError) -> RequestError | EngineError:
+    return EngineError(error.message) if error.code == "engine_dead" else error

@@ -1,0 +1,114 @@
+"""`Composer`: the prompt of a call, from the transcript of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from radixrt.errors import RequestError
+from radixrt.lang.backend import Part, Prompt, TemplateText
+from radixrt.lang.chat_format import ChatFormat, Piece
+from radixrt.lang.transcript import Answer, Conversation, Known, Transcript, backwards, fold
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A prompt ready to be sent.
+
+    Attributes:
+        text: the text that its parts stand for; "" where only messages are sent.
+        rerendered: it does not begin with all that is known as token ids, because the template rewrote it.
+        known: how many of its tokens are sent as ids.
+    """
+
+    prompt: Prompt
+    text: str
+    rerendered: bool
+    known: int
+
+
+class Composer:
+    """See the module's docstring.
+
+    Args:
+        chat_format: None where the model has no chat template, or the backend works on messages.
+        tokens: the backend works on token ids.
+    """
+
+    def __init__(self, chat_format: ChatFormat | None, *, tokens: bool) -> None:
+        self._chat_format = chat_format
+        self._tokens = tokens
+
+    def compose(self, transcript: Transcript, tools: Sequence[Mapping[str, Any]] = ()) -> Composed:
+        """The prompt that goes on from a transcript.
+
+        What the model wrote is sent as the ids that it wrote, as long as the text before it is still the text that the
+        ids stand for.
+
+        Raises:
+            RequestError: there is nothing to go on from, or the template refuses the conversation.
+        """
+        conversation = fold(transcript)
+        messages = [{"role": m.role, "content": m.content} for m in conversation.messages] or None
+        if not self._tokens:
+            return Composed(
+                Prompt([conversation.text] if conversation.text else [], messages, conversation.open), "", False, 0
+            )
+        pieces = self._pieces(conversation, tools)
+        text = "".join(piece.text for piece in pieces)
+        if not text:
+            raise RequestError("there is no text yet to go on from; append some before the first call", param="prompt")
+        known, rerendered = _known(transcript, text)
+        parts: list[Part] = [] if known is None else [known.ids]
+        parts += _parts(pieces, 0 if known is None else len(known.text))
+        prompt = Prompt(parts, messages, conversation.open)
+        return Composed(prompt, text, rerendered, 0 if known is None else len(known.ids))
+
+    def text(self, transcript: Transcript) -> str:
+        """The whole text as the model sees it; without a template, messages as "role: content" lines.
+
+        Raises:
+            RequestError: the template refuses the conversation.
+        """
+        conversation = fold(transcript)
+        if self._chat_format is None and conversation.messages:
+            return "\n".join(f"{m.role}: {m.content}" for m in conversation.messages)
+        return "".join(piece.text for piece in self._pieces(conversation, ()))
+
+    def _pieces(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+        if not conversation.messages:
+            return [Piece(conversation.text, False)] if conversation.text else []
+        if self._chat_format is None:
+            raise RequestError(
+                "the model has no chat template, so there are no roles; write a program without them, or start the "
+                "engine with chat_template",
+                param="messages",
+            )
+        return self._chat_format.render(conversation.messages, open=conversation.open, tools=tools)
+
+
+def _known(transcript: Transcript, text: str) -> tuple[Known | None, bool]:
+    """The most that is known as ids of a prompt with this text, and whether something was known that no longer is."""
+    passed = False
+    for entry in backwards(transcript):
+        if isinstance(entry, Answer) and entry.known is not None:
+            if text.startswith(entry.known.text):
+                return entry.known, passed
+            passed = True
+    return None, passed
+
+
+def _parts(pieces: Sequence[Piece], start: int) -> list[Part]:
+    """What follows the first `start` characters, neighbours of one kind joined."""
+    rest: list[Piece] = []
+    for piece in pieces:
+        if start < len(piece.text):
+            rest.append(Piece(piece.text[start:], piece.template))
+        start = max(0, start - len(piece.text))
+    parts: list[Part] = []
+    for template, group in groupby(rest, key=lambda piece: piece.template):
+        text = "".join(piece.text for piece in group)
+        parts.append(TemplateText(text) if template else text)
+    return parts
