@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary, and its wire form (msgpack through msgspec; nothing is pickled).
 
-    main -> tokenizer        GenerateReq, AbortReq, ControlReq
-    tokenizer -> scheduler   TokenizedReq, AbortReq, ControlReq
+    main -> tokenizer        GenerateReq, ScoreReq, TokenizeReq, DetokenizeReq, AbortReq, ControlReq
+    tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, AbortReq, ControlReq
     scheduler -> runner      ForwardStep, GrammarMask, DebugReq
     runner -> scheduler      RunnerReady, StepOutput, StepFailed, DebugReply
     scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
@@ -218,6 +218,81 @@ class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
     timeout_s: float | None = None
 
 
+SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
+"""How one of several choices is selected by its tokens' log-probabilities; see `radixrt.tokenizer.selection`."""
+
+
+class ScoreReq(Message, frozen=True, array_like=True, tag=True):
+    """Choices to be scored after a prompt. Exactly one of prompt, input_ids, chat and parts is set.
+
+    Attributes:
+        choices: texts that may follow the prompt, at least one, all different and none empty. Control tokens in them
+            are not read. Where the prompt ends in a text, its last run of texts is tokenized together with each choice.
+        others: see `GenerateReq`.
+    """
+
+    rid: str
+    choices: list[str]
+    method: SelectMethod = "token_length_normalized"
+    prompt: str | None = None
+    input_ids: bytes | None = None
+    chat: ChatPrompt | None = None
+    parts: list[PromptPart] | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
+    """The token ids of a prompt, given as in `GenerateReq`; answered by one TextDelta with `prompt_ids`."""
+
+    rid: str
+    prompt: str | None = None
+    input_ids: bytes | None = None
+    chat: ChatPrompt | None = None
+    parts: list[PromptPart] | None = None
+
+
+class DetokenizeReq(Message, frozen=True, array_like=True, tag=True):
+    """The text of token ids (int32 column); answered by one TextDelta with `text`."""
+
+    rid: str
+    token_ids: bytes
+    skip_special_tokens: bool = True
+
+
+class ScoreRow(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence to compute, and what is wanted of it.
+
+    Attributes:
+        prefix: index into the request's prefixes; the sequence begins with that.
+        path: int32[m], the tokens behind the prefix; may be empty.
+        positions: int32[q] ascending, positions of the sequence.
+        targets: int32[q], for each of them a token whose log-probability as the next one is wanted.
+    """
+
+    prefix: int
+    path: bytes
+    positions: bytes
+    targets: bytes
+
+
+class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
+    """Rows to be scored. Answered by one TokenDelta, whose `scores` holds their log-probabilities, row by row.
+
+    Attributes:
+        prefixes: int32 columns, none of them empty.
+        rows: those of one prefix are neighbours.
+    """
+
+    rid: str
+    prefixes: list[bytes]
+    rows: list[ScoreRow]
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
 class AbortReq(Message, frozen=True, array_like=True, tag=True):
     """Stop generating for rid; an unknown rid is not an error. reason "stop" means that the tokenizer saw a stop string
     and has already ended the request towards its client."""
@@ -249,6 +324,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
         usage, timings: set together with finish; `constraint` too, for a request that has one.
         logprobs: n rows, for a request that asked.
         prompt_logprobs: once, with the first output; rows for prompt tokens 1..len-1 (the first has none).
+        scores: float32 column, the answer to a TokenizedScoreReq that did not end with an error or an abort.
     """
 
     rid: str
@@ -259,6 +335,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
     constraint: ConstraintInfo | None = None
+    scores: bytes | None = None
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
@@ -275,6 +352,27 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[TokenLogprob] = []
 
 
+class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
+    """The scored choices of a ScoreReq, in its order.
+
+    Attributes:
+        choice: index of the selected one.
+        logprobs: natural logarithm of the probability of each choice's tokens.
+        scores: what the method compares, higher is better.
+        probabilities: softmax of `scores`.
+        token_ids: of each choice, as scored: what follows the prompt's first `kept` tokens.
+        kept: tokens of the prompt before the choices; fewer than it has where its last text is tokenized otherwise with
+            a choice behind it.
+    """
+
+    choice: int
+    logprobs: list[float]
+    scores: list[float]
+    probabilities: list[float]
+    token_ids: list[list[int]]
+    kept: int
+
+
 class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     """New text of one request (tokenizer to main). `text` never ends inside a code point or inside a text that a stop
     string could still claim; token_ids run ahead of it by what is held back.
@@ -283,6 +381,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
         token_ids: int32[n] column of the new output tokens.
         prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request.
         finish, usage, timings, constraint: on the last delta, and there only.
+        decision: of a ScoreReq, on its only delta, unless it ended with an error or an abort.
     """
 
     rid: str
@@ -295,6 +394,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     prompt_ids: bytes | None = None
     constraint: ConstraintInfo | None = None
+    decision: ChoiceScores | None = None
 
 
 class TextBatch(Message, frozen=True, array_like=True, tag=True):
@@ -314,6 +414,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     """Tokenizer, scheduler and runners are ready (tokenizer to main).
 
     max_input_tokens is the longest prompt that can be served: the context and the KV pool both bound it.
+    chat_templates holds Jinja sources by name ("default", ...), special_tokens texts by name ("bos_token", ...).
     """
 
     model: str
@@ -325,6 +426,8 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     device: str
     dtype: str
     has_chat_template: bool
+    chat_templates: dict[str, str] = {}
+    special_tokens: dict[str, str] = {}
 
 
 class ControlReply(Message, frozen=True, array_like=True, tag=True):
@@ -441,6 +544,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         sampling_rows: parameters of rows that are new or changed, applied first.
         logprob_rows: int32[P], rows whose prompt log-probabilities are wanted at every new position.
         logprob_targets: int32[sum of their extend_lens], the next prompt token at each position, -1 at a prompt's last.
+        score_index: int32[Q] ascending, which of the T new tokens are followed by something that is to be scored.
+        score_targets: int32[Q], the token to score at each.
         has_grammar: a GrammarMask for this step follows; the runner samples only when it has come.
     """
 
@@ -456,6 +561,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     sampling_rows: list[SamplingRow] = []
     logprob_rows: bytes = b""
     logprob_targets: bytes = b""
+    score_index: bytes = b""
+    score_targets: bytes = b""
     has_grammar: bool = False
 
 
@@ -489,6 +596,7 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
         token_ids: int32[S].
         logprobs: one entry for each sampling row that asked for logprobs, in order; each holds one position.
         prompt_logprobs: one entry for each of the step's logprob_rows, in order.
+        scores: float32[Q], log-probability of each of the step's score_targets.
         row_errors: (sampling row, message) of rows whose sampling failed (their logits were not finite); their token id
             is 0 and means nothing.
         forward_s: seconds from the runner's taking the step to its having the answer.
@@ -499,6 +607,7 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
     logprobs: list[LogprobColumns] = []
     prompt_logprobs: list[LogprobColumns] = []
     row_errors: list[tuple[int, str]] = []
+    scores: bytes = b""
     forward_s: float = 0.0
 
 
@@ -524,8 +633,19 @@ class DebugReply(Message, frozen=True, array_like=True, tag=True):
     slots: bytes
 
 
-ToTokenizer = GenerateReq | AbortReq | ControlReq | TokenBatch | SchedulerReady | ControlReply | SchedulerStats
-ToScheduler = TokenizedReq | AbortReq | ControlReq
+ToTokenizer = (
+    GenerateReq
+    | ScoreReq
+    | TokenizeReq
+    | DetokenizeReq
+    | AbortReq
+    | ControlReq
+    | TokenBatch
+    | SchedulerReady
+    | ControlReply
+    | SchedulerStats
+)
+ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ControlReq
 ToRunner = ForwardStep | GrammarMask | DebugReq
 FromRunner = RunnerReady | StepOutput | StepFailed | DebugReply
 ToMain = TextBatch | EngineReady | ControlReply | SchedulerStats

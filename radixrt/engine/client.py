@@ -12,7 +12,8 @@ import itertools
 import queue
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import get_args
 
 import msgspec
 
@@ -23,14 +24,19 @@ from radixrt.messages import (
     AbortReq,
     ControlReply,
     ControlReq,
+    DetokenizeReq,
     EngineReady,
     Finish,
     FinishError,
     GenerateReq,
+    PromptPart,
     SchedulerStats,
+    ScoreReq,
+    SelectMethod,
     TemplateText,
     TextBatch,
     TextDelta,
+    TokenizeReq,
     ToMain,
     ToTokenizer,
 )
@@ -62,8 +68,28 @@ def raise_for_error(finish: Finish) -> None:
         raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
 
 
-def _check_types(request: GenerateReq) -> None:
+def _check_types(request: Request) -> None:
     """The engine drops a message whose types are wrong, so nobody would ever answer it."""
+    if isinstance(request, (GenerateReq, ScoreReq)):
+        _check_routing(request)
+    if isinstance(request, ScoreReq):
+        _check_choices(request)
+    if not isinstance(request, DetokenizeReq):
+        _check_parts(request.parts)
+
+
+def _check_choices(request: ScoreReq) -> None:
+    if request.method not in get_args(SelectMethod):
+        known = ", ".join(get_args(SelectMethod))
+        raise RequestError(f"method must be one of {known}; not {shown(request.method)}", param="method")
+    if not isinstance(request.choices, list):
+        raise RequestError(f"choices must be a list of texts, not {shown(request.choices)}", param="choices")
+    for i, choice in enumerate(request.choices):
+        if not isinstance(choice, str):
+            raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
+
+
+def _check_routing(request: GenerateReq | ScoreReq) -> None:
     if not isinstance(request.priority, int) or isinstance(request.priority, bool):
         raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
     if not isinstance(request.cache_salt, str):
@@ -71,12 +97,28 @@ def _check_types(request: GenerateReq) -> None:
     timeout_s = request.timeout_s
     if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
         raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
-    for i, part in enumerate(request.parts or ()):
+
+
+def _check_parts(parts: list[PromptPart] | None) -> None:
+    for i, part in enumerate(parts or ()):
         if not isinstance(part, (str, list, TemplateText)):
             raise RequestError(
                 f"input_parts[{i}] must be a text, a list of token ids or a TemplateText, not {shown(part)}",
                 param=f"input_parts[{i}]",
             )
+
+
+Question = ScoreReq | TokenizeReq | DetokenizeReq
+"""What is answered with one TextDelta."""
+
+Request = GenerateReq | Question
+"""What is answered with TextDeltas, the last of which has `finish`."""
+
+
+def _answer(delta: TextDelta) -> TextDelta:
+    if delta.finish is not None:
+        raise_for_error(delta.finish)
+    return delta
 
 
 class _Stream:
@@ -124,7 +166,7 @@ class EngineClient:
 
     # --- requests ---
 
-    def stream(self, request: GenerateReq) -> Iterator[TextDelta]:
+    def stream(self, request: Request) -> Generator[TextDelta, None, None]:
         """Send the request now and iterate over its deltas, the last of which has `finish`. Leaving early aborts it.
 
         Raises:
@@ -135,7 +177,7 @@ class EngineClient:
         self._submit(request, _Stream(deltas.put, None))
         return self._iterate(request.rid, deltas)
 
-    def _iterate(self, rid: str, deltas: queue.SimpleQueue[TextDelta]) -> Iterator[TextDelta]:
+    def _iterate(self, rid: str, deltas: queue.SimpleQueue[TextDelta]) -> Generator[TextDelta, None, None]:
         finished = False
         try:
             while not finished:
@@ -146,7 +188,7 @@ class EngineClient:
             if not finished:
                 self.abort(rid)
 
-    def astream(self, request: GenerateReq) -> AsyncGenerator[TextDelta, None]:
+    def astream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
         """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts it."""
         deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
@@ -169,8 +211,23 @@ class EngineClient:
             if self.failure is None:
                 self._outbox.send(AbortReq(rid))
 
-    def _submit(self, request: GenerateReq, stream: _Stream) -> None:
-        request.sampling.validate()
+    def ask(self, request: Question) -> TextDelta:
+        """The one delta that answers a question.
+
+        Raises:
+            RequestError: it was refused or failed; its message names the field.
+        """
+        with contextlib.closing(self.stream(request)) as deltas:
+            return _answer(next(deltas))
+
+    async def aask(self, request: Question) -> TextDelta:
+        """`ask` for the running event loop; cancelling it aborts the request."""
+        async with contextlib.aclosing(self.astream(request)) as deltas:
+            return _answer(await anext(deltas))
+
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        if isinstance(request, GenerateReq):
+            request.sampling.validate()
         _check_types(request)
         with self._lock:
             if self.failure is not None:

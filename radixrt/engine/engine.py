@@ -11,15 +11,17 @@ from typing import Any, Unpack, overload
 
 from radixrt.config import make_config
 from radixrt.engine.arguments import Job, Prompt, RequestOptions, jobs, split, streamed_job
-from radixrt.engine.client import EngineClient
+from radixrt.engine.client import EngineClient, new_rid
 from radixrt.engine.completion import Chunk, Collector, Completion
+from radixrt.engine.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
+from radixrt.engine.prompt_parts import token_ids as as_token_ids
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages import SchedulerStats
+from radixrt.messages import DetokenizeReq, SchedulerStats, SelectMethod, pack_i32, unpack_i32
 
-__all__ = ["Chunk", "Completion", "Engine"]
+__all__ = ["Chunk", "Completion", "Decision", "Engine"]
 
 
 class Engine:
@@ -171,6 +173,50 @@ class Engine:
             async with contextlib.aclosing(self.client.astream(job.request)) as stream:
                 async for delta in stream:
                     yield collector.add(delta)
+
+    # --- scoring, tokens ---
+
+    def score(
+        self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
+        **options: Any,
+    ) -> Decision:  # fmt: skip
+        """Score texts that may follow a prompt, exactly: the model's own probability of each one's tokens.
+
+        Args:
+            prompt: a text, token ids, or parts (see `radixrt.messages.GenerateReq`).
+            choices: at least one, all different.
+            method: how one of them is selected, see `radixrt.tokenizer.selection`.
+            options: priority, cache_salt, timeout_s.
+
+        Raises:
+            RequestError: the prompt or a choice is not valid; names it.
+            EngineError: the engine failed.
+        """
+        request = score_request(prompt, choices, method, **options)
+        with _engine_errors():
+            return as_decision(request, self.client.ask(request))
+
+    async def async_score(
+        self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
+        **options: Any,
+    ) -> Decision:  # fmt: skip
+        """`score` for an event loop; cancelling it aborts the request."""
+        request = score_request(prompt, choices, method, **options)
+        with _engine_errors():
+            return as_decision(request, await self.client.aask(request))
+
+    def tokenize(self, prompt: ScoredPrompt) -> list[int]:
+        """The token ids of a prompt, as a request with it has them. Raises as `score` does."""
+        with _engine_errors():
+            delta = self.client.ask(tokenize_request(prompt))
+        assert delta.prompt_ids is not None
+        return unpack_i32(delta.prompt_ids).tolist()  # type: ignore[no-any-return]
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises as `score` does."""
+        column = pack_i32(as_token_ids(token_ids, "tokens"))
+        with _engine_errors():
+            return self.client.ask(DetokenizeReq(new_rid(), column, skip_special_tokens)).text
 
     # --- the rest ---
 

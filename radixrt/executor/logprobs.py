@@ -94,6 +94,32 @@ def prompt_logprobs(
     return LogprobTensors(tokens, top_ids, top).columns()
 
 
+def target_logprobs(
+    compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, index: Int32Array, targets: Int32Array
+) -> bytes:
+    """Log-probabilities of chosen tokens at chosen positions. Waits for the device, once.
+
+    Args:
+        compute_logits: as for `prompt_logprobs`; each position's logits are computed once.
+        hidden: [n, ...].
+        index: int32 [q], ascending, below n; a position may come several times.
+        targets: int32 [q], a token id for each.
+
+    Returns:
+        float32 [q] as bytes.
+    """
+    where, pair = np.unique(index, return_inverse=True)
+    parts = []
+    for start in range(0, len(where), SLICE_ROWS):
+        rows = where[start : start + SLICE_ROWS]
+        first, last = np.searchsorted(pair, [start, start + len(rows)])
+        states = hidden.index_select(0, upload(rows.astype(np.int64), hidden.device))
+        logprobs = compute_logits(states).log_softmax(-1, dtype=torch.float32)
+        at = upload((pair[first:last] - start).astype(np.int64), hidden.device)
+        parts.append(logprobs[at, upload(targets[first:last].astype(np.int64), hidden.device)])
+    return pack_f32(_floored(torch.cat(parts)))
+
+
 def _floored(values: torch.Tensor) -> npt.NDArray[np.float32]:
     """On the host, everything below FLOOR and everything that is not a number as FLOOR."""
     return np.asarray(values.nan_to_num(FLOOR, 0.0, FLOOR).clamp_(min=FLOOR).cpu().numpy())

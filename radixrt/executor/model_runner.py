@@ -21,7 +21,7 @@ from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache, bytes_per_token, size_pool
-from radixrt.executor.logprobs import prompt_logprobs
+from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
@@ -84,6 +84,7 @@ class SampledStep:
     logprobs: list[LogprobColumns] = field(default_factory=list)
     prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
     row_errors: list[tuple[int, str]] = field(default_factory=list)
+    scores: bytes = b""
 
 
 class ModelRunner:
@@ -254,12 +255,13 @@ class ModelRunner:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
             idx, seq_lens = idx[sampled], seq_lens[sampled]
         scored = self._score_prompts(output.hidden_states, batch, step)
+        scores = self._score_targets(output.hidden_states, step)
         if len(idx) == 0:
-            return SampledStep(torch.empty(0, dtype=torch.int64), prompt_logprobs=scored)
+            return SampledStep(torch.empty(0, dtype=torch.int64), prompt_logprobs=scored, scores=scores)
         allowed = None if mask is None else self._unpack_mask(mask)
         result = self._sampler.sample(output.next_token_logits, idx, seq_lens, allowed)
         self._future_token_ids[self._tensor(idx)] = result.token_ids
-        return SampledStep(result.token_ids.cpu(), result.logprobs, scored, result.row_errors)
+        return SampledStep(result.token_ids.cpu(), result.logprobs, scored, result.row_errors, scores)
 
     def _unpack_mask(self, mask: GrammarMask) -> tuple[Int32Array, Bitmask]:
         rows = unpack_i32(mask.rows)
@@ -280,6 +282,12 @@ class ModelRunner:
             columns.append(prompt_logprobs(self._model.compute_logits, states, targets[taken : taken + new], k))
             taken += new
         return columns
+
+    def _score_targets(self, hidden: torch.Tensor, step: ForwardStep) -> bytes:
+        if not step.score_index:
+            return b""
+        index, targets = unpack_i32(step.score_index), unpack_i32(step.score_targets)
+        return target_logprobs(self._model.compute_logits, hidden, index, targets)
 
     def _write_rows(self, writes: list[RowWrite]) -> None:
         for write in writes:

@@ -102,6 +102,7 @@ class Worker:
                 logprobs=result.logprobs,
                 prompt_logprobs=result.prompt_logprobs,
                 row_errors=result.row_errors,
+                scores=result.scores,
                 forward_s=time.perf_counter() - launched.started,
             )
         )

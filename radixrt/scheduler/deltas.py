@@ -15,6 +15,7 @@ from radixrt.messages import (
     pack_i32,
 )
 from radixrt.scheduler.req import Req
+from radixrt.scheduler.scoring import ScoreGroup
 
 
 class _Open:
@@ -92,6 +93,19 @@ class DeltaWriter:
     def refuse(self, rid: str, finish: Finish, prompt_tokens: int) -> None:
         """The end of a request that was never taken in."""
         self._deltas.append(TokenDelta(rid, finish=finish, usage=Usage(prompt_tokens), timings=Timings()))
+
+    def scored(self, group: ScoreGroup, finish: Finish, now: float) -> None:
+        """The one answer to a scoring request."""
+        admitted = now if group.admitted_at is None else group.admitted_at
+        self._deltas.append(
+            TokenDelta(
+                group.rid,
+                finish=finish,
+                usage=Usage(group.prompt_tokens, 0, group.cached_tokens),
+                timings=Timings(admitted - group.arrived_at, now - admitted, 0.0, group.retractions),
+                scores=group.scores() if group.is_done else None,
+            )
+        )
 
     def take(self) -> list[TokenDelta]:
         for rid, opened in self._open.items():

@@ -36,14 +36,11 @@ class KVManager:
 
     def match_len(self, req: Req) -> int:
         """Tokens of the request's input that the cache holds now; its last token is always computed."""
-        if req.computes_whole_prompt:
-            return 0
-        return self.cache.match_len(req.known_ids[:-1], req.namespace)
+        return self.cache.match_len(req.reusable_ids, req.namespace)
 
     def lock_prefix(self, req: Req) -> Int32Array:
         """Match and lock the cached prefix of a waiting request; returns its slots. Undone by `unlock_prefix`."""
-        key = req.known_ids[: 0 if req.computes_whole_prompt else -1]
-        slots, node = self.cache.match_prefix(key, req.namespace)
+        slots, node = self.cache.match_prefix(req.reusable_ids, req.namespace)
         self.cache.inc_lock_ref(node)
         req.last_node = node
         return slots

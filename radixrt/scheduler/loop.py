@@ -23,6 +23,7 @@ from radixrt.messages import (
     StepFailed,
     TokenBatch,
     TokenizedReq,
+    TokenizedScoreReq,
     ToScheduler,
     ToTokenizer,
     pack_i32,
@@ -112,6 +113,8 @@ class SchedulerLoop:
             now = time.monotonic()
             if isinstance(message, TokenizedReq):
                 self._add(message, now)
+            elif isinstance(message, TokenizedScoreReq):
+                self._core.add_score(message, now)
             elif isinstance(message, AbortReq):
                 if self._grammars.abort(message.rid):
                     self._core.abandon(message.rid)

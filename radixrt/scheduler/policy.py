@@ -48,7 +48,7 @@ def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
     paths: dict[str, list[Any]] = {}
     weight: Counter[int] = Counter()
     for r in reqs:
-        node, path = kv.cache.match_node(r.known_ids[:-1], r.namespace), []
+        node, path = kv.cache.match_node(r.reusable_ids, r.namespace), []
         while node is not None:
             path.append(node)
             weight[id(node)] += 1

@@ -12,6 +12,48 @@ from radixrt.messages import ConstraintInfo, Finish, Int32Array, TokenizedReq
 from radixrt.sampling_params import SamplingParams
 
 
+class RowScores:
+    """What one row of a scoring request has still to score, and what it has; see `messages.ScoreRow`.
+
+    Attributes:
+        rid: of the scoring request.
+        shared_len: leading tokens that an earlier row of the same request has too.
+        positions, targets: int32[q].
+    """
+
+    __slots__ = ("_answered", "_values", "positions", "rid", "shared_len", "targets")
+
+    def __init__(self, rid: str, positions: Int32Array, targets: Int32Array, shared_len: int) -> None:
+        self.rid = rid
+        self.positions = positions
+        self.targets = targets
+        self.shared_len = shared_len
+        self._answered = 0
+        self._values: list[bytes] = []
+
+    @property
+    def first_open(self) -> int:
+        """Position of the first target without an answer. Read only while there is one."""
+        return int(self.positions[self._answered])
+
+    @property
+    def is_done(self) -> bool:
+        return self._answered == len(self.positions)
+
+    def within(self, start: int, end: int) -> slice:
+        """The targets without an answer at positions [start, end)."""
+        first, last = np.searchsorted(self.positions, [start, end])
+        return slice(max(int(first), self._answered), max(int(last), self._answered))
+
+    def take(self, values: bytes) -> None:
+        """The next answers, float32 column."""
+        self._values.append(values)
+        self._answered += len(values) // 4
+
+    def all_values(self) -> bytes:
+        return b"".join(self._values)
+
+
 class ReqState(enum.Enum):
     """Where a request stands. WAITING holds no row and no slot; PREFILL and RUNNING hold a row; FINISHED nothing."""
 
@@ -34,6 +76,7 @@ class Req:
         cached_tokens: prompt tokens found in the cache when first admitted; -1 before that.
         stale_samples: of the steps in flight, the oldest so many samples of this request are to be ignored: what came
             after them was decided without sampling.
+        row: what this request scores, as one row of a scoring request; None for one that generates.
         jumps: forced continuations of its grammar are appended without sampling (jump-forward).
         forced_tokens, closing_tokens: output tokens that were not sampled: those that the grammar left no choice about,
             and those that ended the output early.
@@ -66,6 +109,7 @@ class Req:
         "req_pool_idx",
         "retractions",
         "rid",
+        "row",
         "sampling",
         "sampling_row_due",
         "seed",
@@ -78,6 +122,7 @@ class Req:
     def __init__(
         self, message: TokenizedReq, ids: Int32Array, *, seq: int, seed: int, eos_ids: frozenset[int], max_len: int,
         now: float, timeout_s: float, grammar: Grammar | None, constraint_info: ConstraintInfo | None = None,
+        row: RowScores | None = None,
     ) -> None:  # fmt: skip
         self.rid = message.rid
         self.sampling: SamplingParams = message.sampling
@@ -98,6 +143,7 @@ class Req:
         self.state = ReqState.WAITING
         self.finish: Finish | None = None
         self.grammar = grammar
+        self.row = row
         self.constraint_info = constraint_info
         self.stale_samples = 0
         self.forced_tokens = 0
@@ -105,7 +151,7 @@ class Req:
         scored = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
         self.jumps = grammar is not None and self.sampling.structured.jump_forward and not scored
         self.cached_tokens = -1
-        self.sampling_row_due = True
+        self.sampling_row_due = row is None
         stop = frozenset(self.sampling.stop_token_ids)
         self.stop_ids = stop if self.sampling.ignore_eos else stop | eos_ids
         most = self.sampling.max_tokens
@@ -134,6 +180,13 @@ class Req:
     def computes_whole_prompt(self) -> bool:
         """Log-probabilities of the prompt need its logits, so no part of it may come from the cache."""
         return self.sampling.prompt_logprobs is not None and self.num_output == 0
+
+    @property
+    def reusable_ids(self) -> Int32Array:
+        """int32 view of the tokens that may come from the cache: those before the first whose own logits are wanted."""
+        if self.row is not None:
+            return self.ids[: self.row.first_open]
+        return self.ids[: 0 if self.computes_whole_prompt else self.known_len - 1]
 
     @property
     def known_ids(self) -> Int32Array:

@@ -30,6 +30,7 @@ class ScheduleBatch:
 
     Attributes:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
+        scored: rows of scoring requests that the step scores, with the number of their targets, in row order.
         prompt_logprobs: requests whose prompt log-probabilities come with this step, in row order.
         step: what the runners are sent.
         grammar_rows: indices into `sampled` of constrained requests.
@@ -41,6 +42,7 @@ class ScheduleBatch:
     prompt_logprobs: list[Req]
     requests: list[Req]
     grammar_rows: list[int] = field(default_factory=list)
+    scored: list[tuple[Req, int]] = field(default_factory=list)
 
 
 def sampling_row(req: Req) -> SamplingRow:
@@ -91,7 +93,9 @@ def extend_batch(
 ) -> ScheduleBatch:
     """An EXTEND step: the chunks, and the decode rows riding along as one future token each."""
     reqs = [c.req for c in chunks] + decode
-    sampled = [c.req for c in chunks if c.is_last] + decode
+    samples = [c.is_last and c.req.row is None for c in chunks]
+    sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
+    scores = _Scores(chunks)
     scored = [i for i, c in enumerate(chunks) if c.req.computes_whole_prompt]
     grammar_rows = [i for i, r in enumerate(sampled) if r.grammar is not None]
     ones = np.ones(len(decode), np.int32)
@@ -103,14 +107,35 @@ def extend_batch(
         out_cache_loc=pack_i32(np.concatenate([*(c.slots for c in chunks), decode_slots])),
         extend_lens=pack_i32(np.concatenate([np.array([len(c.slots) for c in chunks], np.int32), ones])),
         input_ids=pack_i32(np.concatenate([*(_chunk_ids(c) for c in chunks), -ones])),
-        samples=bytes([c.is_last for c in chunks] + [1] * len(decode)),
+        samples=bytes([*samples, *[1] * len(decode)]),
         row_writes=writes,
         sampling_rows=[sampling_row(r) for r in reqs if r.sampling_row_due],
         logprob_rows=pack_i32(scored),
         logprob_targets=pack_i32(np.concatenate([_targets(chunks[i]) for i in scored])) if scored else b"",
+        score_index=scores.index,
+        score_targets=scores.targets,
         has_grammar=bool(grammar_rows),
     )
-    return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows)
+    return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows, scores.rows)
+
+
+class _Scores:
+    """What the chunks of scoring requests score: columns of `ForwardStep`, and whose they are."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.rows: list[tuple[Req, int]] = []
+        index, targets = [], []
+        first = 0  # of the chunk's tokens among the step's
+        for chunk in chunks:
+            row = chunk.req.row
+            if row is not None:
+                open_ = row.within(chunk.start, chunk.start + len(chunk.slots))
+                self.rows.append((chunk.req, open_.stop - open_.start))
+                index.append(row.positions[open_] + (first - chunk.start))
+                targets.append(row.targets[open_])
+            first += len(chunk.slots)
+        self.index = pack_i32(np.concatenate(index)) if index else b""
+        self.targets = pack_i32(np.concatenate(targets)) if targets else b""
 
 
 def _chunk_ids(chunk: Chunk) -> Int32Array:

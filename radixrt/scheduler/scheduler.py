@@ -7,6 +7,7 @@ answer. Deltas for the tokenizer gather until `take_deltas`.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +17,7 @@ from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
+    FINISH_STOP,
     ConstraintInfo,
     Finish,
     FinishError,
@@ -23,6 +25,7 @@ from radixrt.messages import (
     StepOutput,
     TokenDelta,
     TokenizedReq,
+    TokenizedScoreReq,
     unpack_i32,
 )
 from radixrt.scheduler.admission import NewTokenRatio
@@ -31,8 +34,9 @@ from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.policy import arrange
-from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
+from radixrt.scheduler.scoring import ScoreGroup, longest_row
 
 DEFER_TOKENS = 32
 """A waiting request is held back while an earlier one computes at least this many tokens that it could reuse."""
@@ -64,6 +68,7 @@ class Scheduler:
         self._seeds = random.Random(random_seed)
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
         self._reqs: dict[str, Req] = {}
+        self._groups: dict[str, ScoreGroup] = {}  # scoring requests, whose rows are in _reqs
         self._waiting: list[Req] = []
         self._active: list[Req] = []  # PREFILL and RUNNING, in order of admission
         self._next_seq = 0
@@ -86,7 +91,7 @@ class Scheduler:
             grammar: the state of the request's constraint, fresh, if it has one; `info` says how it was made.
         """
         ids = unpack_i32(message.input_ids)
-        error = self._refusal(message, len(ids))
+        error = self._refusal(message.rid, len(ids))
         if error is None and grammar is not None:
             error = self._constrained.refusal(message, grammar, self._max_len - len(ids))
         if error is not None:
@@ -112,6 +117,27 @@ class Scheduler:
         if finish is not None:
             self._end(req, finish, now)
 
+    def add_score(self, message: TokenizedScoreReq, now: float) -> None:
+        """Queue a scoring request; as `add`."""
+        length = longest_row(message)
+        error = self._refusal(message.rid, length)
+        if error is not None:
+            self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), length)
+            return
+        timeout_s = self._config.request_timeout_s if message.timeout_s is None else message.timeout_s
+        group = ScoreGroup(message, seq=self._next_seq, now=now, timeout_s=timeout_s)
+        self._next_seq += 1
+        self._groups[group.rid] = group
+        self._queue_row(group)
+
+    def _queue_row(self, group: ScoreGroup) -> Req | None:
+        """Put the next row of a scoring request into the queue, if it has one left."""
+        req = group.next_row()
+        if req is not None:
+            self._reqs[req.rid] = req
+            self._waiting.append(req)
+        return req
+
     def refuse(self, message: TokenizedReq, error: FinishError) -> None:
         """The error end of a request that is not taken in."""
         self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), len(message.input_ids) // 4)
@@ -120,9 +146,9 @@ class Scheduler:
         """The end of a request that was aborted before it was added."""
         self._writer.refuse(rid, Finish(FINISH_ABORT), 0)
 
-    def _refusal(self, message: TokenizedReq, length: int) -> FinishError | None:
-        if message.rid in self._reqs:
-            return FinishError(f"request id {message.rid!r} is in use", param="rid", status=400)
+    def _refusal(self, rid: str, length: int) -> FinishError | None:
+        if rid in self._reqs or rid in self._groups:
+            return FinishError(f"request id {rid!r} is in use", param="rid", status=400)
         if not 0 < length < self._max_len:
             return FinishError(
                 f"the prompt has {length} tokens; this engine takes 1 to {self._max_len - 1} "
@@ -142,9 +168,11 @@ class Scheduler:
 
     def abort(self, rid: str, now: float) -> None:
         """End a request wherever it stands; an unknown rid does nothing."""
-        req = self._reqs.get(rid)
+        req, group = self._reqs.get(rid), self._groups.get(rid)
         if req is not None:
             self._end(req, Finish(FINISH_ABORT), now)
+        elif group is not None:
+            self._end_group(group, Finish(FINISH_ABORT), now)
 
     def take_deltas(self) -> list[TokenDelta]:
         return self._writer.take()
@@ -203,8 +231,9 @@ class Scheduler:
             req.sampling_row_due = False
         for req in batch.sampled:
             req.num_pending += 1
-            req.state = ReqState.RUNNING
         for chunk in chunks:
+            if chunk.is_last:
+                chunk.req.state = ReqState.RUNNING  # also a scoring row, which samples nothing
             # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(chunk.req)
         self._next_step += 1
@@ -243,7 +272,9 @@ class Scheduler:
 
     def _admit(self, budget: int, chunks: list[Chunk], now: float) -> None:
         reserved = sum(self._ratio.reserve(r) for r in self._active)
-        for req in arrange(self._config.schedule_policy, self._waiting, self._kv, now):
+        order = deque(arrange(self._config.schedule_policy, self._waiting, self._kv, now))
+        while order:
+            req = order.popleft()
             if budget <= 0 or len(self._active) >= self._config.max_running_requests:
                 return
             if self._is_deferred(req):
@@ -259,6 +290,8 @@ class Scheduler:
             self._waiting.remove(req)
             self._active.append(req)
             self._admitted(req, len(prefix), now)
+            if req.row is not None and (follower := self._queue_row(self._groups[req.row.rid])) is not None:
+                order.appendleft(follower)
             used = self._add_chunk(req, budget, chunks)
             if used == 0:  # the estimate was too hopeful: it keeps its prefix and tries again at the next step
                 return
@@ -267,22 +300,27 @@ class Scheduler:
 
     def _admitted(self, req: Req, cached: int, now: float) -> None:
         req.state = ReqState.PREFILL
-        req.sampling_row_due = True
+        req.sampling_row_due = req.row is None
         if req.cached_tokens < 0:
             req.cached_tokens = min(cached, req.prompt_len)  # what a grammar forced can be cached too
             req.admitted_at = now
-            self.counters.prompt_tokens += req.prompt_len
-            self.counters.cached_tokens += req.cached_tokens
+            shared = 0 if req.row is None else req.row.shared_len
+            prompt_tokens, cached_tokens = req.prompt_len - shared, max(req.cached_tokens - shared, 0)
+            self.counters.prompt_tokens += prompt_tokens
+            self.counters.cached_tokens += cached_tokens
+            if req.row is not None:
+                self._groups[req.row.rid].admitted(prompt_tokens, cached_tokens, now)
 
     def _is_deferred(self, req: Req) -> bool:
         """True while an active request is computing a prefix of this one's input that it can reuse a step later."""
-        if req.computes_whole_prompt or not self._kv.cache.shares:
+        reusable = req.reusable_ids
+        if len(reusable) < DEFER_TOKENS or not self._kv.cache.shares:
             return False
         have = -1
         for other in self._active:
             if other.state is not ReqState.PREFILL or other.namespace != req.namespace:
                 continue
-            common = _common_prefix(other.known_ids, req.known_ids[:-1])
+            common = _common_prefix(other.known_ids, reusable)
             if common < DEFER_TOKENS:
                 continue
             if have < 0:
@@ -309,6 +347,8 @@ class Scheduler:
         req.state = ReqState.WAITING
         req.retractions += 1
         self.counters.retractions += 1
+        if req.row is not None:
+            self._groups[req.row.rid].retractions += 1
         self._waiting.insert(0, req)
 
     def _expire(self, now: float) -> None:
@@ -317,6 +357,8 @@ class Scheduler:
         self._next_expiry_check = now + EXPIRY_CHECK_S
         expired = [r for r in self._reqs.values() if r.deadline <= now]
         for req in expired:
+            if req.finish is not None:
+                continue  # a row of a scoring request that has just ended
             if req.grammar is not None and req.num_output > req.forced_tokens:
                 self._end(req, self._constrained.expire(req), now)  # what there is becomes a valid answer
                 continue
@@ -346,6 +388,7 @@ class Scheduler:
             self._recover_when_drained()
             return
         self._writer.store_prompt_logprobs(batch.prompt_logprobs, output.prompt_logprobs)
+        self._take_scores(batch, output.scores, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
@@ -381,8 +424,37 @@ class Scheduler:
         req.state = ReqState.FINISHED
         req.finish = finish
         del self._reqs[req.rid]
+        if req.row is not None:
+            self._row_ended(req, req.row, finish, now)
+            return
         self.counters.finished += 1
         self._writer.finish(req, finish, now)
+
+    # --- scoring requests ---
+
+    def _take_scores(self, batch: ScheduleBatch, scores: bytes, now: float) -> None:
+        taken = 0
+        for req, count in batch.scored:
+            values, taken = scores[taken : taken + 4 * count], taken + 4 * count
+            if req.finish is None and req.row is not None:
+                req.row.take(values)
+                if req.row.is_done:
+                    self._end(req, Finish(FINISH_STOP), now)
+
+    def _row_ended(self, req: Req, row: RowScores, finish: Finish, now: float) -> None:
+        group = self._groups.get(row.rid)
+        if group is None:
+            return  # the request ended first, and this row with it
+        group.live.remove(req)
+        if group.is_done or finish.reason != FINISH_STOP:
+            self._end_group(group, finish, now)
+
+    def _end_group(self, group: ScoreGroup, finish: Finish, now: float) -> None:
+        del self._groups[group.rid]
+        for req in group.live:
+            self._end(req, Finish(FINISH_ABORT), now)
+        self.counters.finished += 1
+        self._writer.scored(group, finish, now)
 
     # --- failure of a step, flushing ---
 

@@ -16,8 +16,8 @@ from radixrt.errors import RequestError
 from radixrt.messages import PromptPart, TemplateText
 from radixrt.tokenizer.tokenizer import Tokenizer
 
-Text = tuple[int, str, bool]
-"""Of a run: the part's index in the prompt, its text, and whether the chat template wrote it."""
+Text = tuple[str, str, bool]
+"""Of a run: the client's name for the part, its text, and whether the chat template wrote it."""
 
 
 class PartsEncoder:
@@ -39,24 +39,21 @@ class PartsEncoder:
             RequestError: a text that is no text, or that this tokenizer cannot write without its control tokens.
         """
         ids = list(self._tokenizer.prefix_ids) if parts and isinstance(parts[0], str) else []
-        for is_ids, group in groupby(enumerate(parts), key=lambda item: isinstance(item[1], list)):
-            if is_ids:
-                ids += [token for _, part in group if isinstance(part, list) for token in part]
-            else:
-                ids += self.encode_run(list(_texts(group)), param)
+        for piece in pieces(parts, param):
+            ids += piece if isinstance(piece, list) else self.encode_run(piece)
         return ids
 
-    def encode_run(self, run: Sequence[Text], param: str) -> list[int]:
+    def encode_run(self, run: Sequence[Text]) -> list[int]:
         """The ids of neighbouring texts, without bos; raises as `encode` does."""
-        for index, text, _ in run:
-            _check_unicode(text, f"{param}[{index}]")
+        for name, text, _ in run:
+            _check_unicode(text, name)
         joined = "".join(text for _, text, _ in run)
         num_special = self._count_special(run, joined)
         if num_special is not None:
             ids = self._tokenizer.encode(joined, add_special_tokens=False)
             if sum(token in self._never for token in ids) == num_special:
                 return ids
-        return [token for part in run for token in self._encode_alone(part, param)]
+        return [token for part in run for token in self._encode_alone(part)]
 
     def _count_special(self, run: Sequence[Text], joined: str) -> int | None:
         """How many control tokens the run's templates hold; None if one reaches into a user's text."""
@@ -73,27 +70,32 @@ class PartsEncoder:
             count += 1
         return count
 
-    def _encode_alone(self, part: Text, param: str) -> list[int]:
-        index, text, is_template = part
+    def _encode_alone(self, part: Text) -> list[int]:
+        name, text, is_template = part
         if is_template:
             return self._tokenizer.encode(text, add_special_tokens=False)
         ids = self._tokenizer.encode_plain(text)
         found = next((token for token in ids if token in self._never), None)
         if found is not None:
             raise RequestError(
-                f"{param}[{index}]: this model's tokenizer cannot write {self._tokenizer.token_text(found)!r} as plain "
+                f"{name}: this model's tokenizer cannot write {self._tokenizer.token_text(found)!r} as plain "
                 'text; it is a control token, which only a {"template": ...} part may hold',
-                param=f"{param}[{index}]",
+                param=name,
             )
         return ids
 
 
-def _texts(group: Iterator[tuple[int, PromptPart]]) -> Iterator[Text]:
-    for index, part in group:
-        if isinstance(part, TemplateText):
-            yield index, part.template, True
-        elif isinstance(part, str):
-            yield index, part, False
+def pieces(parts: Sequence[PromptPart], param: str) -> Iterator[list[int] | tuple[Text, ...]]:
+    """The prompt's token ids and, between them, its runs of neighbouring texts."""
+    for is_ids, group in groupby(enumerate(parts), key=lambda item: isinstance(item[1], list)):
+        if is_ids:
+            yield [token for _, part in group if isinstance(part, list) for token in part]
+        else:
+            yield tuple(_text(part, f"{param}[{i}]") for i, part in group if not isinstance(part, list))
+
+
+def _text(part: str | TemplateText, name: str) -> Text:
+    return (name, part, False) if isinstance(part, str) else (name, part.template, True)
 
 
 def _check_unicode(text: str, param: str) -> None:

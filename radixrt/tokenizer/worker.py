@@ -8,41 +8,37 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, assert_never
-
-import msgspec
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable
+from typing import assert_never
 
 from radixrt.channel import Outbox
 from radixrt.errors import RequestError
 from radixrt.messages import (
+    FINISH_STOP,
     AbortReq,
-    ChatPrompt,
     ControlReply,
     ControlReq,
+    DetokenizeReq,
     EngineReady,
     Finish,
     FinishError,
     GenerateReq,
-    PromptPart,
     SchedulerReady,
     SchedulerStats,
-    TemplateText,
+    ScoreReq,
     TextBatch,
     TextDelta,
     TokenBatch,
     TokenizedReq,
+    TokenizeReq,
     ToMain,
     ToScheduler,
     ToTokenizer,
-    pack_i32,
-    unpack_i32,
 )
 from radixrt.sampling_params import SamplingParams
-from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
-from radixrt.tokenizer.prompt_parts import PartsEncoder
+from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens
 from radixrt.tokenizer.request_output import RequestOutput
+from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreOutput
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,11 +46,6 @@ logger = logging.getLogger(__name__)
 MAX_RID_CHARS = 128
 MAX_ALTERNATIVES = 1_000_000
 """Log-probabilities of one request: about 40 MB on the wire, well under `channel.MAX_FRAME_BYTES`."""
-
-
-def max_input_tokens(context_length: int, num_slots: int) -> int:
-    """The longest prompt that can be served: it leaves room for one output token in the context and in the KV pool."""
-    return max(min(context_length, num_slots) - 1, 0)
 
 
 class TokenizerWorker:
@@ -76,14 +67,13 @@ class TokenizerWorker:
         to_main: Outbox[ToMain],
     ) -> None:
         self._tokenizer = tokenizer
-        self._parts = PartsEncoder(tokenizer)
+        self._prompts = PromptEncoder(tokenizer, vocab_size=vocab_size, context_length=context_length)
         self._model = model
         self._vocab_size = vocab_size
         self._context_length = context_length
-        self._max_input_tokens = max_input_tokens(context_length, context_length)  # the KV pool's size comes later
         self._to_scheduler = to_scheduler
         self._to_main = to_main
-        self._live: dict[str, RequestOutput] = {}
+        self._live: dict[str, RequestOutput | ScoreOutput] = {}
 
     @property
     def num_live(self) -> int:
@@ -96,6 +86,10 @@ class TokenizerWorker:
             self._detokenize(message)
         elif isinstance(message, GenerateReq):
             self._generate(message)
+        elif isinstance(message, ScoreReq):
+            self._score(message)
+        elif isinstance(message, (TokenizeReq, DetokenizeReq)):
+            self._answer(message)
         elif isinstance(message, (AbortReq, ControlReq)):
             self._to_scheduler.send(message)
         elif isinstance(message, (ControlReply, SchedulerStats)):
@@ -108,44 +102,62 @@ class TokenizerWorker:
     # --- in -----------------------------------------------------------------------------------------------------
 
     def _generate(self, req: GenerateReq) -> None:
-        if req.rid in self._live:
+        def start() -> None:
+            _check_envelope(req)
+            req.sampling.validate(self._vocab_size)
+            if req.sampling.n != 1:
+                raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
+            ids = self._prompts.input_ids(req)
+            self._check_logprobs(req.sampling, len(ids) // 4)
+            output = RequestOutput(req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer)
+            self._live[req.rid] = output
+            self._to_scheduler.send(
+                TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s)
+            )
+
+        self._guarded(req.rid, start)
+
+    def _score(self, req: ScoreReq) -> None:
+        def start() -> None:
+            _check_envelope(req)
+            bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
+            output = ScoreOutput(req, self._prompts.choices(req), bos)
+            self._live[req.rid] = output
+            self._to_scheduler.send(output.request())
+
+        self._guarded(req.rid, start)
+
+    def _answer(self, req: TokenizeReq | DetokenizeReq) -> None:
+        """Questions that the scheduler has no part in."""
+
+        def answer() -> None:
+            if isinstance(req, TokenizeReq):
+                delta = TextDelta(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
+            else:
+                ids = self._prompts.checked_ids(req.token_ids).tolist()
+                text = self._tokenizer.decode(ids, skip_special_tokens=req.skip_special_tokens)
+                delta = TextDelta(req.rid, text, finish=Finish(FINISH_STOP))
+            self._to_main.send(TextBatch([delta]))
+
+        self._guarded(req.rid, answer)
+
+    def _guarded(self, rid: str, start: Callable[[], None]) -> None:
+        """Whatever a request raises ends it, and nothing else."""
+        if rid in self._live:
             # Its client waits for the older request of this id too, so an answer could only confuse it.
-            logger.error("dropped a request: its id %.128r is that of a live one", req.rid)
+            logger.error("dropped a request: its id %.128r is that of a live one", rid)
             return
         try:
-            input_ids = self._prepare(req)
-            output = RequestOutput(req.rid, req.sampling, input_ids, stream=req.stream, tokenizer=self._tokenizer)
+            start()
         except RequestError as error:
-            self._refuse(req.rid, FinishError(error.message, error.param, error.code, error.status))
-            return
+            self._refuse(rid, FinishError(error.message, error.param, error.code, error.status))
         except Exception as error:
-            logger.exception("request %s failed in the tokenizer", req.rid)
-            self._refuse(req.rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
-            return
-        self._live[req.rid] = output
-        self._to_scheduler.send(
-            TokenizedReq(req.rid, input_ids, req.sampling, req.priority, req.cache_salt, req.timeout_s)
-        )
+            self._live.pop(rid, None)
+            logger.exception("request %s failed in the tokenizer", rid)
+            self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
     def _refuse(self, rid: str, error: FinishError) -> None:
         self._to_main.send(TextBatch([TextDelta(rid, finish=Finish("error", error=error))]))
-
-    def _prepare(self, req: GenerateReq) -> bytes:
-        """Check everything and return the prompt's ids as a column; raises RequestError."""
-        if not 1 <= len(req.rid) <= MAX_RID_CHARS:
-            raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
-        if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):
-            raise RequestError(f"timeout_s must be a number above 0, not {req.timeout_s}", param="timeout_s")
-        req.sampling.validate(self._vocab_size)
-        if req.sampling.n != 1:
-            raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
-        if [req.prompt, req.input_ids, req.chat, req.parts].count(None) != 3:
-            raise RequestError(
-                "exactly one of prompt, input_ids, messages and input_parts must be given", param="prompt"
-            )
-        ids = self._input_ids(req)
-        self._check_logprobs(req.sampling, len(ids) // 4)
-        return ids
 
     def _check_logprobs(self, sampling: SamplingParams, prompt_tokens: int) -> None:
         """All alternatives of a request travel in one frame at its end, unless it streams; that frame has a limit."""
@@ -159,89 +171,6 @@ class TokenizerWorker:
                     f"ask for at most {MAX_ALTERNATIVES // tokens} of each",
                     param=name,
                 )
-
-    def _input_ids(self, req: GenerateReq) -> bytes:
-        """The int32 column of the prompt, however it was given."""
-        if req.input_ids is not None:
-            return self._checked(req.input_ids, "input_ids")
-        if req.chat is not None:
-            ids = self._encode(self._render(req.chat), "messages", add_special_tokens=False)
-            return self._checked(ids, "messages")
-        if req.parts is not None:
-            return self._parts_ids(req.parts)
-        assert req.prompt is not None
-        return self._checked(self._encode(req.prompt, "prompt", add_special_tokens=True), "prompt")
-
-    def _parts_ids(self, parts: list[PromptPart]) -> bytes:
-        for i, part in enumerate(parts):
-            if isinstance(part, list):
-                self._check_ids(np.asarray(part, np.int64), f"input_parts[{i}]")
-        texts = (part.template if isinstance(part, TemplateText) else part for part in parts)
-        self._check_length(sum(len(text) for text in texts if isinstance(text, str)), "input_parts")
-        return self._checked(pack_i32(self._parts.encode(parts, "input_parts")), "input_parts")
-
-    def _render(self, chat: ChatPrompt) -> str:
-        template = self._tokenizer.chat_template
-        if template is None:
-            raise RequestError(
-                "the model has no chat template; send a prompt, or start with chat_template", param="messages"
-            )
-        per_token = self._tokenizer.max_bytes_per_token
-        bound = MAX_RENDER_CHARS if per_token is None else per_token * self._max_input_tokens
-        try:
-            return template.render(
-                _decode_json(chat.messages, list[dict[str, Any]], "messages"),
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                tools=None if chat.tools is None else _decode_json(chat.tools, list[dict[str, Any]], "tools"),
-                variables=_decode_json(chat.template_kwargs, dict[str, Any], "chat_template_kwargs"),
-                max_chars=bound,
-            )
-        except RenderedTooLong as error:
-            raise self._too_long(f"more than {self._max_input_tokens}", "messages") from error
-
-    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> bytes:
-        try:
-            num_bytes = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from error
-        self._check_length(num_bytes, param)
-        return pack_i32(self._tokenizer.encode(text, add_special_tokens))
-
-    def _check_length(self, num_bytes: int, param: str) -> None:
-        """Refuse what is far too long: it is not worth the seconds that tokenizing it would take from everyone else."""
-        per_token = self._tokenizer.max_bytes_per_token
-        if per_token is not None and num_bytes > per_token * self._max_input_tokens:
-            raise self._too_long(f"more than {self._max_input_tokens}", param)
-
-    def _checked(self, input_ids: bytes, param: str) -> bytes:
-        if len(input_ids) % 4:
-            raise RequestError(f"{param} must be a column of 32-bit integers", param=param)
-        ids = unpack_i32(input_ids)
-        if not len(ids):
-            raise RequestError(f"{param} must hold at least one token", param=param)
-        if len(ids) > self._max_input_tokens:
-            raise self._too_long(str(len(ids)), param)
-        self._check_ids(ids, param)
-        return input_ids
-
-    def _check_ids(self, ids: npt.NDArray[np.integer], param: str) -> None:
-        wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
-        if len(wrong):
-            at = int(wrong[0])
-            raise RequestError(
-                f"{param} holds {ids[at]} at position {at}; token ids are below {self._vocab_size}",
-                param=param,
-            )
-
-    def _too_long(self, tokens: str, param: str) -> RequestError:
-        name = "messages" if param == "messages" else "prompt"
-        return RequestError(
-            f"This model's maximum context length is {self._context_length} tokens, of which the {name} may take up to "
-            f"{self._max_input_tokens}. However, your {name} resulted in {tokens} tokens. Please reduce its length.",
-            param=param,
-            code="context_length_exceeded",
-        )
 
     # --- out ----------------------------------------------------------------------------------------------------
 
@@ -271,22 +200,25 @@ class TokenizerWorker:
             self._to_main.send(TextBatch(texts))
 
     def _ready(self, ready: SchedulerReady) -> EngineReady:
-        self._max_input_tokens = max_input_tokens(self._context_length, ready.num_slots)
+        self._prompts.max_input_tokens = max_input_tokens(self._context_length, ready.num_slots)
+        template = self._tokenizer.chat_template
         return EngineReady(
             model=self._model,
             vocab_size=self._vocab_size,
             context_length=self._context_length,
-            max_input_tokens=self._max_input_tokens,
+            max_input_tokens=self._prompts.max_input_tokens,
             num_slots=ready.num_slots,
             max_running_requests=ready.max_running_requests,
             device=ready.device,
             dtype=ready.dtype,
-            has_chat_template=self._tokenizer.chat_template is not None,
+            has_chat_template=template is not None,
+            chat_templates={} if template is None else template.sources,
+            special_tokens=self._tokenizer.special_tokens,
         )
 
 
-def _decode_json(data: bytes, kind: Any, param: str) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(f"{param} is not the JSON it should be: {error}", param=param) from error
+def _check_envelope(req: GenerateReq | ScoreReq) -> None:
+    if not 1 <= len(req.rid) <= MAX_RID_CHARS or "\0" in req.rid:
+        raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters, none of them NUL", param="rid")
+    if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):
+        raise RequestError(f"timeout_s must be a number above 0, not {req.timeout_s}", param="timeout_s")

@@ -26,9 +26,11 @@ from radixrt.messages import (
     StepOutput,
     TokenDelta,
     TokenizedReq,
+    TokenizedScoreReq,
     Usage,
     pack_f32,
     pack_i32,
+    unpack_f32,
     unpack_i32,
 )
 from radixrt.sampling_params import SamplingParams
@@ -36,6 +38,7 @@ from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.tokenizer.choice_tree import ChoiceTree
 
 VOCAB = 50
 EOS = 0
@@ -48,6 +51,24 @@ def digest(before: int, token: int) -> int:
 
 def next_token(state: int) -> int:
     return (state >> 7) % VOCAB
+
+
+def target_score(state: int, token: int) -> float:
+    """What stands for a log-probability: a function of all tokens up to here and of the one that is scored."""
+    return -((digest(state, token) >> 9) % 4096) / 64
+
+
+def expected_scores(message: TokenizedScoreReq) -> list[float]:
+    """The answer to a scoring request, computed with no engine at all."""
+    scores = []
+    for row in message.rows:
+        ids = unpack_i32(message.prefixes[row.prefix]).tolist() + unpack_i32(row.path).tolist()
+        states = [0]
+        for token in ids:
+            states.append(digest(states[-1], token))
+        pairs = zip(unpack_i32(row.positions).tolist(), unpack_i32(row.targets).tolist(), strict=True)
+        scores += [target_score(states[position + 1], token) for position, token in pairs]
+    return scores
 
 
 def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: int) -> tuple[list[int], str]:
@@ -99,6 +120,7 @@ class FakeRunner:
         sampled: list[int] = []
         scored = unpack_i32(step.logprob_rows).tolist()
         prompt_logprobs = []
+        states = []  # after each of the step's tokens
         at = 0
         for i, (row, length, new) in enumerate(zip(idx.tolist(), seq_lens.tolist(), extends.tolist(), strict=True)):
             self.mirror[row, length - new : length] = locs[at : at + new]
@@ -111,6 +133,7 @@ class FakeRunner:
                     assert token >= 0, "a future token that was never sampled"
                 state = digest(state, token)
                 self.content[slot] = state
+                states.append(state)
                 self.tokens_computed += 1
             if i in scored:
                 prompt_logprobs.append(_columns(new))
@@ -118,7 +141,12 @@ class FakeRunner:
             if samples[i]:
                 sampled.append(_nearest(next_token(state), allowed.get(len(sampled))))
                 self.future[row] = sampled[-1]
-        return StepOutput(step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs)
+        index, targets = unpack_i32(step.score_index).tolist(), unpack_i32(step.score_targets).tolist()
+        assert index == sorted(index)
+        scores = [target_score(states[i], token) for i, token in zip(index, targets, strict=True)]
+        return StepOutput(
+            step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores)
+        )  # fmt: skip
 
     def _check_prefix(self, row: int, length: int) -> None:
         for slot in self.mirror[row, :length].tolist():
@@ -172,6 +200,8 @@ class Harness:
         self.usages: dict[str, Usage] = {}
         self.prompt_logprobs: dict[str, LogprobColumns] = {}
         self.requests: dict[str, TokenizedReq] = {}
+        self.score_requests: dict[str, TokenizedScoreReq] = {}
+        self.scores: dict[str, list[float]] = {}
 
     def add(self, rid: str, prompt: list[int], *, grammar: object = None, **fields: object) -> None:
         envelope = {k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s") if k in fields}
@@ -179,6 +209,16 @@ class Harness:
         message = TokenizedReq(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
         self.requests.setdefault(rid, message)
         self.scheduler.add(message, self.now, grammar)  # type: ignore[arg-type]
+
+    def add_score(self, rid: str, choices: dict[tuple[int, ...], list[list[int]]], **envelope: object) -> None:
+        """Score choices after each of the prefixes."""
+        prefixes = [pack_i32(prefix) for prefix in choices]
+        rows = [
+            row for i, (prefix, after) in enumerate(choices.items()) for row in ChoiceTree(len(prefix), after).rows(i)
+        ]
+        message = TokenizedScoreReq(rid, prefixes, rows, **envelope)  # type: ignore[arg-type]
+        self.score_requests.setdefault(rid, message)
+        self.scheduler.add_score(message, self.now)
 
     def submit(self) -> bool:
         """One next_batch; True if it gave a step."""
@@ -201,7 +241,8 @@ class Harness:
             self.runner.masks[batch.step_id] = GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), bits.tobytes())
             self._take()
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
-            output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)))
+            worthless = pack_f32([1.0] * (len(batch.step.score_index) // 4))
+            output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)), scores=worthless)
         else:
             output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
         self.scheduler.commit(batch, output, self.now)
@@ -234,6 +275,8 @@ class Harness:
         for delta in deltas:
             assert delta.rid not in self.finishes, "a delta after the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
+            if delta.scores is not None:
+                self.scores[delta.rid] = unpack_f32(delta.scores).tolist()
             if delta.prompt_logprobs is not None:
                 assert delta.rid not in self.prompt_logprobs
                 self.prompt_logprobs[delta.rid] = delta.prompt_logprobs
@@ -245,6 +288,11 @@ class Harness:
     def _verify(self) -> None:
         if self.check:
             check_scheduler(self.scheduler)
+
+    def assert_scores(self, rid: str) -> None:
+        """The scoring request ended on its own, with exactly the scores that its rows determine."""
+        assert self.finishes[rid].reason == "stop"
+        assert self.scores[rid] == expected_scores(self.score_requests[rid])
 
     def assert_output(self, rid: str) -> None:
         """The request ended on its own, with exactly the tokens that its prompt determines."""

@@ -63,6 +63,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             grammar=None if seed is None else ScriptedGrammar(seed), structured=StructuredOptions(jump_forward=jumps),
         )  # fmt: skip
 
+    @rule(
+        prefixes=st.lists(st.sampled_from([tuple(p) for p in PREFIXES[1:]]), min_size=1, max_size=2, unique=True),
+        choices=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=6),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "a"]),
+    )
+    def score(self, prefixes, choices, priority, salt) -> None:
+        self.count += 1
+        self.h.add_score(f"r{self.count}", dict.fromkeys(prefixes, choices), priority=priority, cache_salt=salt)
+
     @rule(n=st.integers(1, 6))
     def turn(self, n: int) -> None:
         for _ in range(n):
@@ -94,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.h.inflight)
     @rule()
     def step_fails(self) -> None:
-        self.disturbed.update(r.rid for r in self.h.inflight[0].requests)
+        self.disturbed.update(r.rid if r.row is None else r.row.rid for r in self.h.inflight[0].requests)
         self.h.fail()
 
     @rule(seconds=st.sampled_from([1.0, 20.0]))
@@ -107,10 +117,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         h = self.h
         h.drain()
         assert h.scheduler.is_idle
-        assert h.finishes.keys() == h.requests.keys(), "every request ends exactly once"
+        assert h.finishes.keys() == h.requests.keys() | h.score_requests.keys(), "every request ends exactly once"
         for rid, finish in h.finishes.items():
             if finish.reason in ("stop", "length"):
-                self._check_output(rid)
+                if rid in h.score_requests:
+                    h.assert_scores(rid)
+                else:
+                    self._check_output(rid)
             elif finish.reason == "abort":
                 assert rid in self.disturbed
             else:

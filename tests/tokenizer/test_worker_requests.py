@@ -22,8 +22,9 @@ from radixrt.messages import (
     unpack_i32,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.prompt_encoder import max_input_tokens
 from radixrt.tokenizer.tokenizer import Tokenizer
-from radixrt.tokenizer.worker import max_input_tokens
+from tests.tokenizer.model_templates import CHATML
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 
 
@@ -188,7 +189,10 @@ def test_what_is_not_its_own_passes_through(bench: Bench) -> None:
 def test_ready(bench: Bench, num_slots: int, longest: int) -> None:
     bench.handle(SchedulerReady(num_slots, 8, "cpu", "float32"))
     vocab_size = bench.tokenizer.vocab_size
-    assert bench.main.recv() == EngineReady("test", vocab_size, CONTEXT, longest, num_slots, 8, "cpu", "float32", True)
+    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert bench.main.recv() == EngineReady(
+        "test", vocab_size, CONTEXT, longest, num_slots, 8, "cpu", "float32", True, {"default": CHATML}, special
+    )
     assert max_input_tokens(CONTEXT, num_slots) == longest
     message = GenerateReq("r", OK, input_ids=pack_i32([5] * (longest + 1)))
     assert bench.refused(message).code == "context_length_exceeded"
