@@ -5,9 +5,11 @@
 Reads `{"id", "schema", "tests": [{"data", "valid"}]}` as lines of stdin and answers each with one line (see `Answer`).
 Times are processor seconds of this process, which everything here runs in alone. An instance is written compactly, with
 its keys as they come, tokenized, and held against the mask token by token; it is accepted if an end token is allowed
-after it.
+after it. All engines here want the keys in the schema's order, so a valid instance that is refused is tried once more
+in that order. The garbage of one schema is collected before the next one's time begins.
 """
 
+import gc
 import json
 import sys
 import time
@@ -34,7 +36,8 @@ class Answer:
         error: why there is no grammar, or what broke while it was used.
         compile_s: to the first mask.
         masks_us: of each later mask, microseconds.
-        valid_refused, invalid_accepted, tests: instances.
+        valid_refused, invalid_accepted, tests: instances, as written.
+        refused_in_order: of `valid_refused`, those that are refused in the order of the schema too.
     """
 
     id: str
@@ -42,6 +45,7 @@ class Answer:
     compile_s: float = 0.0
     masks_us: list[float] = field(default_factory=list)
     valid_refused: int = 0
+    refused_in_order: int = 0
     invalid_accepted: int = 0
     tests: int = 0
 
@@ -176,21 +180,57 @@ def judge(engine: EngineUnderTest, vocabulary: Vocabulary, entry: dict[str, Any]
     """One schema and its instances."""
     answer = Answer(str(entry["id"]))
     row = np.empty(bitmask_words(vocabulary.vocab_size), np.uint32)
+    gc.collect()
+    gc.disable()
     started = time.process_time()
     try:
         grammar = engine.compile(json.dumps(entry["schema"], ensure_ascii=False))
         engine.start(grammar).fill(row)
         answer.compile_s = time.process_time() - started
         for test in entry.get("tests", ()):
-            text = json.dumps(test["data"], ensure_ascii=False, separators=(",", ":"))
-            accepted = walk(engine.start(grammar), vocabulary.encode(text), row, answer.masks_us)
+            accepted = walk(engine.start(grammar), vocabulary.encode(written(test["data"])), row, answer.masks_us)
             answer.tests += 1
-            answer.valid_refused += test["valid"] and not accepted
             answer.invalid_accepted += accepted and not test["valid"]
+            if test["valid"] and not accepted:
+                answer.valid_refused += 1
+                tokens = vocabulary.encode(written(in_order(declared(entry["schema"]), test["data"])))
+                answer.refused_in_order += not walk(engine.start(grammar), tokens, row, [])
     except Exception as error:  # whatever the library under test raises
         answer.error = f"{type(error).__name__}: {error}"[:300]
         answer.compile_s = answer.compile_s or time.process_time() - started
+    finally:
+        gc.enable()
     return answer
+
+
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def declared(schema: Any) -> list[dict[str, Any]]:
+    """Every `properties` of a schema, wherever it stands."""
+    found: list[dict[str, Any]] = []
+    pending = [schema]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("properties"), dict):
+                found.append(one["properties"])
+            pending.extend(one.values())
+        elif isinstance(one, list):
+            pending.extend(one)
+    return found
+
+
+def in_order(properties: Sequence[dict[str, Any]], value: Any) -> Any:
+    """The value with the keys of each object as the `properties` that name most of them have them, others behind."""
+    if isinstance(value, list):
+        return [in_order(properties, item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    best = max(properties, key=lambda names: len(names.keys() & value.keys()), default={})
+    names = [name for name in best if name in value] + [name for name in value if name not in best]
+    return {name: in_order(properties, value[name]) for name in names}
 
 
 def walk(way: Walk, tokens: Sequence[int], row: Bits, masks_us: list[float]) -> bool:

@@ -77,8 +77,9 @@ VERDICT_COLUMNS = (
     "compiled",
     "refused",
     "over limit or dead",
-    "fully right",
-    "valid refused",
+    "fully right as written",
+    "in the schema's key order",
+    "valid refused in that order",
     "invalid accepted",
 )
 TIME_COLUMNS = (
@@ -90,15 +91,17 @@ def verdicts(name: str, answers: Sequence[Answer]) -> list[str]:
     """Of the schemas that an engine took, and of the instances that it judged."""
     compiled = [a for a in answers if a.error is None]
     dead = [a for a in answers if a.error is not None and a.error.startswith(("over ", "the process ended"))]
-    right = [a for a in compiled if not a.valid_refused and not a.invalid_accepted]
+    as_written = [a for a in compiled if not a.valid_refused and not a.invalid_accepted]
+    right = [a for a in compiled if not a.refused_in_order and not a.invalid_accepted]
     tests = sum(a.tests for a in compiled)
     return [
         name,
         str(len(compiled)),
         str(len(answers) - len(compiled) - len(dead)),
         str(len(dead)),
+        f"{len(as_written)} ({len(as_written) / len(answers):.1%})",
         f"{len(right)} ({len(right) / len(answers):.1%})",
-        f"{sum(a.valid_refused for a in compiled)} of {tests}",
+        f"{sum(a.refused_in_order for a in compiled)} of {tests}",
         f"{sum(a.invalid_accepted for a in compiled)} of {tests}",
     ]
 
