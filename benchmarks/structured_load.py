@@ -173,6 +173,7 @@ def throughput(args: argparse.Namespace) -> None:
         raise SystemExit(f"{args.data}: no schema has outputs of which half the tokens are forced")
     prompts = [f"Some objects of one kind, one on each line, as JSON:\n{one.example}\n" for one in chosen]
     sides: dict[str, list[tuple[float, int, int]]] = {"off": [], "on": []}
+    texts: dict[str, list[str]] = {}
     with Engine(args.model, show_progress=False, max_running_requests=16) as engine:
         for r in range(args.rounds + 1):
             for side in sides:
@@ -187,8 +188,9 @@ def throughput(args: argparse.Namespace) -> None:
                 ]
                 engine.flush_cache()
                 started = time.perf_counter()
-                done = engine.generate(prompts, params, progress=False)
+                done = _listed(engine.generate(prompts, params, progress=False))
                 wall = time.perf_counter() - started
+                texts[side] = [one.text for one in done]
                 if r:  # the first round compiles
                     sides[side].append(_counts(wall, done))
     print(
@@ -207,13 +209,17 @@ def throughput(args: argparse.Namespace) -> None:
         for side, runs in sides.items()
     ]
     print(table(["jump-forward", "wall s", "output tok/s", "answers/s", "forced tokens"], rows))
-    print(f"\noutput rate on / off: {rates['on'] / rates['off']:.2f}")
+    same = sum(one == other for one, other in zip(texts["on"], texts["off"], strict=True))
+    print(f"\noutput rate on / off: {rates['on'] / rates['off']:.2f}; the same text in {same} of {len(chosen)} answers")
 
 
-def _counts(wall: float, done: Completion | list[Completion]) -> tuple[float, int, int]:
-    each = done if isinstance(done, list) else [done]
-    forced = sum(c.constraint.forced_tokens for c in each if c.constraint is not None)
-    return wall, sum(len(c.token_ids) for c in each), forced
+def _listed(done: Completion | list[Completion]) -> list[Completion]:
+    return done if isinstance(done, list) else [done]
+
+
+def _counts(wall: float, done: Sequence[Completion]) -> tuple[float, int, int]:
+    forced = sum(c.constraint.forced_tokens for c in done if c.constraint is not None)
+    return wall, sum(len(c.token_ids) for c in done), forced
 
 
 # --- a compile bomb and its neighbours ---
