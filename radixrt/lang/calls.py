@@ -186,9 +186,10 @@ def _finish(branch: Branch, record: CallRecord, result: Result) -> None:
     record.prompt_tokens, record.cached_tokens = result.usage.prompt_tokens, result.usage.cached_tokens
     record.completion_tokens = result.usage.completion_tokens
     record.forced_tokens = 0 if result.constraint is None else result.constraint.forced_tokens
-    if record.first_token is None and result.timings.prefill_s and record.start is not None:
-        first = record.start + result.timings.queue_s + result.timings.prefill_s
-        record.first_token = min(first, record.end)
+    if result.timings.prefill_s and record.start is not None:
+        record.admitted = min(record.start + result.timings.queue_s, record.end)
+        if record.first_token is None:
+            record.first_token = min(record.admitted + result.timings.prefill_s, record.end)
     if result.prompt_ids is not None:
         record.prompt_ids = array("i", result.prompt_ids)
     if result.token_ids is not None:

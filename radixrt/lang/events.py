@@ -55,9 +55,10 @@ class CallRecord:
         type: what the value is, e.g. "str", "Verdict", "regex".
         depends: ids of the calls whose outputs the prompt holds directly: the one before it in the transcript, and
             those that were joined in since.
-        queued, start, first_token, end: when the program asked for it, when it was sent, when the first text came (only
-            where it was streamed; otherwise as the engine's own timings tell, None if they do not), when its answer was
-            complete. None for what has not happened.
+        queued, start, admitted, first_token, end: when the program asked for it, when it was sent, when the engine
+            began with it (None where the backend does not tell), when the first text came (only where it was streamed;
+            otherwise as the engine's own timings tell, None if they do not), when its answer was complete. None for
+            what has not happened.
         prompt_tokens, cached_tokens, completion_tokens: as counted by the backend; for a select, completion_tokens are
             the tokens of all choices.
         forced_tokens: output tokens that a grammar left no choice about.
@@ -82,6 +83,7 @@ class CallRecord:
     index: int = 0
     depends: tuple[int, ...] = ()
     start: float | None = None
+    admitted: float | None = None
     first_token: float | None = None
     end: float | None = None
     prompt_tokens: int = 0

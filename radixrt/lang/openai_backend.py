@@ -99,7 +99,10 @@ class OpenAI(Backend):
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
         """See `Backend.generate`. A typed answer that had to be asked for as an object's property does not stream."""
-        form = None if call.sampling.constraint is None else response_format(call.sampling.constraint)
+        constraint = call.sampling.constraint
+        if call.tools and constraint is not None and constraint.kind == "structural_tag":
+            constraint = None  # it says what calls look like to the model, which is the server's to know
+        form = None if constraint is None else response_format(constraint)
         fields = self._fields(call, form)
         reading = _Reading(form)
         with _errors():
@@ -178,6 +181,8 @@ class OpenAI(Backend):
             extra |= {CONTINUE: True, "add_generation_prompt": False}
         if form is not None:
             fields["response_format"] = form.body
+        if call.tools:
+            fields["tools"] = [dict(tool) for tool in call.tools]
         if extra:
             fields["extra_body"] = extra
         if call.timeout_s is not None:

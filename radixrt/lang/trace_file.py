@@ -52,6 +52,7 @@ class CallLine(Line, tag="call", kw_only=True):
     depends: tuple[int, ...] = ()
     queued: float
     start: float | None = None
+    admitted: float | None = None
     first_token: float | None = None
     end: float | None = None
     prompt_tokens: int = 0
@@ -100,7 +101,7 @@ PLAIN = (
     "id", "branch", "name", "type", "index", "depends", "prompt_tokens", "cached_tokens", "completion_tokens",
     "forced_tokens", "text", "finish", "error", "rerendered", "method", "fork_len", "siblings",
 )  # fmt: skip
-TIMES = ("queued", "start", "first_token", "end")
+TIMES = ("queued", "start", "admitted", "first_token", "end")
 
 
 _decoder = msgspec.json.Decoder(ProgramLine | CallLine | BranchLine | EndLine)

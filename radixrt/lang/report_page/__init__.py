@@ -62,7 +62,8 @@ def _asset(name: str) -> str:
 
 
 def run_data(log: RunLog) -> dict[str, Any]:
-    """The run as the page's script reads it. Times are seconds since its start."""
+    """The run as the page's script reads it. Times are seconds since its start; `ready` is when a call had been asked for
+    and all that it goes on from was there."""
 
     def at(moment: float | None) -> float | None:
         return None if moment is None else round(moment - log.start, 6)
@@ -71,8 +72,8 @@ def run_data(log: RunLog) -> dict[str, Any]:
     branches, calls = list(log.branches.values()), list(log.calls)
     sharing = Sharing()
     of = Counter(map(_asked_for, calls))
-    ends = [call.end for call in calls if call.end is not None]
-    end = log.end if log.end is not None else max(ends, default=log.start)
+    ends = {call.id: call.end for call in calls if call.end is not None}
+    end = log.end if log.end is not None else max(ends.values(), default=log.start)
     return {
         "name": log.name,
         "backend": log.backend,
@@ -95,12 +96,13 @@ def run_data(log: RunLog) -> dict[str, Any]:
         "calls": [
             _call(call, sharing, of[_asked_for(call)])
             | {name: at(getattr(call, field)) for name, field in _TIMES.items()}
+            | {"ready": at(max([call.queued, *(ends.get(other, 0.0) for other in call.depends)]))}
             for call in calls
         ],
     }
 
 
-_TIMES = {"queued": "queued", "start": "start", "first": "first_token", "end": "end"}
+_TIMES = {"queued": "queued", "start": "start", "admitted": "admitted", "first": "first_token", "end": "end"}
 
 
 def _asked_for(call: CallRecord) -> tuple[Any, ...]:

@@ -50,7 +50,8 @@ for (const call of run.calls) branches.get(call.branch).calls.push(call);
 const roots = [...branches.values()].filter((branch) => !branches.has(branch.parent));
 const span = Math.max(run.wall_s, ...run.calls.map((call) => call.end ?? call.start ?? call.queued), 1e-6);
 
-const started = (call) => call.start ?? call.queued;
+const started = (call) => call.start ?? call.ready;
+const begun = (call) => call.admitted ?? started(call); // by the engine, where it says so
 const ended = (call) => call.end ?? span;
 const label = (call) => call.name || call.kind;
 const typeOf = (call) => (call.kind === "select" ? "select" : call.type === "str" ? "" : call.type);
@@ -102,7 +103,7 @@ function showTotals() {
   const total = sum(run.calls);
   $("name").textContent = run.name;
   const when = new Date(run.unix_time * 1000).toLocaleString("en-GB", { dateStyle: "long", timeStyle: "medium" });
-  $("about").textContent = `on ${run.backend} · ${when} · ${run.running ? "still running" : `run ${run.program}`}`;
+  $("about").textContent = `on ${run.backend} · ${when} · ${run.running ? "still running" : `run ${run.program.slice(0, 8)}`}`;
   if (run.error !== null) {
     $("failure").textContent = run.error;
     $("failure").hidden = false;
@@ -134,8 +135,8 @@ const GUTTER = 170, RIGHT = 14, AXIS = 22, LOAD = 34;
 
 function rowsOf(branch, rows) { // a row for each branch with calls, more where its calls overlap; in tree order
   const lanes = [];
-  for (const call of [...branch.calls].sort((a, b) => a.queued - b.queued || a.id - b.id)) {
-    let lane = lanes.find((other) => ended(other.at(-1)) <= call.queued + 1e-9);
+  for (const call of [...branch.calls].sort((a, b) => a.ready - b.ready || a.id - b.id)) {
+    let lane = lanes.find((other) => ended(other.at(-1)) <= call.ready + 1e-6);
     if (!lane) lanes.push((lane = []));
     lane.push(call);
   }
@@ -165,6 +166,11 @@ function ticks(from, to) {
   return list;
 }
 
+function tickText(t) {
+  if (t === 0) return "0";
+  return view.to - view.from < 0.2 ? `${+(1000 * t).toFixed(3)} ms` : `${+t.toFixed(4)} s`;
+}
+
 function drawTimeline() {
   const width = $("timeline").clientWidth || 1000, height = below + 4;
   const x = (t) => GUTTER + ((t - view.from) / (view.to - view.from)) * (width - GUTTER - RIGHT);
@@ -175,7 +181,7 @@ function drawTimeline() {
   const plot = svg("g", { "clip-path": "url(#plot)" });
   for (const t of ticks(view.from, view.to)) {
     chart.append(svg("line", { class: "grid", x1: x(t), x2: x(t), y1: AXIS, y2: height }));
-    chart.append(svg("text", { x: x(t), y: 13, "text-anchor": "middle" }, t === 0 ? "0" : time(t)));
+    chart.append(svg("text", { x: x(t), y: 13, "text-anchor": "middle" }, tickText(t)));
   }
   drawLoad(chart, plot, x);
   bars.clear();
@@ -227,10 +233,10 @@ function drawCall(call, y, height, x) {
     const left = x(from);
     group.append(svg("rect", { x: left, y, height, width: Math.max(x(to) - left, 1.5), fill: `var(--${color})`, rx: Math.min(2, height / 4) }));
   };
-  if (call.queued < started(call)) part(call.queued, started(call), "queued");
+  if (call.ready < begun(call)) part(call.ready, begun(call), "queued");
   if (call.start !== null) {
-    const middle = call.first ?? (call.kind === "select" ? ended(call) : call.start);
-    if (call.first !== null || call.kind === "select") part(call.start, middle, "computed");
+    const middle = call.first ?? (call.kind === "select" ? ended(call) : begun(call));
+    if (begun(call) < middle) part(begun(call), middle, "computed");
     if (middle < ended(call)) part(middle, ended(call), call.error === null ? "sampled" : "error");
   }
   group.addEventListener("mousemove", (event) => showTip(call, event));
@@ -281,7 +287,7 @@ function showTip(call, event) {
   const tip = $("tip");
   const kind = typeOf(call);
   const lines = [
-    `${time(call.end === null ? null : call.end - started(call))}${call.start > call.queued + 0.0005 ? `, after ${time(call.start - call.queued)} of waiting` : ""}`,
+    `${time(call.end === null ? null : call.end - started(call))}${begun(call) > call.ready + 0.0005 ? `, ${time(begun(call) - call.ready)} of waiting` : ""}`,
     `${count(call.prompt)} prompt tokens, ${percent(call.cached, call.prompt)} reused; ${count(call.out)} output`,
   ];
   const result = make("div", { class: call.error === null ? "out" : "out bad" }, oneLine(call.error ?? call.text, 220));
@@ -365,7 +371,7 @@ function callRow(call, depth, branch) {
   const seconds = call.start === null || call.end === null ? null : call.end - call.start;
   const result = oneLine(call.error ?? call.text, 160) + chance;
   const row = make("tr", { "data-call": call.id, tabindex: 0, onclick: () => pick(call.id) });
-  row.append(...cells(call, depth, name, seconds, call.queued, result, call.error !== null));
+  row.append(...cells(call, depth, name, seconds, call.start, result, call.error !== null));
   row.addEventListener("keydown", (event) => event.key === "Enter" && pick(call.id));
   return row;
 }
@@ -373,7 +379,7 @@ function callRow(call, depth, branch) {
 function groupRow(key, words, list, depth, error) {
   const closed = folded.has(key) && !wanted;
   const name = [make("span", { class: "twist" }, closed ? "▸" : "▾"), words, make("small", {}, plural(list.length, "call"))];
-  const first = list.length ? Math.min(...list.map((call) => call.queued)) : 0;
+  const first = list.length ? Math.min(...list.map(started)) : 0;
   const last = list.length ? Math.max(...list.map(ended)) : 0;
   const toggle = () => {
     if (!folded.delete(key)) folded.add(key);
@@ -410,10 +416,11 @@ function facts(call) {
     ["Goes on from", depends || "nothing before it"],
     ["Prompt", `${count(call.prompt)} tokens: ${count(call.cached)} reused, ${count(call.prompt - call.cached)} computed`],
     ["Output", `${count(call.out)} tokens${call.forced ? `, ${count(call.forced)} forced by a grammar` : ""}, ended by ${call.finish || "nothing yet"}`],
-    ["Time", call.end === null ? "still running" : `${time(call.end - started(call))}, asked for at ${time(call.queued)}`],
-    ["Waited", call.start === null ? "not sent yet" : time(call.start - call.queued)],
+    ["Asked for", `at ${time(call.queued)}${call.ready > call.queued + 0.0005 ? `, ready at ${time(call.ready)}` : ""}`],
+    ["Sent", call.start === null ? "not yet" : `at ${time(call.start)}, ${call.end === null ? "still running" : `took ${time(call.end - call.start)}`}`],
   ];
-  if (call.first !== null) seen.push(["To the first token", time(call.first - started(call))]);
+  if (begun(call) > call.ready + 0.0005) seen.push(["Waited", time(begun(call) - call.ready)]);
+  if (call.first !== null) seen.push(["To the first token", `${time(call.first - begun(call))} of work`]);
   if (call.fork_len) seen.push(["Told the engine", `${count(call.fork_len)} tokens shared by ${plural(call.siblings, "branch")}`]);
   if (call.rerendered) seen.push(["Note", "the chat template was rendered whole again"]);
   if (call.method) seen.push(["Method", call.method.replaceAll("_", " ")]);
