@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from radixrt.lang.run_stream import ProgramStream
     from radixrt.lang.state import State
     from radixrt.lang.streaming import StreamEvent
+    from radixrt.lang.trace import trace
     from radixrt.lang.words import (
         assistant,
         assistant_begin,
@@ -74,6 +75,7 @@ _HOMES = {
     "system": "radixrt.lang.words",
     "system_begin": "radixrt.lang.words",
     "system_end": "radixrt.lang.words",
+    "trace": "radixrt.lang.trace",
     "Unsupported": "radixrt.lang.backend",
     "user": "radixrt.lang.words",
     "user_begin": "radixrt.lang.words",
@@ -118,6 +120,7 @@ __all__ = [
     "system",
     "system_begin",
     "system_end",
+    "trace",
     "user",
     "user_begin",
     "user_end",

@@ -103,7 +103,7 @@ class Function:
         if runtime().here:
             raise ProgramError(f"this would stop the event loop that does the work; write {self._awaited}")
         try:
-            state.returned = self.body(state, *args, **kwargs)
+            state.returned = program.call(functools.partial(self.body, state, *args, **kwargs))
             program.end().result()
         except BaseException as error:
             program.abort(error).result()
@@ -197,7 +197,8 @@ class Function:
             if self.is_async:
                 state.returned = await self.body(state, *args, **kwargs)
             else:
-                state.returned = await _in_thread(functools.partial(self.body, state, *args, **kwargs), self.name)
+                body = functools.partial(self.body, state, *args, **kwargs)
+                state.returned = await _in_thread(functools.partial(program.call, body), self.name)
             await asyncio.wrap_future(program.end())
         except BaseException as error:
             await asyncio.shield(asyncio.wrap_future(program.abort(error)))

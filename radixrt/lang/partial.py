@@ -7,7 +7,7 @@ from typing import Any
 
 import pydantic_core
 
-_UNSURE = re.compile(r"[-+0-9.eE]+\Z")
+_UNSURE = re.compile(r"-?(?:[0-9][-+0-9.eE]*)?\Z")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -36,10 +36,6 @@ def partial_json(text: str) -> Any:
     Returns:
         Plain JSON values; NOTHING while there is none. A text that is no beginning of JSON is NOTHING too.
     """
-    try:
-        return pydantic_core.from_json(text)
-    except ValueError:
-        pass
     unsure = _UNSURE.search(text)
     if unsure is not None and '"' not in _STRING.sub("", text):
         text = text[: unsure.start()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 import uuid
 import weakref
@@ -54,6 +55,7 @@ class Program:
         self._publish = publish
         self._branches: list[Branch] = []
         self._composer: Composer | None = None
+        self._thread: int | None = None
         self.log.emit("program_start")
         self.root = self.branch(None, "", 0, None)
 
@@ -61,7 +63,20 @@ class Program:
     def streams(self) -> bool:
         return self._publish is not None
 
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is the function's own thread."""
+        return self._thread == threading.get_ident()
+
     # --- the program's side ---
+
+    def call(self, body: Callable[[], Any]) -> Any:
+        """Run a `def` here and now."""
+        self._thread = threading.get_ident()
+        try:
+            return body()
+        finally:
+            self._thread = None
 
     def branch(self, parent: Branch | None, key: str, group: int, origin: ForkPoint | None, number: int = 0) -> Branch:
         """A new branch; the number-th of its parent."""

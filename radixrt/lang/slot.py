@@ -102,3 +102,7 @@ class Slot:
             raise self.error.again()
         if self.error is not None:
             raise ProgramCancelled(*self.error.args)
+
+    @property
+    def cancelled(self) -> bool:
+        return isinstance(self.error, ProgramCancelled)

@@ -226,18 +226,21 @@ class State:
         """
         slot = self.slot(name)
         self._wait(slot.done, f'await state.get("{name}")')
+        self._check_cancelled(slot)
         return slot.value
 
     async def get(self, name: str) -> Any:
         """`state[name]` for async programs."""
         slot = self.slot(name)
         await _arrival(slot.done)
+        self._check_cancelled(slot)
         return slot.value
 
     def get_meta(self, name: str) -> Any:
         """The `Meta` of a value (for n > 1 a list); waits like `state[name]`."""
         slot = self.slot(name)
         self._wait(slot.done, f'await state.get("{name}") first')
+        self._check_cancelled(slot)
         return slot.meta
 
     @property
@@ -361,11 +364,17 @@ class State:
             self._branch.mark(done)
         return done
 
+    def _check_cancelled(self, slot: Slot) -> None:
+        """Inside the program its cancellation is no Exception; for others who read it is."""
+        if slot.cancelled and self._program.closed and not self._program.inside:
+            raise ProgramError(f"{self._program.log.name}, branch {slot.branch}, {slot.label}: it was cancelled")
+
     def _raise(self) -> None:
         error = self._branch.error
         if error is not None:
-            slot = Slot(None, "", self._branch.id)
+            slot = Slot(None, "text", self._branch.id)
             slot.fail(error)
+            self._check_cancelled(slot)
             slot.value  # noqa: B018 (raises a fresh copy)
 
     # --- forking ---
