@@ -19,11 +19,13 @@ from radixrt.errors import EngineError, RequestError
 from radixrt.server import operate
 from radixrt.server.chat import chat_completions
 from radixrt.server.completions import completions
+from radixrt.server.decisions import decisions
 from radixrt.server.dialect import Dialect
 from radixrt.server.errors import ClientGone, on_client_gone, on_http_exception, on_invalid_request, on_request_error
 from radixrt.server.middleware import MODEL_PATH, Guard, Observe
 from radixrt.server.native import generate
 from radixrt.server.service import Service
+from radixrt.server.tokens import chat_template, detokenize, tokenize
 
 API_KEY_VARIABLE = "RADIXRT_API_KEY"
 
@@ -33,6 +35,10 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("POST", "/generate", generate),
+    ("POST", "/v1/decisions", decisions),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    ("GET", "/chat_template", chat_template),
     ("GET", "/v1/models", operate.list_models),
     ("GET", MODEL_PATH + "{model:path}", operate.get_model),
     ("GET", "/health", operate.health),

@@ -97,6 +97,16 @@ class ConstraintFields(Unsupported, kw_only=True):
     structured: dict[str, Any] | None = None
 
 
+class RoutingFields(msgspec.Struct, kw_only=True):
+    """How to serve a request; see `envelope_options`."""
+
+    model: str | None = None
+    rid: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+
 class SamplingFields(ConstraintFields, kw_only=True):
     """Fields that become `SamplingParams` fields of the same name; None is that class's default."""
 
@@ -229,7 +239,12 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:
 
 
 def routing_options(request: OpenAIFields | NativeRequest) -> dict[str, Any]:
-    """GenerateReq's fields that say how to serve it, checked; `rid` is made up when none was sent."""
+    """GenerateReq's fields that say how to serve it, checked."""
+    return {**envelope_options(request), "stream": bool(request.stream)}
+
+
+def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields) -> dict[str, Any]:
+    """The same without the one that only generation has; `rid` is made up when none was sent."""
     rid = request.rid
     if rid is None:
         rid = new_rid()
@@ -249,5 +264,4 @@ def routing_options(request: OpenAIFields | NativeRequest) -> dict[str, Any]:
         "priority": priority,
         "cache_salt": salt,
         "timeout_s": timeout,
-        "stream": bool(request.stream),
     }

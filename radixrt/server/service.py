@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from radixrt.config import ServerConfig
-from radixrt.engine.client import EngineClient, raise_for_error
+from radixrt.engine.client import EngineClient, Question, raise_for_error
 from radixrt.errors import RequestError
 from radixrt.messages import (
     FINISH_ABORT,
@@ -198,6 +198,29 @@ class Service:
             async for index, delta in deltas:
                 outputs[index].add(delta)
         return outputs
+
+    async def ask(self, group: str, questions: Sequence[Question], names: Names) -> list[TextDelta]:
+        """Ask the engine questions together; the one delta that answers each. Ended early, all of them are aborted.
+
+        Args:
+            group, names: as for `generate`.
+
+        Raises:
+            RequestError: the engine refuses one, or ends it with an error.
+        """
+        if group in self.open_groups:
+            raise RequestError(f"request id {group!r} is in use", param="rid")
+        self.open_groups[group] = [question.rid for question in questions]
+        tasks = [asyncio.ensure_future(self.client.aask(question)) for question in questions]
+        try:
+            return await asyncio.gather(*tasks)
+        except RequestError as error:
+            raise renamed(error, names) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            del self.open_groups[group]
 
     # --- ending ---
 

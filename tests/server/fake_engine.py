@@ -15,20 +15,24 @@ from radixrt.messages import (
     AbortReq,
     ControlReply,
     ControlReq,
+    DetokenizeReq,
     EngineReady,
     Finish,
     FinishError,
     GenerateReq,
     SchedulerStats,
+    ScoreReq,
     TextBatch,
     TextDelta,
     Timings,
+    TokenizeReq,
     TokenLogprob,
     ToMain,
     ToTokenizer,
     Usage,
     pack_i32,
 )
+from radixrt.tokenizer.selection import select
 
 MODEL = "fake"
 VOCAB = 1000
@@ -49,6 +53,8 @@ def info() -> EngineReady:
         device="cpu",
         dtype="float32",
         has_chat_template=True,
+        chat_templates={"default": "{{ messages }}"},
+        special_tokens={"bos_token": "<s>"},
     )
 
 
@@ -128,17 +134,35 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
         )
 
 
+def answer(question: ScoreReq | TokenizeReq | DetokenizeReq) -> TextDelta:
+    """Choice i is one token, i, with a log-probability of -i."""
+    prompt_ids = pack_i32(range(10))
+    if isinstance(question, TokenizeReq):
+        return TextDelta(question.rid, finish=Finish("stop"), prompt_ids=prompt_ids)
+    if isinstance(question, DetokenizeReq):
+        return TextDelta(question.rid, "text", finish=Finish("stop"))
+    ids = [[i] for i in range(len(question.choices))]
+    decision = select(question.method, ids, [[-float(i)] for i in range(len(ids))], [[0.0]] * len(ids), 9)
+    return TextDelta(
+        question.rid, finish=Finish("stop"), usage=Usage(10, 0, 4), timings=Timings(0.01, 0.02), decision=decision,
+        prompt_ids=prompt_ids,
+    )  # fmt: skip
+
+
 class FakeEngine:
     """See the module's docstring.
 
     Attributes:
         script: what each request is answered with; set it before sending.
-        requests, aborted: all that came so far.
+        answer: what each question is answered with.
+        requests, questions, aborted: all that came so far.
     """
 
     def __init__(self) -> None:
         self.script: Script = lambda request: speak(request, ["Hello", ",", " world", "!"])
+        self.answer: Callable[[Any], TextDelta] = answer
         self.requests: list[GenerateReq] = []
+        self.questions: list[Any] = []
         self.aborted: list[str] = []
         self.control_reply = ControlReply("", ok=True, message="flushed")
         self._open: set[str] = set()
@@ -170,6 +194,9 @@ class FakeEngine:
                 self.requests.append(message)
                 self._open.add(message.rid)
                 threading.Thread(target=self._play, args=(message,), daemon=True).start()
+            elif isinstance(message, (ScoreReq, TokenizeReq, DetokenizeReq)):
+                self.questions.append(message)
+                self.deliver(TextBatch([self.answer(message)]))
             elif isinstance(message, AbortReq):
                 self.aborted.append(message.rid)
                 if message.rid in self._open:

@@ -353,3 +353,40 @@ def test_odd_but_harmless_input_is_served(complete: Callable, server_url: str) -
     assert complete("x", max_tokens=2, logit_bias={"5": -100}, user="u").choices[0].finish_reason
     assert httpx.post(f"{server_url}/abort", json={"rid": "nobody"}).json() == {"aborted": 0}
     assert httpx.get(f"{server_url}/health").status_code == 200
+
+
+# --- decisions ---
+
+
+def test_decisions(client: openai.OpenAI, model_name: str) -> None:
+    questions = [
+        {"type": "predicate", "name": "paris", "instructions": "The text is about a city."},
+        {"type": "choice", "instructions": "Where is it?", "choices": [{"value": "France"}, {"value": "Mars"}]},
+        {"type": "score", "instructions": "How long is it?", "levels": [{"label": "short"}, {"label": "long"}]},
+    ]
+    made = client.decisions.create(model=model_name, input="Paris is large.", questions=questions)
+    predicate, choice, score = made.answers
+    assert (predicate.type, predicate.name) == ("predicate", "paris")
+    assert 0.0 < predicate.probability < 1.0
+    assert choice.choice == "France"
+    assert sum(p.probability for p in choice.probabilities) == pytest.approx(1.0)
+    assert score.score == pytest.approx(score.probabilities[1].probability)
+    assert made.usage.output_tokens == 0
+    assert made.usage.input_tokens > 0
+
+
+def test_a_decision_that_is_wrong_names_its_field(client: openai.OpenAI, model_name: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.decisions.create(model=model_name, input="x", questions=[{"type": "choice", "instructions": "?"}])
+    assert raised.value.param == "questions[0].choices"
+
+
+def test_choices_are_scored_and_tokens_told(server_url: str) -> None:
+    template = httpx.get(f"{server_url}/chat_template").json()
+    assert "default" in template["templates"]
+    body = {"text": "The capital of France is", "choices": [" Berlin", " Paris"], "return_prompt_ids": True}
+    answer = httpx.post(f"{server_url}/v1/decisions", json=body).json()
+    assert answer["text"] == " Paris"
+    tokens = httpx.post(f"{server_url}/tokenize", json={"prompt": body["text"]}).json()["tokens"]
+    assert answer["prompt_ids"] == tokens
+    assert httpx.post(f"{server_url}/detokenize", json={"tokens": tokens}).json() == {"prompt": body["text"]}

@@ -1,0 +1,157 @@
+"""POST /v1/decisions: probabilities of given answers, from prefills alone; nothing is generated.
+
+Two forms. With `questions` it is OpenAI's Decisions API, and its clients work:
+
+    {"model", "input": str or messages, "questions": [
+        {"type": "predicate", "name", "instructions"},
+        {"type": "choice", "name", "instructions", "choices": [{"value": str | bool, "description"}, ...]},
+        {"type": "score", "name", "instructions", "levels": [{"label", "description"}, ...]}]}
+    -> {"model", "answers": [
+        {"type": "predicate", "name", "probability"},
+        {"type": "choice", "name", "choice", "confidence", "probabilities": [{"value", "probability"}, ...]},
+        {"type": "score", "name", "score", "confidence", "probabilities": [{"value", "label", "probability"}, ...]}],
+        "usage": {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}}
+
+A score is the expected level, counted from 0; a confidence is the highest of the probabilities. Images and tool calls
+in the input are refused by name. See `radixrt.server.questions` for how a question is put to the model.
+
+With `choices` it is radixrt's own, the route behind `rt.select`: texts that may follow a prompt, scored as they are.
+
+    text | input_ids | input_parts | messages
+                        exactly one: the prompt, as /generate and /v1/chat/completions take it (one of them)
+    choices             [str], all different
+    method              "token_length_normalized", "greedy" or "unconditional_likelihood_normalized"; see
+                        `radixrt.tokenizer.selection`
+    return_prompt_ids   answer with the prompt's token ids
+    model, rid, priority, cache_salt, timeout
+    -> {"choice": index, "text": str, "probabilities": [float], "logprobs": [float], "scores": [float],
+        "token_ids": [[int]], "kept": int, "prompt_ids": [int],
+        "meta_info": {"id", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_s", "prefill_s"}}
+
+A choice's log-probability is that of its tokens behind the prompt's first `kept`, which are all of them unless the
+prompt's last text is tokenized otherwise with a choice behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixrt.engine.prompt_parts import token_ids
+from radixrt.errors import RequestError
+from radixrt.messages import ChoiceScores, EngineReady, ScoreReq, TextDelta, Timings, Usage, pack_i32, unpack_i32
+from radixrt.server.chat_protocol import ChatRequest
+from radixrt.server.connection import Generated
+from radixrt.server.conversation import chat_prompt
+from radixrt.server.decision_protocol import DecisionRequest, decision_decoder
+from radixrt.server.errors import json_response
+from radixrt.server.openai import clean_logprob
+from radixrt.server.parsing import decode, read_body
+from radixrt.server.prompts import check_ids, read_parts
+from radixrt.server.protocol import envelope_options
+from radixrt.server.questions import Asked, read_questions
+from radixrt.server.service import Service
+
+PROMPTS = ("text", "input_ids", "input_parts", "messages")
+
+
+async def decisions(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    body = decode(await read_body(request, service.config.max_body_bytes), decision_decoder)
+    info = service.admit(body.model)
+    options = envelope_options(body)
+    if (body.questions is None) == (body.choices is None):
+        raise RequestError("exactly one of questions and choices is needed", param="questions")
+    asked = None if body.questions is None else read_questions(body)
+    if asked is None:
+        names = {"prompt": "text"}
+        requests = [_score_request(body, service, info, options)]
+    else:
+        names = {"messages": "input"}
+        requests = [
+            ScoreReq(**{**options, "rid": f"{options['rid']}-q{i}"}, choices=each.answers, chat=each.prompt)
+            for i, each in enumerate(asked)
+        ]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        deltas = await service.ask(options["rid"], requests, names)
+        content = _select_body(body, deltas[0]) if asked is None else _questions_body(service, asked, deltas)
+        await json_response(content)(scope, receive, send)
+
+    return Generated(answer)
+
+
+def _score_request(body: DecisionRequest, service: Service, info: EngineReady, options: dict[str, Any]) -> ScoreReq:
+    """The prompt in the one form in which it is given, and the choices."""
+    if sum(getattr(body, name) is not None for name in PROMPTS) != 1:
+        raise RequestError(f"exactly one of {', '.join(PROMPTS)} is needed", param="text")
+    prompt: dict[str, Any] = {"prompt": body.text}
+    if body.input_ids is not None:
+        if body.input_ids:
+            check_ids(body.input_ids, "input_ids", info)
+        prompt = {"input_ids": pack_i32(token_ids(body.input_ids, "input_ids"))}
+    elif body.input_parts is not None:
+        prompt = {"parts": read_parts(body.input_parts, info, "input_parts")}
+    elif body.messages is not None:
+        chat = ChatRequest(
+            messages=body.messages,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        prompt = {"chat": chat_prompt(chat, None, service.dialect)}
+    return ScoreReq(**options, **prompt, choices=body.choices or [], method=body.method)
+
+
+# --- the answers ---
+
+
+def _scores(delta: TextDelta) -> ChoiceScores:
+    if delta.decision is None:
+        raise RequestError("the request was aborted", code="aborted", status=499)
+    return delta.decision
+
+
+def _select_body(body: DecisionRequest, delta: TextDelta) -> dict[str, Any]:
+    found, usage, timings = _scores(delta), delta.usage or Usage(), delta.timings or Timings()
+    content: dict[str, Any] = {
+        "choice": found.choice,
+        "text": (body.choices or [])[found.choice],
+        "probabilities": found.probabilities,
+        "logprobs": [clean_logprob(value) for value in found.logprobs],
+        "scores": found.scores,
+        "token_ids": found.token_ids,
+        "kept": found.kept,
+        "meta_info": {
+            "id": delta.rid,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "queue_s": timings.queue_s,
+            "prefill_s": timings.prefill_s,
+        },
+    }
+    if body.return_prompt_ids and delta.prompt_ids is not None:
+        content["prompt_ids"] = unpack_i32(delta.prompt_ids).tolist()
+    return content
+
+
+def _questions_body(service: Service, asked: list[Asked], deltas: list[TextDelta]) -> dict[str, Any]:
+    answers = [each.answer(_scores(delta)) for each, delta in zip(asked, deltas, strict=True)]
+    usages = [delta.usage or Usage() for delta in deltas]
+    tokens = sum(usage.prompt_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    return {
+        "model": service.model_name,
+        "answers": answers,
+        "usage": {
+            "input_tokens": tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": tokens - cached},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": tokens,
+        },
+    }

@@ -1,0 +1,98 @@
+"""Routes about tokens: POST /tokenize, POST /detokenize (as vLLM has them), GET /chat_template.
+
+    /tokenize       {"prompt": str, "add_special_tokens": bool} or {"messages": [...], ...} or {"input_parts": [...]}
+                    -> {"tokens": [int], "count": int, "max_model_len": int}
+    /detokenize     {"tokens": [int], "skip_special_tokens": bool} -> {"prompt": str}
+    /chat_template  -> {"templates": {name: Jinja source}, "special_tokens": {name: text}}, or null where there is none
+
+A prompt is tokenized as a request with it is. add_special_tokens (true unless said otherwise) puts the model's bos
+before it; skip_special_tokens (false unless said otherwise) leaves special tokens out of the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixrt.engine.client import new_rid
+from radixrt.engine.prompt_parts import token_ids
+from radixrt.errors import RequestError
+from radixrt.messages import DetokenizeReq, TemplateText, TokenizeReq, pack_i32, unpack_i32
+from radixrt.server.chat_protocol import ChatMessage, ChatRequest
+from radixrt.server.conversation import chat_prompt
+from radixrt.server.errors import json_response
+from radixrt.server.parsing import decode, read_body
+from radixrt.server.prompts import read_parts
+from radixrt.server.service import Service
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize"""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    input_parts: list[str | list[int] | TemplateText] | None = None
+    messages: list[ChatMessage] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize"""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    body = decode(await read_body(request, service.config.max_body_bytes), tokenize_decoder)
+    info = service.admit(body.model)
+    if [body.prompt, body.input_parts, body.messages].count(None) != 2:
+        raise RequestError("exactly one of prompt, messages and input_parts is needed", param="prompt")
+    question = TokenizeReq(new_rid(), prompt=body.prompt)
+    if body.prompt is not None and body.add_special_tokens is False:
+        question = TokenizeReq(new_rid(), parts=[TemplateText(body.prompt)])
+    elif body.input_parts is not None:
+        question = TokenizeReq(new_rid(), parts=read_parts(body.input_parts, info, "input_parts"))
+    elif body.messages is not None:
+        chat = ChatRequest(
+            messages=body.messages,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+        question = TokenizeReq(new_rid(), chat=chat_prompt(chat, None, service.dialect))
+    names = {} if body.input_parts is not None else {"input_parts": "prompt"}
+    (delta,) = await service.ask(question.rid, [question], names)
+    assert delta.prompt_ids is not None
+    ids = unpack_i32(delta.prompt_ids).tolist()
+    return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.context_length})
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    body = decode(await read_body(request, service.config.max_body_bytes), detokenize_decoder)
+    service.admit(body.model)
+    column = pack_i32(token_ids(body.tokens, "tokens"))
+    question = DetokenizeReq(new_rid(), column, skip_special_tokens=bool(body.skip_special_tokens))
+    (delta,) = await service.ask(question.rid, [question], {})
+    return json_response({"prompt": delta.text})
+
+
+async def chat_template(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    info = service.admit(None)
+    if not info.chat_templates:
+        return json_response(None)
+    return json_response({"templates": info.chat_templates, "special_tokens": info.special_tokens})

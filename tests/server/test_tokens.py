@@ -1,0 +1,69 @@
+"""/tokenize, /detokenize and /chat_template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from radixrt.messages import DetokenizeReq, TemplateText, TokenizeReq, pack_i32
+from tests.server.fake_engine import FakeEngine, info
+from tests.server.helpers import Caller, check_error
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        ({"prompt": "hi"}, {"prompt": "hi"}),
+        ({"prompt": "hi", "add_special_tokens": False}, {"parts": [TemplateText("hi")]}),
+        ({"input_parts": ["a", [1], {"template": "t"}]}, {"parts": ["a", [1], TemplateText("t")]}),
+    ],
+)
+def test_tokenize(caller: Caller, body: dict[str, Any], sent: dict[str, Any]) -> None:
+    answer = caller.post("/tokenize", body).json()
+    assert answer == {"tokens": list(range(10)), "count": 10, "max_model_len": 520}
+    (question,) = caller.engine.questions
+    assert question == TokenizeReq(question.rid, **sent)
+
+
+def test_tokenize_a_conversation(caller: Caller) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False}
+    assert caller.post("/tokenize", body).json()["count"] == 10
+    (question,) = caller.engine.questions
+    assert question.chat.messages == b'[{"role":"user","content":"hi"}]'
+    assert not question.chat.add_generation_prompt
+
+
+def test_detokenize(caller: Caller) -> None:
+    assert caller.post("/detokenize", {"tokens": [1, 2]}).json() == {"prompt": "text"}
+    assert caller.post("/detokenize", {"tokens": [], "skip_special_tokens": True}).json() == {"prompt": "text"}
+    assert [(q.token_ids, q.skip_special_tokens) for q in caller.engine.questions] == [
+        (pack_i32([1, 2]), False),
+        (b"", True),
+    ]
+    assert all(isinstance(q, DetokenizeReq) for q in caller.engine.questions)
+
+
+def test_chat_template(engine: FakeEngine, caller: Caller) -> None:
+    answer = caller.get("/chat_template").json()
+    assert answer == {"templates": {"default": "{{ messages }}"}, "special_tokens": {"bos_token": "<s>"}}
+    engine.deliver(msgspec.structs.replace(info(), chat_templates={}))
+    assert caller.get("/chat_template").json() is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "input_parts": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"input_parts": [[1000]]}, "input_parts[0]"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [2**40]}, "tokens"),
+    ],
+)
+def test_bad_bodies(caller: Caller, path: str, body: dict[str, Any], param: str) -> None:
+    check_error(caller.post(path, body), 400, param)
