@@ -95,7 +95,18 @@ class EngineBackend(Backend):
         return kept, text[sum(map(len, pieces[:kept])) :]
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
-        raise NotImplementedError
+        async with self._open:
+            scored = await self._engine.async_score(prompt.parts, choices, method)
+        return Decision(
+            scored.choice,
+            scored.logprobs,
+            scored.scores,
+            scored.probabilities,
+            scored.token_ids,
+            scored.kept,
+            scored.prompt_token_ids,
+            scored.usage,
+        )
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         template = self._tokenizer.chat_template
