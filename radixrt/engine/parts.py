@@ -131,6 +131,7 @@ def make_scheduler_loop(
         grammars,
         max_inflight=config.scheduler.max_inflight_steps,
         step_timeout_s=config.executor.step_timeout_s,
+        shared_cores=ready.device == "cpu",
         check_invariants=config.scheduler.check_invariants,
         inbox_socket=inbox_socket,
     )

@@ -18,6 +18,7 @@ from radixrt.messages import (
     ControlReply,
     ControlReq,
     GrammarMask,
+    ReleaseReq,
     SchedulerReady,
     SchedulerStats,
     StepFailed,
@@ -47,13 +48,14 @@ class SchedulerLoop:
         grammars: compiles the constraints of requests before they join the queue.
         max_inflight: steps submitted and not yet answered, at most.
         step_timeout_s: a step without an answer for this long means that the runner hangs.
+        shared_cores: steps are computed on the cores that compiling takes too.
         check_invariants: check every invariant after each step, not only when idle.
     """
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, inbox: Inbox[ToScheduler], tokenizer: Outbox[ToTokenizer],
-        grammars: GrammarManager, *, max_inflight: int, step_timeout_s: float, check_invariants: bool = False,
-        inbox_socket: Any | None = None,
+        grammars: GrammarManager, *, max_inflight: int, step_timeout_s: float, shared_cores: bool = False,
+        check_invariants: bool = False, inbox_socket: Any | None = None,
     ) -> None:  # fmt: skip
         self._core = scheduler
         self._executor = executor
@@ -62,6 +64,7 @@ class SchedulerLoop:
         self._grammars = grammars
         self._max_inflight = max_inflight
         self._step_timeout_s = step_timeout_s
+        self._shared_cores = shared_cores
         self._check = check_invariants
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
@@ -120,6 +123,8 @@ class SchedulerLoop:
                     self._core.abandon(message.rid)
                 else:
                     self._core.abort(message.rid, now)
+            elif isinstance(message, ReleaseReq):
+                self._core.programs.release(message.program, message.branch)
             else:
                 self._control(message)
         return taken
@@ -137,7 +142,7 @@ class SchedulerLoop:
     def _take_grammars(self) -> bool:
         """Requests whose grammar is ready join the queue; those that cannot have one end."""
         now = time.monotonic()
-        ready = self._grammars.poll(now)
+        ready = self._grammars.poll(now, crowded=self._shared_cores and bool(self._inflight))
         for each in ready:
             if each.grammar is None:
                 assert each.error is not None
@@ -270,4 +275,5 @@ class SchedulerLoop:
             mask_rows=c.mask_rows,
             mask_s=c.mask_s,
             grammars=self._grammars.stats(),
+            programs=core.programs.stats(),
         )

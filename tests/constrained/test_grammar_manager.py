@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -245,6 +246,32 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_along(hostile: MakeManag
     assert ready["next"].grammar is not None
     assert ready["bomb"].error is not None
     assert victim not in manager._client.pids
+
+
+def test_a_slow_compilation_makes_way_for_running_requests(hostile: MakeManager) -> None:
+    manager = hostile(compile_timeout_s=5.0)
+    manager.submit(request("first", choices=["warm", "up"]), time.monotonic())
+    drain(manager)
+    assert manager._client is not None
+    (pid,) = manager._client.pids
+
+    def is_stopped() -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    manager.submit(request("bomb", regex="hang"), time.monotonic())
+    stopped = []
+    for _ in range(200):
+        manager.poll(time.monotonic(), crowded=True)
+        time.sleep(0.005)
+        stopped.append(is_stopped())
+    assert 0.5 < sum(stopped) / len(stopped) < 1.0
+    assert any(now and not after for now, after in itertools.pairwise(stopped))
+    manager.poll(time.monotonic())
+    time.sleep(0.05)
+    assert not is_stopped()
+    error = drain(manager)["bomb"].error
+    assert error is not None
+    assert error.code == "compile_timeout"
 
 
 def test_workers_that_do_not_start_are_no_reason_to_wait(

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -41,6 +42,10 @@ KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
 MAX_FAILED_STARTS = 3
 START_TIMEOUT_S = 120.0
+SLICE_S = 0.01
+SLICE_EVERY_S = 0.2
+"""A slow job beside running requests works for SLICE_S of each SLICE_EVERY_S: threads that compute a step together all
+wait for the one whose core is taken, so even a small share of a core would slow every step down."""
 LIBRARY_S = 30.0
 """Time that loading a library adds to the deadline of the first job that needs it."""
 
@@ -61,6 +66,7 @@ class _Worker:
     was_ready: bool = False
     job: _Job | None = None
     busy_since: float = 0.0
+    stopped: bool = False
     unsent: bytes = b""
     reader: FrameReader = field(default_factory=FrameReader)
 
@@ -109,8 +115,12 @@ class CompileClient:
         """Nobody waits for a job any more; if it is being compiled it goes on, for those who may ask again."""
         self._queue = deque(job for job in self._queue if job.id != job_id)
 
-    def poll(self, now: float) -> list[CompileResult]:
-        """Results that came, and jobs whose time is up."""
+    def poll(self, now: float, *, crowded: bool = False) -> list[CompileResult]:
+        """Results that came, and jobs whose time is up.
+
+        Args:
+            crowded: cores are needed for something else until the next call.
+        """
         for descriptor, events in self._epoll.poll(0):
             worker = next((w for w in self._workers if descriptor in (w.stdin, w.stdout)), None)
             if worker is None:
@@ -121,6 +131,8 @@ class CompileClient:
                 self._receive(worker, now)
         self._end_late_jobs(now)
         self._assign(now)
+        for worker in self._workers:
+            self._slice(worker, now, crowded=crowded)
         self._ended = [process for process in self._ended if process.poll() is None]
         results, self._results = self._results, []
         return results
@@ -237,6 +249,15 @@ class CompileClient:
         for job in [job for job in self._queue if now >= job.deadline]:
             self._queue.remove(job)
             self._time_out(job)
+
+    def _slice(self, worker: _Worker, now: float, *, crowded: bool) -> None:
+        """Stop a worker that has been at a job for long, or let it go on."""
+        busy_s = now - worker.busy_since
+        slow = crowded and worker.job is not None and busy_s > SLOW_JOB_S
+        stop = slow and busy_s % SLICE_EVERY_S > SLICE_S
+        if stop is not worker.stopped:
+            worker.stopped = stop
+            worker.process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
 
     def _time_out(self, job: _Job) -> None:
         self.timeouts += 1

@@ -152,13 +152,17 @@ class GrammarManager:
                     return True
         return False
 
-    def poll(self, now: float) -> list[ReadyGrammar]:
-        """Requests whose wait is over, among them those whose deadline passed; never blocks."""
+    def poll(self, now: float, *, crowded: bool = False) -> list[ReadyGrammar]:
+        """Requests whose wait is over, among them those whose deadline passed; never blocks.
+
+        Args:
+            crowded: requests are running, on the cores that compile workers would need as well.
+        """
         if self._loader is not None:
             for key, result in self._loader.take():
                 self._loaded(key, result, now)
         if self._client is not None:
-            for answer in self._client.poll(now):
+            for answer in self._client.poll(now, crowded=crowded):
                 self._answered(answer, now)
         for compilation in self._compilations.values():
             for waiting in [one for one in compilation.waiting if one.deadline <= now]:
