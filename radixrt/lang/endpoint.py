@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -77,25 +77,36 @@ class Endpoint(Backend):
         reading = _Reading()
         async with self._post("/generate", body, call.timeout_s) as response:
             if not call.stream:
-                answer = _decoded(await response.read())
-                reading.add(answer)
-                yield Delta(reading.text, reading.token_ids, reading.result())
-                return
-            async with aclosing(response.events()) as events:
-                async for data in events:
-                    if data == b"[DONE]":
-                        continue  # the body ends behind it, and a connection read to its end is kept
-                    answer = _decoded(data)
-                    if "error" in answer:
-                        raise _error(answer["error"], 500)
-                    reading.add(answer)
-                    if reading.finish is None:
-                        yield Delta(answer["text"], answer["output_ids"])
-                    else:
-                        last = Delta(answer["text"], answer["output_ids"], reading.result())
+                reading.add(_decoded(await response.read()))
+            else:
+                async with aclosing(response.events()) as events:
+                    async for data in events:
+                        if data == b"[DONE]":
+                            continue  # the body ends behind it, and a connection read to its end is kept
+                        answer = _decoded(data)
+                        if "error" in answer:
+                            raise _error(answer["error"], 500)
+                        reading.add(answer)
+                        if reading.finish is None:
+                            yield reading.delta()
         if reading.finish is None:
             raise EngineError(f"{self.name} ended its answer before it was finished")
-        yield last
+        kept, tail = await self._whole_tokens(reading, call.sampling)
+        yield replace(reading.delta(), result=reading.result(kept, tail))
+
+    async def _whole_tokens(self, reading: _Reading, sampling: SamplingParams) -> tuple[int, str]:
+        """How many of the output's tokens are in its text, and what of the text comes behind them."""
+        ids, matched = reading.token_ids, (reading.finish or {})["matched"]
+        if matched is None or sampling.include_stop_str_in_output:
+            return len(ids), ""
+        if not isinstance(matched, str):
+            return len(ids) - 1, ""
+        for kept in range(len(ids) - 1, 0, -1):  # a stop string is a token or two
+            body = {"tokens": ids[:kept], "skip_special_tokens": sampling.skip_special_tokens}
+            text = (await self._json("POST", "/detokenize", body))["prompt"]
+            if reading.text.startswith(text):
+                return kept, reading.text[len(text) :]
+        return 0, reading.text
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
         """See `Backend.select`."""
@@ -221,9 +232,11 @@ class _Reading:
     prompt_ids: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
     finish: dict[str, Any] | None = None
+    new: tuple[str, list[int]] = ("", [])
     meta: dict[str, Any] = field(default_factory=dict)
 
     def add(self, answer: dict[str, Any]) -> None:
+        self.new = answer["text"], answer["output_ids"]
         self.text += answer["text"]
         self.token_ids += answer["output_ids"]
         self.prompt_ids = answer.get("prompt_ids", self.prompt_ids)
@@ -233,7 +246,11 @@ class _Reading:
             rows = zip(self.meta["output_token_logprobs"], self.meta["output_top_logprobs"], strict=True)
             self.logprobs = (self.logprobs or []) + [_logprob(row, top) for row, top in rows]
 
-    def result(self) -> Result:
+    def delta(self) -> Delta:
+        """What came last."""
+        return Delta(*self.new)
+
+    def result(self, kept: int, tail: str) -> Result:
         meta, finish = self.meta, self.finish
         assert finish is not None
         enforced = meta.get("radixrt")
@@ -248,6 +265,8 @@ class _Reading:
             logprobs=self.logprobs,
             forced_close=enforced is not None and enforced["forced_close"],
             constraint=None if enforced is None else _constraint(enforced),
+            kept=kept,
+            tail=tail,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+import radixrt as rt
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backend import Backend, Call, Delta, Hint, Prompt, Result, TemplateText
 from radixrt.lang.endpoint import Endpoint
@@ -108,6 +109,79 @@ async def test_control_tokens_in_a_users_text_are_text(backend: Endpoint) -> Non
     assert plain.prompt_ids is not None
     assert control.prompt_ids is not None
     assert len(plain.prompt_ids) > len(control.prompt_ids)
+
+
+async def test_the_tokens_that_are_in_the_text(backend: Endpoint) -> None:
+    whole = await generate(backend, max_tokens=24)
+    stop = whole.text[9:14]
+    cut = await generate(backend, max_tokens=24, stop=stop)
+    assert cut.matched_stop == stop
+    assert cut.token_ids is not None
+    assert cut.kept is not None
+    assert cut.kept < len(cut.token_ids)
+    again = await generate(backend, Prompt([cut.token_ids[: cut.kept], cut.tail]), max_tokens=1)
+    assert again.prompt_ids is not None
+    async with httpx.AsyncClient() as client:
+        url = backend.name.removeprefix("Endpoint ")
+        text = (await client.post(f"{url}/detokenize", json={"tokens": again.prompt_ids})).json()["prompt"]
+    assert text == cut.text
+    for options in ({"stop": stop, "include_stop_str_in_output": True, "max_tokens": 24}, {"max_tokens": 3}):
+        result = await generate(backend, **options)
+        assert (result.kept, result.tail) == (len(result.token_ids or ()), "")
+    ended = await generate(backend, stop_token_ids=(whole.token_ids or ())[5:6])
+    assert ended.kept == len(ended.token_ids or ()) - 1
+
+
+async def test_select(backend: Endpoint) -> None:
+    prompt = Prompt(["The sky is blue and the grass is"])
+    decision = await backend.select(prompt, [" green", " rectangular", " x"], "token_length_normalized", None)
+    assert decision.choice == 0
+    assert sum(decision.probabilities) == pytest.approx(1.0)
+    assert decision.prompt_ids is not None
+    assert decision.kept == len(decision.prompt_ids) == decision.usage.prompt_tokens
+    assert len(decision.token_ids) == 3
+    other = await backend.select(prompt, [" green", " x"], "unconditional_likelihood_normalized", None)
+    assert other.logprobs[0] == pytest.approx(decision.logprobs[0], abs=1e-3)
+    with pytest.raises(RequestError, match="choices"):
+        await backend.select(prompt, ["a", "a"], "greedy", None)
+
+
+async def test_template_and_tokens(backend: Endpoint) -> None:
+    template = await backend.chat_template()
+    assert template is not None
+    assert "<|im_start|>" in template["templates"]["default"]
+    ids = await backend.tokenize([TemplateText("<|im_start|>"), "a b"])
+    assert ids == [1, *(await backend.tokenize([TemplateText("a b")]))]
+
+
+@rt.function(temperature=0)
+def judge(s: rt.State, essay: str) -> None:
+    s += rt.system("You grade essays.") + rt.user(essay)
+    views = s.fork(["clarity", "style"])
+    for view, topic in views.items():
+        view += rt.user(f"Comment on its {topic}.") + rt.assistant(rt.gen("note", max_tokens=12, stop=","))
+    s += rt.user("Notes:\n" + rt.join(views, "note")) + rt.assistant(rt.select("grade", ["pass", "fail"]))
+    s += rt.user("A number?") + rt.assistant(rt.gen("number", int))
+
+
+def test_a_program(server_url: str) -> None:
+    """The same program twice: equal outputs, and the second time all of each prompt but its last token is reused."""
+    with httpx.Client() as client:
+        client.post(f"{server_url}/flush_cache").raise_for_status()
+    first = judge.run("The sea is wide.", backend=Endpoint(server_url))
+    again = judge.run("The sea is wide.", backend=server_url)
+    assert again.text() == first.text()
+    assert isinstance(again["number"], int)
+    for call, before in zip(again.log.calls, first.log.calls, strict=True):
+        assert (call.text, call.prompt_ids) == (before.text, before.prompt_ids)
+    calls = {call.name: call for call in first.log.calls}
+    grade, number = calls["grade"], calls["number"]
+    assert grade.prompt_ids is not None
+    assert grade.output_ids is not None
+    assert number.prompt_ids is not None
+    begins = grade.prompt_ids + grade.output_ids
+    assert number.prompt_ids[: len(begins)] == begins
+    assert again.usage.cached_tokens > first.usage.cached_tokens
 
 
 # --- errors and ends ---

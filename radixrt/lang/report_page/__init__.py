@@ -62,8 +62,8 @@ def _asset(name: str) -> str:
 
 
 def run_data(log: RunLog) -> dict[str, Any]:
-    """The run as the page's script reads it. Times are seconds since its start; `ready` is when a call had been asked for
-    and all that it goes on from was there."""
+    """The run as the page's script reads it. Times are seconds since its start; `ready` is when a call had been asked
+    for and all that it goes on from was there."""
 
     def at(moment: float | None) -> float | None:
         return None if moment is None else round(moment - log.start, 6)
