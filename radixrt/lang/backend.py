@@ -79,6 +79,7 @@ class Call:
         timeout_s: the call ends with an error after this long; None for no limit.
         tools: definitions as in the OpenAI API, which the model may call. For a backend that works on tokens they are
             in the prompt already, and the constraint in `sampling` holds the calls to them.
+        tool_choice: "auto", "required", or the name of the tool that must be called.
     """
 
     prompt: Prompt
@@ -88,6 +89,7 @@ class Call:
     hint: Hint | None = None
     timeout_s: float | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Result:
 
     text: str
     token_ids: list[int] | None
-    prompt_ids: list[int] | None
+    prompt_ids: Sequence[int] | None
     finish_reason: str
     usage: Usage
     timings: Timings = field(default_factory=Timings)

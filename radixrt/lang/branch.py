@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from radixrt.lang.errors import CallError, ProgramCancelled
 from radixrt.lang.events import BranchRecord
-from radixrt.lang.transcript import Begin, End, Text, Transcript, append, last_call
+from radixrt.lang.transcript import Begin, End, Text, Tools, Transcript, append, last_call
 from radixrt.lang.words import Join
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Step(ABC):
 class Write(Step):
     """Appends an entry."""
 
-    def __init__(self, entry: Text | Begin | End) -> None:
+    def __init__(self, entry: Text | Begin | End | Tools) -> None:
         self._entry = entry
 
     async def run(self, branch: Branch) -> None:

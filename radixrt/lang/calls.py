@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from radixrt.lang.backend import Call, Decision, Hint, Result
 from radixrt.lang.branch import Branch, Failure, Step
+from radixrt.lang.errors import describe
 from radixrt.lang.events import CallRecord
 from radixrt.lang.prompt import Composed
 from radixrt.lang.slot import Meta, Slot
 from radixrt.lang.streaming import Streamed
+from radixrt.lang.tools import constrained as constrained_by_tools
+from radixrt.lang.tools import read_calls as read_tool_calls
 from radixrt.lang.transcript import Answer, Known, append, last_call
 from radixrt.lang.words import Gen, Select
 from radixrt.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from radixrt.server.dialect import Dialect
 
 
 class Generate(Step):
@@ -37,25 +45,44 @@ class Generate(Step):
         self._slot.fail(error)
 
     async def run(self, branch: Branch) -> None:
-        composed = await branch.program.compose(branch.transcript, self._gen.tools)
+        composed = await branch.program.compose(branch.transcript)
+        dialect = None if self._gen.tools is None else await branch.program.dialect()
+        if self._gen.tools is not None and dialect is not None:
+            self._sampling = constrained_by_tools(self._sampling, self._gen.tools, dialect)
         made = [self._record(branch, composed, index) for index in range(self._gen.n)]
+        results = await self._all(branch, composed, made)
+        read = [self._read(result, record, dialect) for result, record in zip(results, made, strict=True)]
+        known = _known(composed, results[0], made[0])
+        calls = read[0][1].tool_calls
+        branch.transcript = append(branch.transcript, Answer(results[0].text, made[0].id, known, calls))
+        branch.joined = []
+        values = [value for value, _ in read]
+        branch.program.publish(branch, made[0], self._gen.type, Streamed.done(values))
+        self._slot.fill(values[0] if self._gen.n == 1 else values, [meta for _, meta in read])
+
+    async def _all(self, branch: Branch, composed: Composed, made: Sequence[CallRecord]) -> list[Result]:
+        if len(made) == 1:
+            return [await self._one(branch, composed, made[0])]
         tasks = [asyncio.ensure_future(self._one(branch, composed, record)) for record in made]
         try:
-            results = await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # each has closed its request
             for record in made:  # one that was cancelled before it began has noted nothing
                 _failed(branch, record, asyncio.CancelledError())
-        values = [self._gen.type.read(result.text) for result in results]
-        metas = [_meta(result, record) for result, record in zip(results, made, strict=True)]
-        first = results[0]
-        known = _known(composed, first)
-        branch.transcript = append(branch.transcript, Answer(first.text, made[0].id, known))
-        branch.joined = []
-        branch.program.publish(branch, made[0], self._gen.type, Streamed.done(values))
-        self._slot.fill(values[0] if self._gen.n == 1 else values, metas)
+
+    def _read(self, result: Result, record: CallRecord, dialect: Dialect | None) -> tuple[Any, Meta]:
+        """The value and what else is known; raises ValueError if the text is none of its type."""
+        if self._gen.tools is not None and dialect is not None:
+            said, calls = read_tool_calls(result.text, self._gen.tools, dialect)
+            return said, replace(_meta(result, record), tool_calls=calls)
+        try:
+            return self._gen.type.read(result.text), _meta(result, record)
+        except ValueError as error:
+            record.error = describe(error)
+            raise
 
     def _record(self, branch: Branch, composed: Composed, index: int) -> CallRecord:
         sampling = self._sampling
@@ -75,7 +102,8 @@ class Generate(Step):
             stream=program.streams,
             hint=_start(branch, record),
             timeout_s=self._gen.timeout_s,
-            tools=self._gen.tools,
+            tools=() if self._gen.tools is None else self._gen.tools.given,
+            tool_choice="auto" if self._gen.tools is None else self._gen.tools.choice,
         )
         try:
             async with aclosing(program.backend.generate(call)) as deltas:
@@ -191,7 +219,8 @@ def _finish(branch: Branch, record: CallRecord, result: Result) -> None:
         if record.first_token is None:
             record.first_token = min(record.admitted + result.timings.prefill_s, record.end)
     if result.prompt_ids is not None:
-        record.prompt_ids = array("i", result.prompt_ids)
+        ids = result.prompt_ids
+        record.prompt_ids = ids if isinstance(ids, array) else array("i", ids)
     if result.token_ids is not None:
         record.output_ids = array("i", result.token_ids)
     branch.program.log.emit("call_end", record)
@@ -206,9 +235,9 @@ def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:
         branch.program.log.emit("call_end", record)
 
 
-def _known(composed: Composed, result: Result) -> Known | None:
+def _known(composed: Composed, result: Result, record: CallRecord) -> Known | None:
     """The ids up to the end of the answer, as far as whole tokens of it are in its text."""
-    if result.prompt_ids is None or result.token_ids is None:
+    if record.prompt_ids is None or result.token_ids is None:
         return None
     if result.kept is not None:
         kept, text = result.kept, result.text.removesuffix(result.tail)
@@ -218,7 +247,7 @@ def _known(composed: Composed, result: Result) -> Known | None:
         kept, text = len(result.token_ids) - 1, result.text
     else:
         kept, text = len(result.token_ids), result.text
-    ids = array("i", result.prompt_ids)
+    ids = record.prompt_ids[:]
     ids.extend(result.token_ids[:kept])
     return Known(ids, composed.text + text)
 

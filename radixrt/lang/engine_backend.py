@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -152,7 +153,7 @@ class _Collected:
     def __init__(self) -> None:
         self.text: list[str] = []
         self.token_ids: list[int] = []
-        self.prompt_ids: list[int] | None = None
+        self.prompt_ids: array[int] | None = None
         self.logprobs: list[TokenLogprob] | None = None
 
     def add(self, delta: TextDelta) -> list[int]:
@@ -161,7 +162,7 @@ class _Collected:
         self.text.append(delta.text)
         self.token_ids += token_ids
         if delta.prompt_ids is not None:
-            self.prompt_ids = unpack_i32(delta.prompt_ids).tolist()
+            self.prompt_ids = array("i", delta.prompt_ids)
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
         return token_ids

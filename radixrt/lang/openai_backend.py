@@ -183,6 +183,8 @@ class OpenAI(Backend):
             fields["response_format"] = form.body
         if call.tools:
             fields["tools"] = [dict(tool) for tool in call.tools]
+            named = {"type": "function", "function": {"name": call.tool_choice}}
+            fields["tool_choice"] = call.tool_choice if call.tool_choice in ("auto", "required") else named
         if extra:
             fields["extra_body"] = extra
         if call.timeout_s is not None:

@@ -8,9 +8,9 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixrt.lang.answer_type import AnswerType
 from radixrt.lang.backend import Backend
@@ -22,6 +22,10 @@ from radixrt.lang.prompt import Composed, Composer
 from radixrt.lang.runtime import runtime
 from radixrt.lang.streaming import Streamed, StreamEvent
 from radixrt.lang.transcript import Transcript
+from radixrt.tokenizer.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from radixrt.server.dialect import Dialect
 
 RELEASE_S = 2.0
 """How long the end of a run waits for its backend to be told."""
@@ -114,9 +118,13 @@ class Program:
 
     # --- the loop's side ---
 
-    async def compose(self, transcript: Transcript, tools: Sequence[Mapping[str, Any]] = ()) -> Composed:
+    async def compose(self, transcript: Transcript) -> Composed:
         """The prompt of a call that goes on from a transcript. Raises RequestError; see `Composer`."""
-        return (await self._get_composer()).compose(transcript, tools)
+        return (await self._get_composer()).compose(transcript)
+
+    async def dialect(self) -> Dialect | None:
+        """How the model speaks of tools; None where the backend sees to that."""
+        return (await self._get_composer()).dialect
 
     async def prefix_length(self, transcript: Transcript) -> int:
         """Tokens of a transcript that is about to fork; 0 where that cannot be known."""
@@ -195,5 +203,10 @@ class Program:
 
 async def _make_composer(backend: Backend) -> Composer:
     found = await backend.chat_template()
-    chat_format = None if found is None else ChatFormat(found["templates"], found["special_tokens"])
-    return Composer(chat_format, tokens=backend.tokens)
+    if found is None:
+        return Composer(None, tokens=backend.tokens)
+    from radixrt.lang.tools import find_dialect
+
+    chat_format = ChatFormat(found["templates"], found["special_tokens"])
+    dialect = await find_dialect(backend, ChatTemplate(found["templates"], found["special_tokens"]))
+    return Composer(chat_format, tokens=backend.tokens, dialect=dialect)

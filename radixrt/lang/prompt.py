@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixrt.errors import RequestError
 from radixrt.lang.backend import Part, Prompt, TemplateText
 from radixrt.lang.chat_format import ChatFormat, Piece
-from radixrt.lang.transcript import Answer, Conversation, Known, Transcript, backwards, fold
+from radixrt.lang.transcript import Answer, Conversation, Known, Message, Transcript, backwards, fold
+
+if TYPE_CHECKING:
+    from radixrt.server.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,20 @@ class Composer:
     Args:
         chat_format: None where the model has no chat template, or the backend works on messages.
         tokens: the backend works on token ids.
+        dialect: how the model speaks of tools.
     """
 
-    def __init__(self, chat_format: ChatFormat | None, *, tokens: bool) -> None:
+    def __init__(self, chat_format: ChatFormat | None, *, tokens: bool, dialect: Dialect | None = None) -> None:
         self._chat_format = chat_format
         self._tokens = tokens
+        self._dialect = dialect
 
-    def compose(self, transcript: Transcript, tools: Sequence[Mapping[str, Any]] = ()) -> Composed:
+    @property
+    def dialect(self) -> Dialect | None:
+        """None where tools are the backend's to write into the prompt."""
+        return self._dialect if self._tokens else None
+
+    def compose(self, transcript: Transcript) -> Composed:
         """The prompt that goes on from a transcript.
 
         What the model wrote is sent as the ids that it wrote, as long as the text before it is still the text that the
@@ -51,12 +61,12 @@ class Composer:
             RequestError: there is nothing to go on from, or the template refuses the conversation.
         """
         conversation = fold(transcript)
-        messages = [{"role": m.role, "content": m.content} for m in conversation.messages] or None
+        messages = as_messages(conversation.messages) or None
         if not self._tokens:
             return Composed(
                 Prompt([conversation.text] if conversation.text else [], messages, conversation.open), "", False, 0
             )
-        pieces = self._pieces(conversation, tools)
+        pieces = self._pieces(conversation)
         text = "".join(piece.text for piece in pieces)
         if not text:
             raise RequestError("there is no text yet to go on from; append some before the first call", param="prompt")
@@ -75,9 +85,9 @@ class Composer:
         conversation = fold(transcript)
         if self._chat_format is None and conversation.messages:
             return "\n".join(f"{m.role}: {m.content}" for m in conversation.messages)
-        return "".join(piece.text for piece in self._pieces(conversation, ()))
+        return "".join(piece.text for piece in self._pieces(conversation))
 
-    def _pieces(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    def _pieces(self, conversation: Conversation) -> list[Piece]:
         if not conversation.messages:
             return [Piece(conversation.text, False)] if conversation.text else []
         if self._chat_format is None:
@@ -86,7 +96,28 @@ class Composer:
                 "engine with chat_template",
                 param="messages",
             )
-        return self._chat_format.render(conversation.messages, open=conversation.open, tools=tools)
+        messages, tools = conversation.messages, conversation.tools
+        if self._dialect is not None and not self._dialect.renders_tools:
+            from radixrt.lang.tools import told
+
+            return self._chat_format.render(told(messages, tools, self._dialect), open=conversation.open)
+        definitions = () if tools is None else tools.definitions
+        return self._chat_format.render(messages, open=conversation.open, tools=definitions)
+
+
+def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As in the OpenAI API: calls of tools apart from what is said, and each result with the id of its call."""
+    out: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for m in messages:
+        one: dict[str, Any] = {"role": m.role, "content": m.content}
+        if m.tool_calls:
+            one = {"role": m.role, "content": None, "tool_calls": list(m.tool_calls)}
+            waiting = [call["id"] for call in m.tool_calls]
+        elif m.role == "tool" and waiting:
+            one["tool_call_id"] = waiting.pop(0)
+        out.append(one)
+    return out
 
 
 def _known(transcript: Transcript, text: str) -> tuple[Known | None, bool]:

@@ -21,8 +21,9 @@ from radixrt.lang.errors import NotReadyError, ProgramError
 from radixrt.lang.events import RunLog
 from radixrt.lang.names import MetaView, Names
 from radixrt.lang.program import Program
+from radixrt.lang.prompt import as_messages
 from radixrt.lang.slot import Slot
-from radixrt.lang.transcript import Begin, End, Text, fold
+from radixrt.lang.transcript import Begin, End, Text, Tools, fold
 from radixrt.lang.words import (
     Expr,
     Gen,
@@ -114,9 +115,7 @@ class State:
                 steps = []
                 item.body(self)
             else:
-                step = self._step(item)
-                if step is not None:
-                    steps.append(step)
+                steps += self._steps(item)
         self._queue(steps)
         return self
 
@@ -131,23 +130,24 @@ class State:
         if self._program.closed:
             raise ProgramError(f"{self._program.log.name} has ended; its states can be read, not appended to")
 
-    def _step(self, item: Expr) -> Step | None:
+    def _steps(self, item: Expr) -> list[Step]:
         if isinstance(item, RoleBegin):
-            return self._begin(item.role)
+            return [self._begin(item.role)]
         if isinstance(item, RoleEnd):
-            return self._end_role(item.role)
+            return [self._end_role(item.role)]
         if isinstance(item, TextWord) and not item.text:
-            return None
+            return []
         self._speak(item)
         if isinstance(item, TextWord):
-            return Write(Text(item.text))
+            return [Write(Text(item.text))]
         if isinstance(item, Join):
-            return WriteJoined(item)
+            return [WriteJoined(item)]
         if isinstance(item, Gen):
             sampling = item.params(self._defaults)
-            return Generate(item, sampling, self._named(item.name, "gen"))
+            generate = Generate(item, sampling, self._named(item.name, "gen"))
+            return [generate] if item.tools is None else [Write(Tools(item.tools)), generate]
         if isinstance(item, Select):
-            return Choose(item, self._named(item.name, "select"))
+            return [Choose(item, self._named(item.name, "select"))]
         raise TypeError(f"{type(item).__name__} cannot be appended to a state")
 
     def _named(self, name: str | None, kind: str) -> Slot:
@@ -285,10 +285,10 @@ class State:
         self.sync()
         return self._program.read_text(self._branch.transcript)
 
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Everything so far as messages of the OpenAI API; a program without roles has none."""
         self.sync()
-        return [{"role": m.role, "content": m.content} for m in fold(self._branch.transcript).messages]
+        return as_messages(fold(self._branch.transcript).messages)
 
     @property
     def error(self) -> BaseException | None:

@@ -6,8 +6,12 @@ Appending makes a new tip and changes nothing, so that a fork is one more refere
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixrt.lang.tools import Offer
 
 Role = str
 
@@ -51,14 +55,23 @@ class Answer:
     Attributes:
         call: id of the call.
         known: None where the backend knows no ids.
+        tool_calls: that it makes, as in the OpenAI API.
     """
 
     text: str
     call: int
     known: Known | None
+    tool_calls: Sequence[dict[str, Any]] = ()
 
 
-Entry = Text | Begin | End | Answer
+@dataclass(frozen=True, slots=True, eq=False)
+class Tools:
+    """Tools are offered from here on; the whole conversation's prompt speaks of them."""
+
+    offer: Offer
+
+
+Entry = Text | Begin | End | Answer | Tools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +98,11 @@ def backwards(transcript: Transcript) -> Iterator[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """tool_calls: those that are made in it; the content is nevertheless the whole text."""
+
     role: Role
     content: str
+    tool_calls: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +112,37 @@ class Conversation:
     Attributes:
         open: the last message has not ended.
         text: of a program without roles.
+        tools: that are offered.
     """
 
     messages: tuple[Message, ...]
     open: bool
     text: str
+    tools: Offer | None = None
 
 
 def fold(transcript: Transcript) -> Conversation:
     """The conversation that a transcript tells."""
     messages: list[Message] = []
     content: list[str] = []
+    calls: list[dict[str, Any]] = []
     role: Role | None = None
+    tools: Offer | None = None
     for entry in reversed(list(backwards(transcript))):
         if isinstance(entry, (Text, Answer)):
             content.append(entry.text)
+            calls += entry.tool_calls if isinstance(entry, Answer) else ()
         elif isinstance(entry, Begin):
             role = entry.role
+        elif isinstance(entry, Tools):
+            tools = entry.offer
         elif role is not None:
-            messages.append(Message(role, "".join(content)))
-            content, role = [], None
+            messages.append(Message(role, "".join(content), tuple(calls)))
+            content, calls, role = [], [], None
     if role is not None:
-        messages.append(Message(role, "".join(content)))
-        return Conversation(tuple(messages), True, "")
-    return Conversation(tuple(messages), False, "".join(content))
+        messages.append(Message(role, "".join(content), tuple(calls)))
+        return Conversation(tuple(messages), True, "", tools)
+    return Conversation(tuple(messages), False, "".join(content), tools)
 
 
 def last_call(transcript: Transcript) -> int | None:

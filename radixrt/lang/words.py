@@ -14,12 +14,13 @@ import msgspec
 from radixrt.constrained.constraint import KINDS
 from radixrt.engine.arguments import as_sampling_params
 from radixrt.errors import RequestError, shown
-from radixrt.lang.answer_type import AnswerType, answer_type
+from radixrt.lang.answer_type import VALUE_TOKENS, AnswerType, answer_type
 from radixrt.lang.backend import SelectMethod, Unsupported
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from radixrt.lang.slot import Slot
+    from radixrt.lang.tools import Offer
 
 SELECT_METHODS: tuple[SelectMethod, ...] = get_args(SelectMethod)
 RESERVED = ("n", "stream", *KINDS)
@@ -68,7 +69,7 @@ class Gen(Expr):
     sampling: Mapping[str, Any]
     n: int = 1
     timeout_s: float | None = None
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Offer | None = None
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """What is sent: the type's constraint, and what this gen says before what the program says for all.
@@ -79,7 +80,9 @@ class Gen(Expr):
         chosen = {**defaults, **self.sampling}
         if self.type.constraint and "stop" not in self.sampling:
             chosen.pop("stop", None)  # a program's stop strings are for its texts
-        chosen.setdefault("max_tokens", self.type.max_tokens)
+        if self.tools is not None:
+            chosen.pop("stop", None)
+        chosen.setdefault("max_tokens", self.type.max_tokens if self.tools is None else VALUE_TOKENS)
         return as_sampling_params({**chosen, **self.type.constraint})
 
 
@@ -216,6 +219,7 @@ def gen(
     choices: Iterable[str] | None = None,
     structural_tag: Any = None,
     tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: str = "auto",
     timeout_s: float | None = None,
     **sampling: Any,
 ) -> Expr:
@@ -227,7 +231,10 @@ def gen(
         n: how many, independently of each other. More than one: the value is a list, and the state goes on with the
             first.
         json_schema, regex, ebnf, choices, structural_tag: in place of T, what the text must be.
-        tools: definitions as in the OpenAI API. The value is the text; the calls are `state.meta[name].tool_calls`.
+        tools: definitions as in the OpenAI API. The value is what is said beside calls, which are
+            `state.meta[name].tool_calls`; append their results as `rt.role("tool", ...)`, in their order. From here on
+            the conversation's prompt speaks of these tools.
+        tool_choice: "auto", "required", or the name of the tool that must be called.
         timeout_s: the call fails after this long.
         sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... Without max_tokens,
             a text has 256, a value of a type what it needs, at most 1024.
@@ -240,9 +247,23 @@ def gen(
     for reserved in ("n", "stream"):
         if reserved in sampling:
             raise RequestError(f"{reserved} is no sampling parameter of gen", param=reserved)
-    one = Gen(_checked(name), answer_type(T, constraint), dict(sampling), n, timeout_s, tuple(tools))
+    kind = answer_type(T, constraint)
+    one = Gen(_checked(name), kind, dict(sampling), n, timeout_s, _offer(kind, tools, tool_choice, sampling))
     as_sampling_params({**msgspec.structs.asdict(one.params({})), "n": n})  # so that what is wrong is seen here
     return one
+
+
+def _offer(
+    kind: AnswerType, tools: Sequence[Mapping[str, Any]], choice: str, sampling: Mapping[str, Any]
+) -> Offer | None:
+    if not tools:
+        return None
+    if kind.constraint or sampling.get("stop"):
+        raise RequestError("a gen with tools is a text without stop strings; ask for the value in a gen of its own",
+                           param="tools")  # fmt: skip
+    from radixrt.lang.tools import offer
+
+    return offer(tools, choice)
 
 
 def select(

@@ -1,0 +1,108 @@
+"""Tools: the model's calls are valid, the program answers them, and the conversation goes on from the same tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import radixrt as rt
+from tests.engine.helpers import start
+from tests.tiny_models import CHAT_TEMPLATE
+from tests.tokenizer.model_templates import QWEN
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 60}
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"enum": ["cat", "dog"]}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["word", "n"],
+            "additionalProperties": False,
+        },
+    },
+}
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.fixture(scope="module", params=["qwen", "chatml"])
+def shared(request: Any, tiny_model: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[rt.Engine]:
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text(QWEN.replace("\\n", "\n") if request.param == "qwen" else CHAT_TEMPLATE)
+    with start(tiny_model("llama"), chat_template=str(template), kv_cache_tokens=8192) as engine:
+        yield engine
+
+
+@rt.function(**GREEDY)
+def agent(s: rt.State, question: str) -> list[Any]:
+    s += rt.system("S") + rt.user(question)
+    s += rt.assistant(rt.gen("said", tools=[LOOK_UP], tool_choice="required"))
+    calls = s.meta["said"].tool_calls
+    for call in calls:
+        arguments = json.loads(call["function"]["arguments"])
+        s += rt.role("tool", f"{arguments['word']} is an animal")
+    s += rt.assistant(rt.gen("answer", max_tokens=5))
+    return calls
+
+
+def test_calls_are_made_and_answered(engine: rt.Engine) -> None:
+    state = agent.run("What is a cat?", backend=engine)
+    assert len(state.returned) >= 1
+    for call in state.returned:
+        assert call["function"]["name"] == "look_up"
+        assert set(json.loads(call["function"]["arguments"])) == {"word", "n"}
+        assert call["id"].startswith("call_")
+    assert state["said"] == ""
+    first, second = state.log.calls
+    assert "Looks a word up." in first.prompt_text
+    assert first.prompt_ids is not None
+    assert second.prompt_ids is not None
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    # One of the templates puts empty reasoning before what was said last, which is seen and rendered.
+    assert second.rerendered == ("<think>" in second.prompt_text)
+    assert first.text in second.prompt_text
+    messages = state.messages()
+    assert messages[2]["tool_calls"] == state.returned
+    assert messages[3]["role"] == "tool"
+    assert messages[3]["tool_call_id"] == state.returned[0]["id"]
+
+
+def test_one_tool_by_name_and_several_answers(engine: rt.Engine) -> None:
+    @rt.function(temperature=1.0, max_tokens=80)
+    def program(s: rt.State) -> None:
+        s += rt.user("Go") + rt.assistant(rt.gen("x", n=2, seed=1, tools=[LOOK_UP, ADD], tool_choice="add"))
+
+    metas = program.run(backend=engine).meta["x"]
+    assert [[call["function"]["name"] for call in meta.tool_calls] for meta in metas] == [["add"], ["add"]]
+
+
+def test_tools_offered_late_change_the_prompt_once(engine: rt.Engine) -> None:
+    @rt.function(temperature=0, max_tokens=4)
+    def program(s: rt.State) -> None:
+        s += rt.user("a") + rt.assistant(rt.gen("x"))
+        s += rt.user("b") + rt.assistant(rt.gen("y", tools=[LOOK_UP], max_tokens=60))
+        s += rt.user("c") + rt.assistant(rt.gen("z"))
+
+    assert [call.rerendered for call in program.run(backend=engine).log.calls] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": [{"type": "function"}]}, r"tools\[0\]\.function"),
+        ({"tools": ["look_up"]}, "not as in the OpenAI API"),
+        ({"tools": [LOOK_UP], "tool_choice": "other"}, "no tool of the name 'other'"),
+        ({"tools": [LOOK_UP], "tool_choice": "none"}, "tool"),
+        ({"tools": [LOOK_UP], "T": int}, "a gen of its own"),
+        ({"tools": [LOOK_UP], "stop": "x"}, "without stop strings"),
+    ],
+)
+def test_wrong_tools_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(rt.RequestError, match=message):
+        rt.gen("x", **options)
