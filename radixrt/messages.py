@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary, and its wire form (msgpack through msgspec; nothing is pickled).
 
-    main -> tokenizer        GenerateReq, ScoreReq, TokenizeReq, DetokenizeReq, AbortReq, ControlReq
-    tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, AbortReq, ControlReq
+    main -> tokenizer        GenerateReq, ScoreReq, TokenizeReq, DetokenizeReq, AbortReq, ReleaseReq, ControlReq
+    tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, AbortReq, ReleaseReq, ControlReq
     scheduler -> runner      ForwardStep, GrammarMask, DebugReq
     runner -> scheduler      RunnerReady, StepOutput, StepFailed, DebugReply
     scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
@@ -178,6 +178,24 @@ text."""
 # --- main -> tokenizer -> scheduler ---------------------------------------------------------------------------------
 
 
+class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a request's place in a program of many. Harmless when absent or wrong.
+
+    Attributes:
+        program: id of one run of a program, at most 128 characters.
+        branch: id of the branch within it, at most 1,024 characters.
+        fork_len: tokens at the start of the prompt that sibling branches start with too; 0 for none or not known.
+        siblings: branches of that fork that are still to send calls, this one included.
+        will_continue: another call is likely to go on from this one's output.
+    """
+
+    program: str
+    branch: str = ""
+    fork_len: int = 0
+    siblings: int = 1
+    will_continue: bool = False
+
+
 class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     """One completion to generate. Exactly one of prompt, input_ids, chat and parts is set.
 
@@ -193,6 +211,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         priority: higher is scheduled first, and kept longer by priority eviction.
         cache_salt: namespace of the radix cache; requests share prefixes only within one.
         timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
+        program: where it stands in a program.
     """
 
     rid: str
@@ -205,6 +224,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     parts: list[PromptPart] | None = None
+    program: ProgramHint | None = None
 
 
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
@@ -216,6 +236,7 @@ class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    program: ProgramHint | None = None
 
 
 SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
@@ -241,6 +262,7 @@ class ScoreReq(Message, frozen=True, array_like=True, tag=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    program: ProgramHint | None = None
 
 
 class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
@@ -291,6 +313,7 @@ class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    program: ProgramHint | None = None
 
 
 class AbortReq(Message, frozen=True, array_like=True, tag=True):
@@ -299,6 +322,13 @@ class AbortReq(Message, frozen=True, array_like=True, tag=True):
 
     rid: str
     reason: Literal["abort", "stop"] = "abort"
+
+
+class ReleaseReq(Message, frozen=True, array_like=True, tag=True):
+    """A program (see `ProgramHint`), or one branch of it, makes no more calls. Not answered; unknown ids do nothing."""
+
+    program: str
+    branch: str | None = None
 
 
 class ControlReq(Message, frozen=True, array_like=True, tag=True):
@@ -458,6 +488,30 @@ class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
     cache_entries: int = 0
 
 
+class ProgramStats(msgspec.Struct, frozen=True, array_like=True):
+    """What programs' hints have come to. The first three are of the moment, the others since the scheduler started.
+
+    Attributes:
+        programs: programs that are known now.
+        holds: nodes of the tree kept for one of their next calls; held_tokens is what these count for.
+        prompt_tokens, cached_tokens: of requests with a hint.
+        leases: fork prefixes that were held.
+        refused_holds: hints that were ignored because their program, or all of them, held too much already.
+        releases: programs and branches that said that they were done.
+        expired: programs that never did.
+    """
+
+    programs: int = 0
+    holds: int = 0
+    held_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    leases: int = 0
+    refused_holds: int = 0
+    releases: int = 0
+    expired: int = 0
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """A snapshot: gauges of the moment, and counters since the scheduler started."""
 
@@ -484,6 +538,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     mask_rows: int = 0
     mask_s: float = 0.0
     grammars: GrammarStats | None = None
+    programs: ProgramStats | None = None
 
 
 # --- scheduler <-> runner -------------------------------------------------------------------------------------------
@@ -639,13 +694,14 @@ ToTokenizer = (
     | TokenizeReq
     | DetokenizeReq
     | AbortReq
+    | ReleaseReq
     | ControlReq
     | TokenBatch
     | SchedulerReady
     | ControlReply
     | SchedulerStats
 )
-ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ControlReq
+ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq
 ToRunner = ForwardStep | GrammarMask | DebugReq
 FromRunner = RunnerReady | StepOutput | StepFailed | DebugReply
 ToMain = TextBatch | EngineReady | ControlReply | SchedulerStats

@@ -29,7 +29,9 @@ from radixrt.messages import (
     Finish,
     FinishError,
     GenerateReq,
+    ProgramHint,
     PromptPart,
+    ReleaseReq,
     SchedulerStats,
     ScoreReq,
     SelectMethod,
@@ -78,6 +80,26 @@ def _check_types(request: Request) -> None:
         _check_parts(request.parts)
 
 
+def _check_hint(hint: ProgramHint | None) -> None:
+    if hint is None:
+        return
+    if not isinstance(hint, ProgramHint):
+        raise RequestError(f"program must be a ProgramHint, not {shown(hint)}", param="program")
+    for name, kind in (
+        ("program", str),
+        ("branch", str),
+        ("fork_len", int),
+        ("siblings", int),
+        ("will_continue", bool),
+    ):
+        value = getattr(hint, name)
+        if type(value) is not kind:
+            raise RequestError(f"program.{name} must be a {kind.__name__}, not {shown(value)}", param=f"program.{name}")
+    for name in ("fork_len", "siblings"):
+        if not -(2**31) <= getattr(hint, name) < 2**31:
+            raise RequestError(f"program.{name} must be a 32-bit integer", param=f"program.{name}")
+
+
 def _check_choices(request: ScoreReq) -> None:
     if request.method not in get_args(SelectMethod):
         known = ", ".join(get_args(SelectMethod))
@@ -94,6 +116,7 @@ def _check_routing(request: GenerateReq | ScoreReq) -> None:
         raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
     if not isinstance(request.cache_salt, str):
         raise RequestError(f"cache_salt must be a string, not {shown(request.cache_salt)}", param="cache_salt")
+    _check_hint(request.program)
     timeout_s = request.timeout_s
     if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
         raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
@@ -210,6 +233,12 @@ class EngineClient:
         with self._lock:
             if self.failure is None:
                 self._outbox.send(AbortReq(rid))
+
+    def release(self, program: str, branch: str | None = None) -> None:
+        """A program, or a branch of it, makes no more calls (see `ProgramHint`); what was kept for it may go."""
+        with self._lock:
+            if self.failure is None:
+                self._outbox.send(ReleaseReq(program, branch))
 
     def ask(self, request: Question) -> TextDelta:
         """The one delta that answers a question.

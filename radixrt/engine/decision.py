@@ -10,7 +10,17 @@ from radixrt.engine.arguments import NO_DEADLINE_S
 from radixrt.engine.client import new_rid
 from radixrt.engine.prompt_parts import Part, pack_parts, token_ids
 from radixrt.errors import RequestError, shown
-from radixrt.messages import ScoreReq, SelectMethod, TextDelta, Timings, TokenizeReq, Usage, pack_i32, unpack_i32
+from radixrt.messages import (
+    ProgramHint,
+    ScoreReq,
+    SelectMethod,
+    TextDelta,
+    Timings,
+    TokenizeReq,
+    Usage,
+    pack_i32,
+    unpack_i32,
+)
 
 ScoredPrompt = str | Sequence[int] | Sequence[Part]
 """A text, token ids, or parts (see `GenerateReq.parts`)."""
@@ -45,7 +55,7 @@ class Decision:
 
 def score_request(
     prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod, *, priority: int = 0, cache_salt: str = "",
-    timeout_s: float = NO_DEADLINE_S,
+    timeout_s: float = NO_DEADLINE_S, program: ProgramHint | None = None,
 ) -> ScoreReq:  # fmt: skip
     """Raises RequestError: the prompt or the choices are of a wrong type."""
     if isinstance(choices, (str, bytes)) or not hasattr(choices, "__iter__"):
@@ -57,6 +67,7 @@ def score_request(
         priority=priority,
         cache_salt=cache_salt,
         timeout_s=timeout_s,
+        program=program,
         **prompt_fields(prompt),
     )
 

@@ -186,7 +186,7 @@ class Engine:
             prompt: a text, token ids, or parts (see `radixrt.messages.GenerateReq`).
             choices: at least one, all different.
             method: how one of them is selected, see `radixrt.tokenizer.selection`.
-            options: priority, cache_salt, timeout_s.
+            options: priority, cache_salt, timeout_s, program (a `ProgramHint`).
 
         Raises:
             RequestError: the prompt or a choice is not valid; names it.
@@ -219,6 +219,10 @@ class Engine:
             return self.client.ask(DetokenizeReq(new_rid(), column, skip_special_tokens)).text
 
     # --- the rest ---
+
+    def release(self, program: str, branch: str | None = None) -> None:
+        """A program, or a branch of it, makes no more calls (see `radixrt.messages.ProgramHint`)."""
+        self.client.release(program, branch)
 
     def flush_cache(self) -> None:
         """Drop everything from the prefix cache that no running request holds."""

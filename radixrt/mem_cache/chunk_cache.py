@@ -37,6 +37,11 @@ class ChunkCache(PrefixCache):
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
         return None
 
+    def node_at(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
+        return None
+
+    def set_rank(self, node: TreeNode, rank: int) -> None: ...
+
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         if len(key) != len(slots):
             raise ValueError(f"{len(key)} tokens but {len(slots)} slots")

@@ -11,12 +11,13 @@ from sortedcontainers import SortedSet
 from radixrt.mem_cache.tree_node import TreeNode
 
 # The leaf with the smallest value goes first. All four are total orders of the leaves: nodes with the same last_access
-# (or created) lie on one path, and a path has one leaf. attrgetter, because it runs in C.
+# (or created) lie on one path, and a path has one leaf. attrgetter, because it runs in C. What programs say counts
+# before what was used when, and after what an operator or a client pays for.
 _VALUE_OF: dict[str, Callable[[TreeNode], Any]] = {
-    "lru": attrgetter("last_access"),
-    "lfu": attrgetter("hits", "last_access"),
-    "fifo": attrgetter("created"),
-    "priority": attrgetter("priority", "last_access"),
+    "lru": attrgetter("rank", "last_access"),
+    "lfu": attrgetter("rank", "hits", "last_access"),
+    "fifo": attrgetter("rank", "created"),
+    "priority": attrgetter("priority", "rank", "last_access"),
 }
 
 EVICTION_POLICIES = tuple(_VALUE_OF)

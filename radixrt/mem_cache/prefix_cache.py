@@ -94,6 +94,16 @@ class PrefixCache(ABC):
         """The node in which match_prefix's result would end, None if that is empty; changes and counts nothing."""
 
     @abstractmethod
+    def node_at(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
+        """The node that ends where the key's last whole page does, made by a split if need be; None if the key is not
+        cached that far, or is shorter than a page. Counts nothing and marks nothing as used."""
+
+    @abstractmethod
+    def set_rank(self, node: TreeNode, rank: int) -> None:
+        """Gives a node its rank in eviction; one that was evicted keeps its peace. A hit on a node that is ranked as
+        done makes it normal."""
+
+    @abstractmethod
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         """Offers the first len(key) tokens of a request, of which it has protected_len under its lock.
 

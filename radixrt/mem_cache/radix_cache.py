@@ -16,7 +16,7 @@ from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.eviction import leaf_order
 from radixrt.mem_cache.invariants import check_radix_cache
 from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult, PrefixCache
-from radixrt.mem_cache.tree_node import NO_CHILDREN, RootNode, TreeNode
+from radixrt.mem_cache.tree_node import NO_CHILDREN, RANK_DONE, RANK_NORMAL, RootNode, TreeNode
 
 _NO_SLOTS = np.frombuffer(b"", dtype=I32)
 
@@ -98,6 +98,8 @@ class RadixCache(PrefixCache):
         for node in path:
             node.last_access = now
             node.hits += 1
+            if node.rank == RANK_DONE:
+                node.rank = RANK_NORMAL
         if was_evictable:
             self._leaves.add(end)
         return MatchResult(np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32), end)
@@ -115,6 +117,26 @@ class RadixCache(PrefixCache):
             return None
         descent = self._descend(root, _to_bytes(key))
         return descent.partial or (descent.path[-1] if descent.path else None)
+
+    def node_at(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
+        whole = len(key) - len(key) % self.page_size
+        root = self._roots.get(namespace)
+        if root is None or not whole:
+            return None
+        path, length, partial, common = self._descend(root, _to_bytes(key[:whole]))
+        if length + common < 4 * whole:
+            return None
+        return path[-1] if partial is None else self._split(partial, common)
+
+    def set_rank(self, node: TreeNode, rank: int) -> None:
+        if node.rank == rank:
+            return
+        listed = node.lock_ref == 0 and not node.children and node.parent is not None
+        if listed:
+            self._leaves.discard(node)
+        node.rank = rank
+        if listed:
+            self._leaves.add(node)
 
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         if len(key) != len(slots):
@@ -136,6 +158,8 @@ class RadixCache(PrefixCache):
         for node in path:
             node.last_access = now
             node.priority = max(node.priority, priority)
+            if node.rank == RANK_DONE:
+                node.rank = RANK_NORMAL
         existing = length >> 2
         if existing < retained:
             leaf = TreeNode(end, key_bytes[length:], _to_bytes(slots[existing:retained]), now, priority)

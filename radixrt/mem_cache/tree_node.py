@@ -12,6 +12,10 @@ from radixrt.mem_cache.allocator import I32, Int32Array
 NO_CHILDREN: dict[bytes, TreeNode] = {}
 
 
+RANK_DONE, RANK_NORMAL, RANK_EXTENDED, RANK_LEASED = range(4)
+"""Of two evictable leaves the one with the lower rank goes first, see `radixrt.scheduler.programs`."""
+
+
 class TreeNode:
     """Made and changed by the prefix cache alone; others may hold a node to lock it and to ask for its slots.
 
@@ -28,6 +32,7 @@ class TreeNode:
         hits: how many matches went through this node.
         priority: highest priority of the inserts that went through this node.
         created: tick of the insert that made the run.
+        rank: whether it goes before or after others in eviction; RANK_NORMAL unless a program has said something.
     """
 
     __slots__ = (
@@ -39,6 +44,7 @@ class TreeNode:
         "lock_ref",
         "parent",
         "priority",
+        "rank",
         "value_bytes",
     )
 
@@ -54,6 +60,7 @@ class TreeNode:
         self.hits = 0
         self.priority = priority
         self.created = created
+        self.rank = RANK_NORMAL
 
     @property
     def key(self) -> Int32Array:

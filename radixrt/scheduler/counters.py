@@ -23,3 +23,9 @@ class Counters:
     forced_closes: int = 0
     mask_rows: int = 0
     mask_s: float = 0.0
+    hinted_prompt_tokens: int = 0
+    hinted_cached_tokens: int = 0
+    leases: int = 0
+    refused_holds: int = 0
+    releases: int = 0
+    expired_programs: int = 0

@@ -6,7 +6,9 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.tree_node import RANK_NORMAL
 from radixrt.messages import Int32Array
+from radixrt.scheduler.programs import PROGRAM_SHARE
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -22,6 +24,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     kv.cache.check_invariants([r.last_node for r in scheduler.active])
     check_slots(scheduler)
     check_rows(scheduler)
+    check_programs(scheduler)
 
 
 def check_slots(scheduler: Scheduler) -> None:
@@ -49,6 +52,22 @@ def _private_pages(scheduler: Scheduler, req: Req) -> Int32Array:
     kv = scheduler.kv
     row = kv.rows.table[req.req_pool_idx, req.protected_len : req.kv_len]
     return np.unique(row // kv.allocator.page_size)
+
+
+def check_programs(scheduler: Scheduler) -> None:
+    """rank(node) > RANK_NORMAL exactly for the nodes that programs hold, and then it is their hold's; what programs
+    hold sums up to held_tokens, and no bound is passed."""
+    programs, slots = scheduler.programs, scheduler.kv.allocator.num_slots
+    holds = programs.holds()
+    for node in scheduler.kv.cache.iter_nodes():
+        expected = holds.get(node)
+        if (expected is None and node.rank > RANK_NORMAL) or (expected is not None and node.rank != expected):
+            raise InvariantError(f"{node!r} has rank {node.rank}, its programs say {expected}")
+    tokens = programs.program_tokens()
+    if sum(tokens) != programs.held_tokens or min(tokens, default=0) < 0:
+        raise InvariantError(f"programs hold {tokens}, but held_tokens is {programs.held_tokens}")
+    if programs.held_tokens > programs.max_tokens or max(tokens, default=0) > PROGRAM_SHARE * slots:
+        raise InvariantError(f"programs hold {tokens} of {slots} slots, which is more than they may")
 
 
 def check_rows(scheduler: Scheduler) -> None:

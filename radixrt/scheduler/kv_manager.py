@@ -16,6 +16,7 @@ from __future__ import annotations
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages import Int32Array, RowWrite, pack_i32
 from radixrt.scheduler.req import Req
 
@@ -115,17 +116,20 @@ class KVManager:
         req.last_node = result.node
         req.protected_len = result.retained_len
 
-    def release(self, req: Req, *, keep: bool = True) -> None:
-        """Give up the row and every private slot; what was computed stays in the tree, unlocked, if keep."""
+    def release(self, req: Req, *, keep: bool = True) -> TreeNode:
+        """Give up the row and every private slot; what was computed stays in the tree, unlocked, if keep. Returns where
+        the request's tokens end there."""
         if keep:
             self.publish(req)
         row = self.rows.table[req.req_pool_idx]
         if req.kv_len > req.protected_len:
             self.allocator.free(row[req.protected_len : req.kv_len].copy())
+        node: TreeNode = req.last_node
         self.unlock_prefix(req)
         self.rows.free(req.req_pool_idx)
         req.req_pool_idx = 0
         req.kv_len = req.protected_len = 0
+        return node
 
     def take_row_writes(self) -> list[RowWrite]:
         writes, self.row_writes = self.row_writes, []

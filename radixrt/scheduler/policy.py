@@ -3,6 +3,9 @@
 Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
 order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
 
+Where the cache makes no difference between requests, those of one program (see `messages.ProgramHint`) stand together,
+at the place where the program came, so that what they share is used while it is there. fcfs stays in order of arrival.
+
 lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
 and depth-first over the radix tree, heaviest subtree first.
 """
@@ -39,7 +42,11 @@ def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[
 
 def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
     lens = {r.rid: kv.match_len(r) for r in reqs}
-    return sorted(reqs, key=lambda r: -lens[r.rid])
+    return sorted(reqs, key=lambda r: (-lens[r.rid], _place(r)))
+
+
+def _place(req: Req) -> int:
+    return req.seq if req.program is None else req.program.seq
 
 
 def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
@@ -54,7 +61,7 @@ def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
             weight[id(node)] += 1
             node = node.parent
         paths[r.rid] = path[::-1]
-    return sorted(reqs, key=lambda r: tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))))
+    return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), _place(r)))
 
 
 _ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages import ConstraintInfo, Finish, Int32Array, TokenizedReq
 from radixrt.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from radixrt.scheduler.programs import Program
 
 
 class RowScores:
@@ -76,6 +79,9 @@ class Req:
         cached_tokens: prompt tokens found in the cache when first admitted; -1 before that.
         stale_samples: of the steps in flight, the oldest so many samples of this request are to be ignored: what came
             after them was decided without sampling.
+        hint: where it stands in its program; `program` is what the scheduler knows of that, None where hints are of no
+            use or there is none.
+        lease_len: leading tokens to be leased for the program's fork once they are in the tree; 0 for none, or done.
         row: what this request scores, as one row of a scoring request; None for one that generates.
         jumps: forced continuations of its grammar are appended without sampling (jump-forward).
         forced_tokens, closing_tokens: output tokens that were not sampled: those that the grammar left no choice about,
@@ -94,16 +100,19 @@ class Req:
         "first_token_at",
         "forced_tokens",
         "grammar",
+        "hint",
         "ids",
         "jumps",
         "known_len",
         "kv_len",
         "last_node",
         "last_token_at",
+        "lease_len",
         "max_len",
         "namespace",
         "num_pending",
         "priority",
+        "program",
         "prompt_len",
         "protected_len",
         "req_pool_idx",
@@ -144,6 +153,9 @@ class Req:
         self.finish: Finish | None = None
         self.grammar = grammar
         self.row = row
+        self.hint = message.program
+        self.program: Program | None = None
+        self.lease_len = 0
         self.constraint_info = constraint_info
         self.stale_samples = 0
         self.forced_tokens = 0

@@ -17,11 +17,13 @@ from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
+    FINISH_LENGTH,
     FINISH_STOP,
     ConstraintInfo,
     Finish,
     FinishError,
     Int32Array,
+    ProgramHint,
     StepOutput,
     TokenDelta,
     TokenizedReq,
@@ -34,6 +36,7 @@ from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.policy import arrange
+from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
@@ -79,6 +82,7 @@ class Scheduler:
         self._writer = DeltaWriter()
         self.counters = Counters()
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
+        self.programs = Programs(kv, self.counters)
 
     # --- what is wanted ---
 
@@ -113,6 +117,9 @@ class Scheduler:
         self._next_seq += 1
         self._reqs[req.rid] = req
         self._waiting.append(req)
+        if req.hint is not None:
+            req.program = self.programs.joined(req.hint, req.seq, now)
+            req.lease_len = _lease_len(req.hint, req.prompt_len)
         finish = self._constrained.start(req)
         if finish is not None:
             self._end(req, finish, now)
@@ -128,6 +135,8 @@ class Scheduler:
         group = ScoreGroup(message, seq=self._next_seq, now=now, timeout_s=timeout_s)
         self._next_seq += 1
         self._groups[group.rid] = group
+        if message.program is not None:
+            group.program = self.programs.joined(message.program, group.seq, now)
         self._queue_row(group)
 
     def _queue_row(self, group: ScoreGroup) -> Req | None:
@@ -236,9 +245,15 @@ class Scheduler:
                 chunk.req.state = ReqState.RUNNING  # also a scoring row, which samples nothing
             # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(chunk.req)
+            self._lease_fork(chunk.req)
         self._next_step += 1
         self._num_inflight += 1
         return batch
+
+    def _lease_fork(self, req: Req) -> None:
+        if 0 < req.lease_len <= req.kv_len and req.program is not None:
+            self.programs.lease_fork(req.program, req.known_ids, req.namespace, req.lease_len)
+            req.lease_len = 0
 
     def _decode_slots(self, decode: list[Req]) -> Int32Array | None:
         idx = np.array([r.req_pool_idx for r in decode], np.int32)
@@ -308,6 +323,9 @@ class Scheduler:
             prompt_tokens, cached_tokens = req.prompt_len - shared, max(req.cached_tokens - shared, 0)
             self.counters.prompt_tokens += prompt_tokens
             self.counters.cached_tokens += cached_tokens
+            if req.hint is not None:
+                self.counters.hinted_prompt_tokens += prompt_tokens
+                self.counters.hinted_cached_tokens += cached_tokens
             if req.row is not None:
                 self._groups[req.row.rid].admitted(prompt_tokens, cached_tokens, now)
 
@@ -355,6 +373,7 @@ class Scheduler:
         if now < self._next_expiry_check:
             return
         self._next_expiry_check = now + EXPIRY_CHECK_S
+        self.programs.expire(now)
         expired = [r for r in self._reqs.values() if r.deadline <= now]
         for req in expired:
             if req.finish is not None:
@@ -416,11 +435,15 @@ class Scheduler:
 
     def _end(self, req: Req, finish: Finish, now: float) -> None:
         """The request's one end, from any state: give back what it holds and say so."""
+        node = None
         if req.state is ReqState.WAITING:
             self._waiting.remove(req)
         else:
             self._active.remove(req)
-            self._kv.release(req, keep=not self._recovering)
+            node = self._kv.release(req, keep=not self._recovering)
+        if req.program is not None and req.hint is not None:
+            end = node if finish.reason in (FINISH_STOP, FINISH_LENGTH) else None
+            self.programs.ended(req.program, req.hint, end, req.cached_tokens, now)
         req.state = ReqState.FINISHED
         req.finish = finish
         del self._reqs[req.rid]
@@ -453,6 +476,9 @@ class Scheduler:
         del self._groups[group.rid]
         for req in group.live:
             self._end(req, Finish(FINISH_ABORT), now)
+        if group.program is not None and group.hint is not None:
+            end = self._kv.cache.node_at(group.prompt, group.namespace) if group.is_done else None
+            self.programs.ended(group.program, group.hint, end, group.cached_tokens, now)
         self.counters.finished += 1
         self._writer.scored(group, finish, now)
 
@@ -476,11 +502,17 @@ class Scheduler:
             for req in reversed(list(self._active)):
                 self._retract(req, keep=False)
             self._kv.cache.reset()
+            self.programs.clear()
             self._recovering = False
 
     def flush_cache(self) -> None:
         """Drop everything from the cache that no active request holds."""
         self._kv.cache.evict(self._kv.cache.evictable_size)
+
+
+def _lease_len(hint: ProgramHint, prompt_len: int) -> int:
+    """Tokens to lease for a fork, of which more than one branch is still to call."""
+    return min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
 
 
 def _common_prefix(a: Int32Array, b: Int32Array) -> int:

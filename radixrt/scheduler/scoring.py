@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from radixrt.messages import TokenizedReq, TokenizedScoreReq, unpack_i32
+from radixrt.messages import Int32Array, TokenizedReq, TokenizedScoreReq, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.programs import Program
 from radixrt.scheduler.req import Req, RowScores
 
 NOTHING_SAMPLED = SamplingParams(max_tokens=0)
@@ -23,19 +24,22 @@ class ScoreGroup:
     Attributes:
         rid: the request's; its rows have ids of their own.
         live: its rows that wait or are active.
+        hint, program: as a `Req` has them; its rows have only the second.
         prompt_tokens, cached_tokens: of the rows admitted so far; what rows share counts once.
     """
 
     def __init__(self, message: TokenizedScoreReq, *, seq: int, now: float, timeout_s: float) -> None:
         self.rid = message.rid
         self._message = message
-        self._seq = seq
+        self.seq = seq
         self._timeout_s = timeout_s
         self._rows: list[RowScores] = []  # as far as they have been started
         self.arrived_at = now
         self.admitted_at: float | None = None
         self.retractions = 0
         self.live: list[Req] = []
+        self.hint = message.program
+        self.program: Program | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -54,7 +58,7 @@ class ScoreGroup:
         req = Req(
             TokenizedReq(f"{self.rid}\0{index}", b"", NOTHING_SAMPLED, message.priority, message.cache_salt),
             ids,
-            seq=self._seq,
+            seq=self.seq,
             seed=0,
             eos_ids=frozenset(),
             max_len=len(ids),
@@ -63,6 +67,7 @@ class ScoreGroup:
             grammar=None,
             row=scores,
         )
+        req.program = self.program
         self._rows.append(scores)
         self.live.append(req)
         return req
@@ -73,6 +78,15 @@ class ScoreGroup:
         self.cached_tokens += cached_tokens
         if self.admitted_at is None:
             self.admitted_at = now
+
+    @property
+    def prompt(self) -> Int32Array:
+        """int32, what stands before the choices."""
+        return unpack_i32(self._message.prefixes[0])
+
+    @property
+    def namespace(self) -> str:
+        return self._message.cache_salt
 
     @property
     def is_done(self) -> bool:

@@ -45,6 +45,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/metrics", operate.metrics),
     ("GET", "/version", operate.get_version),
     ("POST", "/abort", operate.abort),
+    ("POST", "/release", operate.release),
     ("POST", "/flush_cache", operate.flush_cache),
 ]
 

@@ -23,7 +23,7 @@ With `choices` it is radixrt's own, the route behind `rt.select`: texts that may
     method              "token_length_normalized", "greedy" or "unconditional_likelihood_normalized"; see
                         `radixrt.tokenizer.selection`
     return_prompt_ids   answer with the prompt's token ids
-    model, rid, priority, cache_salt, timeout
+    model, rid, priority, cache_salt, timeout, program (as /generate has it)
     -> {"choice": index, "text": str, "probabilities": [float], "logprobs": [float], "scores": [float],
         "token_ids": [[int]], "kept": int, "prompt_ids": [int],
         "meta_info": {"id", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_s", "prefill_s"}}

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from radixrt.engine.client import EngineClient
-from radixrt.messages import SchedulerStats, TextDelta, unpack_i32
+from radixrt.messages import ProgramStats, SchedulerStats, TextDelta, unpack_i32
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -63,6 +63,23 @@ def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     seconds.add_metric(["commit"], stats.commit_s)
     yield seconds
     yield from _constraint_metrics(stats)
+    if stats.programs is not None:
+        yield from _program_metrics(stats.programs)
+
+
+def _program_metrics(programs: ProgramStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("radixrt_programs", "Programs that are known.", value=programs.programs)
+    yield GaugeMetricFamily("radixrt_program_holds", "Nodes kept for programs' next calls.", value=programs.holds)
+    yield GaugeMetricFamily("radixrt_program_held_tokens", "Tokens that these count for.", value=programs.held_tokens)
+    for name, text, value in (
+        ("prompt_tokens", "Prompt tokens of requests with a program.", programs.prompt_tokens),
+        ("cached_tokens", "Those of them found in the prefix cache.", programs.cached_tokens),
+        ("leases", "Prefixes of forks that were kept.", programs.leases),
+        ("refused_holds", "Hints ignored because too much was held already.", programs.refused_holds),
+        ("releases", "Programs and branches that said that they were done.", programs.releases),
+        ("expired", "Programs that fell silent.", programs.expired),
+    ):
+        yield CounterMetricFamily(f"radixrt_program_{name}", text, value=value)
 
 
 def _constraint_metrics(stats: SchedulerStats) -> Iterator[Metric]:

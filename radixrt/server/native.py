@@ -14,6 +14,9 @@ Request (see `NativeRequest` and `NativeSampling`):
     return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
                         logprob_start_len (not negative) on also the prompt's. The same as sampling_params.logprobs and
                         .prompt_logprobs, which are the alternatives' numbers themselves
+    program             where the request stands in a program of many: {"id": str, "branch": str, "fork_len": int,
+                        "siblings": int, "will_continue": bool}, all but id optional; see
+                        `radixrt.messages.ProgramHint`. POST /release says that a program is done
     model, rid, priority, cache_salt, timeout
 
 Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-major:

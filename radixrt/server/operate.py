@@ -12,7 +12,7 @@ from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.server.errors import error_body, error_headers, json_response, model_not_found
 from radixrt.server.parsing import decode, read_body
-from radixrt.server.protocol import abort_decoder
+from radixrt.server.protocol import abort_decoder, release_decoder
 from radixrt.server.service import Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,6 +75,15 @@ async def abort(service: Service, request: Request) -> Response:
         if not aborted and body.rid.startswith(prefix):
             aborted = service.abort(body.rid.removeprefix(prefix))
     return json_response({"aborted": aborted})
+
+
+async def release(service: Service, request: Request) -> Response:
+    """{"program": id, "branch": id or null}: the program, or that branch of it, makes no more calls, and what the cache
+    kept for them may go. Ids that are not known are not an error. Answers {"status": "ok"}.
+    """
+    body = decode(await read_body(request, service.config.max_body_bytes), release_decoder)
+    service.client.release(body.program, body.branch)
+    return json_response({"status": "ok"})
 
 
 async def flush_cache(service: Service, request: Request) -> Response:

@@ -12,11 +12,12 @@ import msgspec
 
 from radixrt.engine.client import new_rid
 from radixrt.errors import RequestError
-from radixrt.messages import TemplateText
+from radixrt.messages import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
 
 MAX_RID_CHARS = 96
 MAX_SALT_CHARS = 256
+MAX_BRANCH_CHARS = 1_024
 MAX_MESSAGES = 4_096
 MAX_PROMPTS = 256
 MAX_PARTS = 65_536
@@ -97,6 +98,16 @@ class ConstraintFields(Unsupported, kw_only=True):
     structured: dict[str, Any] | None = None
 
 
+class ProgramFields(msgspec.Struct, kw_only=True):
+    """Where a request stands in a program of many; see `radixrt.messages.ProgramHint`."""
+
+    id: str
+    branch: str = ""
+    fork_len: int = 0
+    siblings: int = 1
+    will_continue: bool = False
+
+
 class RoutingFields(msgspec.Struct, kw_only=True):
     """How to serve a request; see `envelope_options`."""
 
@@ -105,6 +116,7 @@ class RoutingFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+    program: ProgramFields | None = None
 
 
 class SamplingFields(ConstraintFields, kw_only=True):
@@ -179,6 +191,7 @@ class NativeRequest(Unsupported, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+    program: ProgramFields | None = None
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     input_parts: list[str | list[int] | TemplateText] | None = None
@@ -187,6 +200,13 @@ class NativeRequest(Unsupported, kw_only=True):
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
     logprob_start_len: int | None = None
+
+
+class ReleaseRequest(msgspec.Struct, kw_only=True):
+    """POST /release: a program, or one branch of it, makes no more calls."""
+
+    program: str
+    branch: str | None = None
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -198,6 +218,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
 completion_decoder = msgspec.json.Decoder(CompletionRequest)
 native_decoder = msgspec.json.Decoder(NativeRequest)
+release_decoder = msgspec.json.Decoder(ReleaseRequest)
 abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 
@@ -264,4 +285,19 @@ def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields) -> d
         "priority": priority,
         "cache_salt": salt,
         "timeout_s": timeout,
+        "program": None if isinstance(request, OpenAIFields) else _program_hint(request.program),
     }
+
+
+def _program_hint(given: ProgramFields | None) -> ProgramHint | None:
+    if given is None:
+        return None
+    if not 1 <= len(given.id) <= MAX_RID_CHARS:
+        raise RequestError(f"program.id must have 1 to {MAX_RID_CHARS} characters", param="program.id")
+    if len(given.branch) > MAX_BRANCH_CHARS:
+        raise RequestError(f"program.branch must have at most {MAX_BRANCH_CHARS} characters", param="program.branch")
+    for name in ("fork_len", "siblings"):
+        value = getattr(given, name)
+        if not 0 <= value < 2**31:
+            raise RequestError(f"program.{name} must be between 0 and 2147483647", param=f"program.{name}")
+    return ProgramHint(given.id, given.branch, given.fork_len, given.siblings, given.will_continue)

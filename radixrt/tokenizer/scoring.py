@@ -52,6 +52,7 @@ class ScoreOutput:
             req.priority,
             req.cache_salt,
             req.timeout_s,
+            req.program,
         )
 
     def take(self, delta: TokenDelta) -> TextDelta | None:

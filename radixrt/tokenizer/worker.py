@@ -23,6 +23,7 @@ from radixrt.messages import (
     Finish,
     FinishError,
     GenerateReq,
+    ReleaseReq,
     SchedulerReady,
     SchedulerStats,
     ScoreReq,
@@ -44,6 +45,7 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_RID_CHARS = 128
+MAX_BRANCH_CHARS = 1_024
 MAX_ALTERNATIVES = 1_000_000
 """Log-probabilities of one request: about 40 MB on the wire, well under `channel.MAX_FRAME_BYTES`."""
 
@@ -90,7 +92,7 @@ class TokenizerWorker:
             self._score(message)
         elif isinstance(message, (TokenizeReq, DetokenizeReq)):
             self._answer(message)
-        elif isinstance(message, (AbortReq, ControlReq)):
+        elif isinstance(message, (AbortReq, ReleaseReq, ControlReq)):
             self._to_scheduler.send(message)
         elif isinstance(message, (ControlReply, SchedulerStats)):
             self._to_main.send(message)
@@ -112,7 +114,7 @@ class TokenizerWorker:
             output = RequestOutput(req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer)
             self._live[req.rid] = output
             self._to_scheduler.send(
-                TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s)
+                TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program)
             )
 
         self._guarded(req.rid, start)
@@ -222,3 +224,9 @@ def _check_envelope(req: GenerateReq | ScoreReq) -> None:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters, none of them NUL", param="rid")
     if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):
         raise RequestError(f"timeout_s must be a number above 0, not {req.timeout_s}", param="timeout_s")
+    hint = req.program
+    if hint is not None and not (1 <= len(hint.program) <= MAX_RID_CHARS and len(hint.branch) <= MAX_BRANCH_CHARS):
+        raise RequestError(
+            f"program must have an id of 1 to {MAX_RID_CHARS} characters, and a branch of at most {MAX_BRANCH_CHARS}",
+            param="program",
+        )

@@ -7,10 +7,21 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from radixrt.constrained.constraint import StructuredOptions
-from radixrt.messages import unpack_i32
+from radixrt.messages import ProgramHint, unpack_i32
 from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 
+HINTS = st.one_of(
+    st.none(),
+    st.builds(
+        ProgramHint,
+        program=st.sampled_from(["p", "q", "s"]),
+        branch=st.sampled_from(["", "0", "0/1", "0/2"]),
+        fork_len=st.sampled_from([0, 1, 4, 8, 16, 10**6, -3]),  # right, wrong and absurd
+        siblings=st.sampled_from([0, 1, 2, 10**9]),
+        will_continue=st.booleans(),
+    ),
+)
 PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17]
 
 
@@ -51,8 +62,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, 0]),
         seed=st.sampled_from([None, None, *range(6)]),
         jumps=st.booleans(),
+        hint=HINTS,
     )
-    def add(self, prefix, suffix, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, seed, jumps) -> None:
+    def add(
+        self, prefix, suffix, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, seed, jumps, hint
+    ) -> None:
         self.count += 1
         rid = f"r{self.count}"
         if seed is not None:
@@ -61,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             rid, prefix + suffix, max_tokens=max_tokens, stop_token_ids=tuple(stops),
             ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
             grammar=None if seed is None else ScriptedGrammar(seed), structured=StructuredOptions(jump_forward=jumps),
+            program=hint,
         )  # fmt: skip
 
     @rule(
@@ -68,10 +83,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         choices=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=6),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
+        hint=HINTS,
     )
-    def score(self, prefixes, choices, priority, salt) -> None:
+    def score(self, prefixes, choices, priority, salt, hint) -> None:
         self.count += 1
-        self.h.add_score(f"r{self.count}", dict.fromkeys(prefixes, choices), priority=priority, cache_salt=salt)
+        envelope = {"priority": priority, "cache_salt": salt, "program": hint}
+        self.h.add_score(f"r{self.count}", dict.fromkeys(prefixes, choices), **envelope)
+
+    @rule(program=st.sampled_from(["p", "q", "nobody"]), branch=st.sampled_from([None, "", "0", "0/1", "nothing"]))
+    def release(self, program, branch) -> None:
+        self.h.scheduler.programs.release(program, branch)
+        self.h._verify()
 
     @rule(n=st.integers(1, 6))
     def turn(self, n: int) -> None:
@@ -132,6 +154,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert finish.error.code in known or rid in self.disturbed, finish
         for rid, columns in h.prompt_logprobs.items():
             assert len(columns.token_logprobs) // 4 == len(h.requests[rid].input_ids) // 4
+        h.now += 1000.0
+        h.scheduler.next_batch(h.now)
+        programs = h.scheduler.programs.stats()
+        assert (programs.programs, programs.holds, programs.held_tokens) == (0, 0, 0), "nothing is kept for ever"
+        h._verify()
         kv = h.scheduler.kv
         assert kv.allocator.available() + h.cache.evictable_size == kv.allocator.num_slots
         assert kv.rows.available() == h.config.max_running_requests

@@ -20,6 +20,8 @@ from radixrt.messages import (
     Finish,
     FinishError,
     GenerateReq,
+    ProgramStats,
+    ReleaseReq,
     SchedulerStats,
     ScoreReq,
     TextBatch,
@@ -77,6 +79,7 @@ def stats() -> SchedulerStats:
         schedule_s=0.5,
         runner_s=1.5,
         commit_s=0.25,
+        programs=ProgramStats(programs=2, holds=3, held_tokens=40, prompt_tokens=50, cached_tokens=30, leases=1),
     )
 
 
@@ -155,7 +158,7 @@ class FakeEngine:
     Attributes:
         script: what each request is answered with; set it before sending.
         answer: what each question is answered with.
-        requests, questions, aborted: all that came so far.
+        requests, questions, released, aborted: all that came so far.
     """
 
     def __init__(self) -> None:
@@ -163,6 +166,7 @@ class FakeEngine:
         self.answer: Callable[[Any], TextDelta] = answer
         self.requests: list[GenerateReq] = []
         self.questions: list[Any] = []
+        self.released: list[ReleaseReq] = []
         self.aborted: list[str] = []
         self.control_reply = ControlReply("", ok=True, message="flushed")
         self._open: set[str] = set()
@@ -197,6 +201,8 @@ class FakeEngine:
             elif isinstance(message, (ScoreReq, TokenizeReq, DetokenizeReq)):
                 self.questions.append(message)
                 self.deliver(TextBatch([self.answer(message)]))
+            elif isinstance(message, ReleaseReq):
+                self.released.append(message)
             elif isinstance(message, AbortReq):
                 self.aborted.append(message.rid)
                 if message.rid in self._open:

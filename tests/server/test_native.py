@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages import TemplateText, unpack_i32
+from radixrt.messages import ProgramHint, ReleaseReq, TemplateText, unpack_i32
 from tests.server.helpers import Caller, check_error, events
 
 
@@ -146,4 +146,38 @@ def test_prompt_ids_are_in_a_streams_first_event(caller: Caller) -> None:
 )  # fmt: skip
 def test_bad_input_parts(caller: Caller, fields: dict, param: str) -> None:
     check_error(caller.post("/generate", fields), 400, param)
+    assert not caller.engine.requests
+
+
+def test_program(caller: Caller) -> None:
+    program = {"id": "p", "branch": "0/1", "fork_len": 7, "siblings": 3, "will_continue": True}
+    assert caller.post("/generate", {"text": "a", "program": program}).status_code == 200
+    assert caller.post("/v1/decisions", {"text": "a", "choices": ["b"], "program": {"id": "p"}}).status_code == 200
+    assert caller.engine.requests[0].program == ProgramHint("p", "0/1", 7, 3, True)
+    assert caller.engine.questions[0].program == ProgramHint("p")
+    assert caller.post("/release", {"program": "p"}).json() == {"status": "ok"}
+    assert caller.post("/release", {"program": "p", "branch": "0/1"}).json() == {"status": "ok"}
+    caller.engine.wait_for(lambda: len(caller.engine.released) == 2)
+    assert caller.engine.released == [ReleaseReq("p"), ReleaseReq("p", "0/1")]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/generate", {"program": "p"}, "program"),
+        ("/generate", {"program": {}}, "program.id"),
+        ("/generate", {"program": {"id": ""}}, "program.id"),
+        ("/generate", {"program": {"id": "x" * 97}}, "program.id"),
+        ("/generate", {"program": {"id": "p", "branch": "x" * 1025}}, "program.branch"),
+        ("/generate", {"program": {"id": "p", "fork_len": -1}}, "program.fork_len"),
+        ("/generate", {"program": {"id": "p", "siblings": 2**31}}, "program.siblings"),
+        ("/generate", {"program": {"id": "p", "siblings": 1.5}}, "program.siblings"),
+        ("/generate", {"program": {"id": "p", "will_continue": 1}}, "program.will_continue"),
+        ("/v1/decisions", {"choices": ["a"], "program": {"id": 5}}, "program.id"),
+        ("/release", {}, "program"),
+        ("/release", {"program": "p", "branch": 5}, "branch"),
+    ],
+)  # fmt: skip
+def test_a_bad_program(caller: Caller, path: str, fields: dict, param: str) -> None:
+    check_error(caller.post(path, {"text": "a", **fields}), 400, param)
     assert not caller.engine.requests

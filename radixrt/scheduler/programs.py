@@ -1,0 +1,303 @@
+"""`Programs`: what running programs say about their next calls, turned into how long the radix tree keeps which node.
+
+Nothing here is needed for a right answer, and nothing that a client says is trusted: a hint only moves nodes in the
+order in which they are evicted, so it can neither lock a slot nor hold up an admission. What is *held* goes last:
+
+- LEASED: the prefix that the branches of a fork share, from the moment it is in the tree;
+- EXTENDED: the end of a call that the program means to go on from.
+
+What is *done* goes first: what a branch had for itself, once it has made its last call or is released. A hit on such
+nodes shows that someone else wants them, and they are as any others again.
+
+Bounds: a program holds at most PROGRAM_SHARE of the pool and all together TOTAL_SHARE; beyond that a hint is ignored.
+What a program holds goes back KEEP_S after its last sign of life.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from radixrt.mem_cache.tree_node import RANK_DONE, RANK_EXTENDED, RANK_LEASED, RANK_NORMAL, TreeNode
+from radixrt.messages import Int32Array, ProgramHint, ProgramStats
+from radixrt.scheduler.counters import Counters
+from radixrt.scheduler.kv_manager import KVManager
+
+KEEP_S = 10.0
+PROGRAM_SHARE = 0.5
+TOTAL_SHARE = 0.75
+MAX_PROGRAMS = 4_096
+MAX_HOLDS = 65_536
+MAX_BRANCHES = 65_536
+SWEEP_S = 1.0
+"""Holds on nodes that were evicted all the same are looked for this often, and only where the bounds are reached."""
+
+
+@dataclass(eq=False)
+class _Hold:
+    """One reason to keep a node. `tokens` is what it counts for: of the node's path, what is the program's own and no
+    hold above it counts for already."""
+
+    node: TreeNode
+    rank: int
+    tokens: int
+
+
+@dataclass(eq=False)
+class _Branch:
+    """The end of a branch's last call.
+
+    Attributes:
+        own_from: tokens at the start of its path that are not its own: those of its fork, and those that were in the
+            cache before its first call.
+    """
+
+    node: TreeNode
+    own_from: int
+    hold: _Hold | None
+
+
+@dataclass(eq=False)
+class Program:
+    """One running program, as far as its hints tell.
+
+    Attributes:
+        seq: of its first request.
+        live: its requests that have not ended.
+        seen_at: its last sign of life.
+        tokens: what its holds count for.
+    """
+
+    id: str
+    seq: int
+    seen_at: float
+    live: int = 0
+    tokens: int = 0
+    forks: dict[TreeNode, _Hold] = field(default_factory=dict)
+    branches: dict[str, _Branch] = field(default_factory=dict)
+
+
+class Programs:
+    """See the module's docstring. The only code that ranks nodes of the tree."""
+
+    def __init__(self, kv: KVManager, counters: Counters) -> None:
+        self._kv = kv
+        self._counters = counters
+        self._programs: OrderedDict[str, Program] = OrderedDict()  # the longest silent first
+        self._holds: dict[TreeNode, list[_Hold]] = {}
+        self._num_holds = 0
+        self._num_branches = 0
+        self._tokens = 0
+        self._swept_at = 0.0
+
+    @property
+    def held_tokens(self) -> int:
+        """What all holds count for."""
+        return self._tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Bound of `held_tokens`."""
+        return int(TOTAL_SHARE * self._kv.allocator.num_slots)
+
+    # --- a request's life ---
+
+    def joined(self, hint: ProgramHint, seq: int, now: float) -> Program | None:
+        """A request of a program has come; what its life is to be told to, None where nothing is cached anyway."""
+        if not self._kv.cache.shares:
+            return None
+        program = self._programs.get(hint.program)
+        if program is None:
+            if len(self._programs) >= MAX_PROGRAMS:
+                self._forget(next(iter(self._programs.values())))
+            program = self._programs[hint.program] = Program(hint.program, seq, now)
+        program.live += 1
+        self._touch(program, now)
+        return program
+
+    def lease_fork(self, program: Program, ids: Int32Array, namespace: str, fork_len: int) -> None:
+        """The first fork_len of these tokens, which are in the tree, are what the branches of a fork share."""
+        node = self._kv.cache.node_at(ids[:fork_len], namespace)
+        if node is None or not self._is_current(program) or node in program.forks:
+            return
+        hold = self._hold(program, node, RANK_LEASED, 0)
+        if hold is not None:
+            program.forks[node] = hold
+            self._counters.leases += 1
+
+    def ended(self, program: Program, hint: ProgramHint, node: TreeNode | None, cached: int, now: float) -> None:
+        """A request has ended.
+
+        Args:
+            cached: tokens of its prompt that it found in the cache.
+            node: where its computed tokens end in the tree; None if it was broken off, which says nothing.
+        """
+        program.live -= 1
+        if not self._is_current(program):
+            return
+        self._touch(program, now)
+        if node is None or node.parent is None:
+            return
+        before = self._drop_branch(program, hint.branch)
+        goes_on = before is not None and before.node in node.path()
+        own_from = before.own_from if before is not None and goes_on else max(hint.fork_len, cached)
+        if hint.will_continue:
+            hold = self._hold(program, node, RANK_EXTENDED, own_from)
+            if self._num_branches < MAX_BRANCHES:
+                program.branches[hint.branch] = _Branch(node, own_from, hold)
+                self._num_branches += 1
+            elif hold is not None:
+                self._unhold(program, hold)
+        else:
+            self._give_up(node, own_from)
+
+    # --- the program's own word, and time ---
+
+    def release(self, program_id: str, branch: str | None) -> None:
+        """A program, or a branch of it, makes no more calls. Unknown ids do nothing."""
+        program = self._programs.get(program_id)
+        if program is None:
+            return
+        self._counters.releases += 1
+        names = list(program.branches) if branch is None else [branch]
+        for name in names:
+            ended = self._drop_branch(program, name)
+            if ended is not None and ended.node.parent is not None:
+                self._give_up(ended.node, ended.own_from)
+        if branch is None:
+            self._forget(program)
+
+    def expire(self, now: float) -> None:
+        """Forget programs that have been silent for too long; what they held is as any other node."""
+        while self._programs:
+            program = next(iter(self._programs.values()))
+            if now - program.seen_at < KEEP_S:
+                return
+            if program.live > 0:
+                self._touch(program, now)  # its calls take long; none of them has been lost
+            else:
+                self._forget(program)
+                self._counters.expired_programs += 1
+
+    def clear(self) -> None:
+        """The tree is empty: so is what was held."""
+        for program in list(self._programs.values()):
+            self._forget(program)
+
+    def _is_current(self, program: Program) -> bool:
+        return self._programs.get(program.id) is program
+
+    def _touch(self, program: Program, now: float) -> None:
+        program.seen_at = now
+        self._programs.move_to_end(program.id)
+
+    def _forget(self, program: Program) -> None:
+        for hold in program.forks.values():
+            self._unhold(program, hold)
+        program.forks.clear()
+        for name in list(program.branches):
+            self._drop_branch(program, name)
+        del self._programs[program.id]
+
+    def _drop_branch(self, program: Program, name: str) -> _Branch | None:
+        branch = program.branches.pop(name, None)
+        if branch is not None:
+            self._num_branches -= 1
+            if branch.hold is not None:
+                self._unhold(program, branch.hold)
+        return branch
+
+    # --- ranks ---
+
+    def _give_up(self, node: TreeNode, own_from: int) -> None:
+        """Rank the nodes of a path that lie behind its first own_from tokens as done, as far as they are nobody else's:
+        from the end up to the first that branches, is held or is in use."""
+        length = sum(above.num_tokens for above in node.path())
+        while len(node.children) <= 1 and not node.lock_ref and node not in self._holds and node.parent is not None:
+            length -= node.num_tokens
+            if length < own_from:
+                return
+            self._kv.cache.set_rank(node, RANK_DONE)
+            node = node.parent
+
+    def _hold(self, program: Program, node: TreeNode, rank: int, own_from: int) -> _Hold | None:
+        tokens = self._cost(node, own_from)
+        if not self._fits(program, tokens):
+            self._sweep(program.seen_at)
+            if not self._fits(program, tokens):
+                self._counters.refused_holds += 1
+                return None
+        hold = _Hold(node, rank, tokens)
+        self._holds.setdefault(node, []).append(hold)
+        self._num_holds += 1
+        self._tokens += tokens
+        program.tokens += tokens
+        self._rank(node)
+        return hold
+
+    def _unhold(self, program: Program, hold: _Hold) -> None:
+        holds = self._holds[hold.node]
+        holds.remove(hold)
+        if not holds:
+            del self._holds[hold.node]
+        self._num_holds -= 1
+        self._tokens -= hold.tokens
+        program.tokens -= hold.tokens
+        self._rank(hold.node)
+
+    def _rank(self, node: TreeNode) -> None:
+        rank = max((hold.rank for hold in self._holds.get(node, ())), default=RANK_NORMAL)
+        self._kv.cache.set_rank(node, rank)
+
+    def _cost(self, node: TreeNode, own_from: int) -> int:
+        """Tokens of the node's path behind the first own_from, down from the next node above that is held."""
+        length = sum(above.num_tokens for above in node.path())
+        cost = 0
+        above: TreeNode | None = node
+        while above is not None and length > own_from and (above is node or above not in self._holds):
+            cost += min(above.num_tokens, length - own_from)
+            length -= above.num_tokens
+            above = above.parent
+        return cost
+
+    def _fits(self, program: Program, tokens: int) -> bool:
+        return (
+            program.tokens + tokens <= PROGRAM_SHARE * self._kv.allocator.num_slots
+            and self._tokens + tokens <= self.max_tokens
+            and self._num_holds < MAX_HOLDS
+        )
+
+    def _sweep(self, now: float) -> None:
+        """Let go of holds on nodes that were evicted."""
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        for program in self._programs.values():
+            for node in [node for node in program.forks if node.parent is None]:
+                self._unhold(program, program.forks.pop(node))
+            for name in [name for name, branch in program.branches.items() if branch.node.parent is None]:
+                self._drop_branch(program, name)
+
+    # --- to be looked at ---
+
+    def stats(self) -> ProgramStats:
+        c = self._counters
+        return ProgramStats(
+            programs=len(self._programs),
+            holds=self._num_holds,
+            held_tokens=self._tokens,
+            prompt_tokens=c.hinted_prompt_tokens,
+            cached_tokens=c.hinted_cached_tokens,
+            leases=c.leases,
+            refused_holds=c.refused_holds,
+            releases=c.releases,
+            expired=c.expired_programs,
+        )
+
+    def holds(self) -> dict[TreeNode, int]:
+        """Each held node and its rank; a node may have been evicted meanwhile."""
+        return {node: max(hold.rank for hold in holds) for node, holds in self._holds.items()}
+
+    def program_tokens(self) -> list[int]:
+        """What each program's holds count for."""
+        return [program.tokens for program in self._programs.values()]

@@ -1,0 +1,235 @@
+"""What programs' hints do: forks computed once and kept, done branches first out, and bounds on all of it."""
+
+from __future__ import annotations
+
+from radixrt.messages import ProgramHint, TokenDelta
+from radixrt.scheduler.programs import KEEP_S, MAX_PROGRAMS, PROGRAM_SHARE, TOTAL_SHARE
+from tests.scheduler.fake_runner import Harness
+
+FORK = list(range(1, 33))
+
+
+def harness(**options: object) -> Harness:
+    return Harness(**{"num_slots": 256, "max_context": 128, "max_running_requests": 4, **options})  # type: ignore[arg-type]
+
+
+def fill(h: Harness, tag: int, tokens: int = 60) -> None:
+    """Another client's work, which nobody said anything about."""
+    h.add(f"fill{tag}", [40 + tag % 9, *[(tag * 7 + i) % 49 + 1 for i in range(tokens - 1)]], max_tokens=1)
+    h.drain()
+
+
+def cached(h: Harness, ids: list[int]) -> int:
+    import numpy as np
+
+    return h.cache.match_len(np.array(ids, np.int32))
+
+
+def test_a_forks_prefix_outlives_work_that_would_have_evicted_it() -> None:
+    def run(hinted: bool) -> int:
+        h = harness()
+        for i in range(2):
+            hint = ProgramHint("p", f"0/{i}", fork_len=len(FORK), siblings=8 - i) if hinted else None
+            h.add(f"branch{i}", [*FORK, 40 + i], program=hint)
+        h.drain()
+        for tag in range(6):
+            fill(h, tag)
+        return cached(h, FORK)
+
+    assert run(hinted=True) == len(FORK)
+    assert run(hinted=False) == 0
+
+
+def test_a_forks_prefix_is_computed_once() -> None:
+    h = harness()
+    for i in range(8):
+        h.add(f"b{i}", [*FORK, 40 + i], max_tokens=1, program=ProgramHint("p", f"0/{i}", len(FORK), 8 - i))
+    h.drain()
+    assert h.runner.tokens_computed == len(FORK) + 8
+    assert h.scheduler.counters.leases == 1
+    assert h.scheduler.programs.stats().held_tokens == len(FORK)
+
+
+def test_what_will_be_extended_goes_after_what_will_not() -> None:
+    def run(will_continue: bool) -> bool:
+        h = harness()
+        h.add("turn", list(range(1, 50)), max_tokens=1, program=ProgramHint("p", "0", will_continue=will_continue))
+        h.drain()
+        for tag in range(5):
+            fill(h, tag)
+        return cached(h, list(range(1, 50))) >= 48
+
+    assert run(will_continue=True)
+    assert not run(will_continue=False)
+
+
+def test_a_done_branch_goes_before_what_is_older() -> None:
+    h = harness()
+    fill(h, 0)
+    old = [40, *[i % 49 + 1 for i in range(59)]]
+    assert cached(h, old) == 60
+    h.add("done", list(range(1, 100)), max_tokens=1, program=ProgramHint("p", "0"))
+    h.drain()
+    h.add("new", [5] * 110, max_tokens=1)
+    h.drain()
+    assert cached(h, old) == 60
+    assert cached(h, list(range(1, 100))) < 99
+
+
+def test_a_branch_gives_up_only_what_is_its_own() -> None:
+    h = harness()
+    fork = ProgramHint("p", "0/1", fork_len=len(FORK), siblings=2, will_continue=True)
+    h.add("first", [*FORK, 40, 41, 42], max_tokens=1, program=fork)
+    h.drain()
+    h.scheduler.programs.release("p", "0/1")
+    done = {tuple(n.key.tolist()) for n in h.cache.iter_nodes() if n.rank == 0}
+    assert done == {(40, 41, 42)}
+    h.scheduler.programs.release("p", None)
+    assert {n.rank for n in h.cache.iter_nodes()} == {0, 1}
+
+
+def test_a_hit_on_what_is_done_makes_it_as_any_other() -> None:
+    h = harness()
+    h.add("done", FORK, max_tokens=1, program=ProgramHint("p", "0"))
+    h.drain()
+    assert [n.rank for n in h.cache.iter_nodes()] == [0]
+    h.add("again", [*FORK, 7], max_tokens=1)
+    h.drain()
+    assert all(n.rank == 1 for n in h.cache.iter_nodes())
+
+
+def test_what_others_had_computed_is_not_given_up() -> None:
+    h = harness()
+    h.add("other", FORK, max_tokens=1)
+    h.drain()
+    h.add("mine", [*FORK, 44, 45], max_tokens=1, program=ProgramHint("p", "0"))
+    h.drain()
+    assert {tuple(n.key.tolist()): n.rank for n in h.cache.iter_nodes()} == {tuple(FORK): 1, (44, 45): 0}
+
+
+def test_holds_expire_by_themselves_and_calls_renew_them() -> None:
+    h = harness()
+    h.add("a", FORK, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+    h.drain()
+    h.now = KEEP_S - 1
+    h.add("b", [*FORK, 9], max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+    h.drain()
+    h.now = KEEP_S + 1
+    h.turn()
+    assert h.scheduler.programs.stats().holds == 1
+    h.now = 2 * KEEP_S
+    h.turn()
+    assert h.scheduler.programs.stats().holds == 0
+    assert h.scheduler.programs.stats().expired == 1
+    assert all(n.rank == 1 for n in h.cache.iter_nodes())
+
+
+def test_a_program_whose_calls_take_long_is_not_forgotten() -> None:
+    h = harness(request_timeout_s=10_000.0)
+    hint = ProgramHint("p", "0", fork_len=32, siblings=2, will_continue=True)
+    h.add("a", [*FORK, 9], max_tokens=50, ignore_eos=True, program=hint)
+    for _ in range(40):
+        h.now += KEEP_S / 2
+        h.turn()
+    assert h.scheduler.programs.stats().holds == 1
+
+
+def test_one_program_cannot_hold_the_pool() -> None:
+    h = harness()
+    for i in range(12):
+        ids = [i + 1] * 3 + [(i * 11 + j) % 49 + 1 for j in range(57)]
+        h.add(f"r{i}", ids, max_tokens=1, program=ProgramHint("greedy", str(i), 60, 10**9, will_continue=True))
+        h.drain()
+        assert h.scheduler.programs.stats().held_tokens <= PROGRAM_SHARE * 256
+    assert h.scheduler.programs.stats().refused_holds > 0
+
+
+def test_all_programs_together_cannot_hold_the_pool_and_nobody_waits_for_them() -> None:
+    h = harness()
+    for i in range(12):
+        ids = [i + 1] * 3 + [(i * 11 + j) % 49 + 1 for j in range(57)]
+        h.add(f"r{i}", ids, max_tokens=1, program=ProgramHint(f"p{i}", "0", will_continue=True))
+        h.drain()
+    assert 0 < h.scheduler.programs.stats().held_tokens <= TOTAL_SHARE * 256
+    h.add("big", [7] * 120, max_tokens=8)
+    h.add("bigger", [8] * 120, max_tokens=8)
+    h.drain()
+    h.assert_output("big")
+    h.assert_output("bigger")
+
+
+def test_the_number_of_programs_is_bounded() -> None:
+    h = harness(check=False, max_queued_requests=10**6)
+    for i in range(MAX_PROGRAMS + 10):
+        h.scheduler.programs.joined(ProgramHint(f"p{i}"), i, 0.0)
+    assert h.scheduler.programs.stats().programs == MAX_PROGRAMS
+
+
+def test_a_scoring_request_keeps_its_prompt_for_the_next_call() -> None:
+    h = harness()
+    prompt = tuple(FORK)
+    h.add_score("s", {prompt: [[40], [41, 42]]}, program=ProgramHint("p", "0", will_continue=True))
+    h.drain()
+    h.assert_scores("s")
+    for tag in range(6):
+        fill(h, tag)
+    assert cached(h, FORK) == len(FORK)
+
+
+def test_branches_of_a_program_stand_together() -> None:
+    h = harness(max_running_requests=1, schedule_policy="lpm")
+    order: list[str] = []
+    for i in range(3):
+        h.add(f"a{i}", [1 + i], max_tokens=1, program=ProgramHint("a", str(i)))
+        h.add(f"b{i}", [11 + i], max_tokens=1, program=ProgramHint("b", str(i)))
+        h.add(f"c{i}", [21 + i], max_tokens=1)
+    while h.turn():
+        order += [rid for rid in h.finishes if rid not in order]
+    assert order == ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1", "c2"]
+
+
+def test_priority_and_patience_come_before_programs() -> None:
+    h = harness(max_running_requests=1, schedule_policy="lpm", request_timeout_s=1000.0)
+    h.add("first", [1], max_tokens=1, program=ProgramHint("a", "0"))
+    h.add("old", [2], max_tokens=1)
+    h.now = 11.0
+    h.add("sibling", [3], max_tokens=1, program=ProgramHint("a", "1"))
+    h.add("urgent", [4], max_tokens=1, priority=1)
+    order: list[str] = []
+    while h.turn():
+        order += [rid for rid in h.finishes if rid not in order]
+    assert order == ["urgent", "first", "old", "sibling"]
+
+
+def test_wrong_hints_change_no_output() -> None:
+    h = harness(num_slots=96, max_context=64)
+    for i in range(30):
+        hint = ProgramHint(f"p{i % 3}", "x" * (i % 4), [0, 5, 10**9, -7][i % 4], [-1, 0, 3][i % 3], bool(i % 2))
+        h.add(f"r{i}", [1, 2, 3, *range(i % 20 + 1, i % 20 + 15)], program=hint)
+        h.turn()
+        if i % 5 == 0:
+            h.scheduler.programs.release(f"p{i % 4}", [None, "", "xx"][i % 3])
+    h.drain()
+    for rid in h.requests:
+        h.assert_output(rid)
+
+
+def test_hints_without_a_cache_do_nothing() -> None:
+    h = harness(cache=False)
+    h.add("a", FORK, program=ProgramHint("p", "0", 32, 9, will_continue=True))
+    h.drain()
+    h.assert_output("a")
+    assert h.scheduler.programs.stats().programs == 0
+
+
+def test_a_failed_step_forgets_all_holds() -> None:
+    h = harness()
+    h.add("a", FORK, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+    h.drain()
+    h.add("b", [9, 9], program=ProgramHint("q", "0"))
+    h.submit()
+    h.fail()
+    h.drain()
+    assert h.scheduler.programs.stats().holds == 0
+    deltas: list[TokenDelta] = h.scheduler.take_deltas()
+    assert not deltas
