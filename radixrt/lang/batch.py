@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +24,7 @@ class BatchItem:
     Attributes:
         index: of the item.
         values: by name; what was read back from a file is plain JSON.
-        state: None for an item that failed or was read back from a file.
+        state: None for an item that failed, and where results go to a file: there may be very many.
         error: why it failed, or None; `exception` is the error itself.
         resumed: it was read back from a file.
     """
@@ -62,8 +62,7 @@ async def run_batch(
                 if before is not None and before.input == _plain(item):
                     results[index] = before
                 else:
-                    results[index] = await _one(one, index, item)
-                    file.add(results[index])
+                    results[index] = file.add(await _one(one, index, item))
                 bar.update()
 
         workers = [
@@ -114,9 +113,10 @@ class _Output:
         if self._file is not None:
             self._file.close()
 
-    def add(self, item: BatchItem) -> None:
+    def add(self, item: BatchItem) -> BatchItem:
+        """Write it, if there is a file; what is then to be kept of it."""
         if self._file is None:
-            return
+            return item
         line: dict[str, Any] = {"index": item.index, "input": _plain(item.input)}
         if item.error is not None:
             line["error"] = item.error
@@ -132,6 +132,7 @@ class _Output:
             }
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
+        return replace(item, state=None)
 
 
 def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:

@@ -15,7 +15,7 @@ from radixrt.engine.client import new_rid, raise_for_error
 from radixrt.engine.prompt_parts import pack_parts
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
-from radixrt.messages import Finish, GenerateReq, TextDelta, Timings, TokenLogprob, Usage, unpack_i32
+from radixrt.messages import Finish, GenerateReq, ProgramHint, TextDelta, Timings, TokenLogprob, Usage, unpack_i32
 
 if TYPE_CHECKING:
     from radixrt.engine.engine import Engine
@@ -44,6 +44,7 @@ class EngineBackend(Backend):
             parts=pack_parts(call.prompt.parts),
             stream=call.stream,
             timeout_s=NO_DEADLINE_S if call.timeout_s is None else call.timeout_s,
+            program=_program_hint(call.hint),
         )
         collected = _Collected()
         async with self._open:
@@ -97,7 +98,7 @@ class EngineBackend(Backend):
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
         async with self._open:
-            scored = await self._engine.async_score(prompt.parts, choices, method)
+            scored = await self._engine.async_score(prompt.parts, choices, method, program=_program_hint(hint))
         return Decision(
             scored.choice,
             scored.logprobs,
@@ -124,7 +125,7 @@ class EngineBackend(Backend):
         return self._encoder.encode(packed, "prompt")
 
     async def release(self, program: str, branch: str | None = None) -> None:
-        return None
+        self._engine.release(program, branch)
 
     async def aclose(self) -> None:
         return None
@@ -170,3 +171,9 @@ class _Collected:
 
 def _as_engine_error(error: RequestError) -> RequestError | EngineError:
     return EngineError(error.message) if error.code == "engine_dead" else error
+
+
+def _program_hint(hint: Hint | None) -> ProgramHint | None:
+    if hint is None:
+        return None
+    return ProgramHint(hint.program, hint.branch, hint.fork_len, hint.siblings, hint.will_continue)

@@ -97,18 +97,25 @@ class Function:
             CallError: a call of the program's own state failed, or one that the program read.
             Exception: what the function itself raised.
         """
-        program, state = self._start(args, kwargs, backend, sampling)
-        if self.is_async:
-            return runtime().wait(runtime().submit(self._through(program, state, args, kwargs)), self._awaited)
         if runtime().here:
             raise ProgramError(f"this would stop the event loop that does the work; write {self._awaited}")
+        program, state = self._start(args, kwargs, backend, sampling)
         try:
+            if self.is_async:
+                return self._finish_elsewhere(program, state, args, kwargs)
             state.returned = program.call(functools.partial(self.body, state, *args, **kwargs))
             program.end().result()
         except BaseException as error:
             program.abort(error).result()
             raise
         return state
+
+    def _finish_elsewhere(self, program: Program, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        future = runtime().submit(self._through(program, state, args, kwargs))
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # where the waiting ended before the program did
 
     async def async_run(
         self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any

@@ -168,26 +168,27 @@ class Program:
         await self._close()
         error = self._branches[0].error
         if error is not None:
-            self.log.error = self.log.error or str(error)
-        self.log.emit("program_end")
-        if error is not None:
             raise error
 
     async def _abort(self) -> None:
-        if self.closed:
-            return
-        for branch in self._branches:
-            branch.abort()
-        await self._close()
-        self.log.emit("program_end")
+        if not self.closed:
+            for branch in self._branches:
+                branch.abort()
+            await self._close()
 
     async def _close(self) -> None:
         while self.tasks:
             await asyncio.wait(self.tasks)
+        if self.closed:  # an abort met the end
+            return
         self.closed = True
         for branch in self._branches:
             branch.leave()
+        error = self._branches[0].error
+        if error is not None:
+            self.log.error = self.log.error or str(error)
         self.log.end = time.monotonic()
+        self.log.emit("program_end")
         self.release(None)
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=RELEASE_S)

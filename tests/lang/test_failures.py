@@ -157,11 +157,19 @@ async def test_cancelling_a_task_aborts_the_program(engine: rt.Engine, kind: str
     assert isinstance(seen[0], asyncio.CancelledError)
 
 
-def test_ctrl_c_aborts_the_program(engine: rt.Engine) -> None:
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_ctrl_c_aborts_the_program(engine: rt.Engine, kind: str) -> None:
     @rt.function(**LONG)
-    def program(s: rt.State) -> None:
+    def plain(s: rt.State) -> None:
         s += "Go" + rt.gen("x")
         s["x"]
+
+    @rt.function(**LONG)
+    async def awaiting(s: rt.State) -> None:
+        s += "Go" + rt.gen("x")
+        await s.get("x")
+
+    program = plain if kind == "def" else awaiting
 
     def interrupt() -> None:
         assert_eventually(lambda: running(engine))

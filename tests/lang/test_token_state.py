@@ -35,7 +35,7 @@ class Recording(EngineBackend):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self.sent: list[tuple[Sequence[Part], list[int] | None]] = []
+        self.sent: list[tuple[Sequence[Part], Sequence[int] | None]] = []
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
         async for delta in super().generate(call):
@@ -125,7 +125,8 @@ def check_prompts(backend: Recording, tokenizer: Tokenizer, calls: Sequence[Call
     before = [list(call.prompt_ids + call.output_ids) for call in calls if call.prompt_ids and call.output_ids]
     for parts, prompt_ids in backend.sent:
         packed = [part.tolist() if isinstance(part, array) else part for part in parts]
-        assert encoder.encode(packed, "parts") == prompt_ids
+        assert prompt_ids is not None
+        assert encoder.encode(packed, "parts") == list(prompt_ids)
         assert not any(isinstance(part, (array, list)) for part in parts[1:])
         if isinstance(packed[0], list):
             assert any(ids[: len(packed[0])] == packed[0] for ids in before)
