@@ -1,4 +1,4 @@
-"""The command line: `radixrt launch`, `generate` and `schema check`. Nothing heavy is imported before it is needed."""
+"""The command line: launch, generate, replay and schema check. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from radixrt._version import __version__
@@ -44,6 +44,13 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.0, help="0 always gives the likeliest answer")
     _add_options(generate, server=False)
 
+    replay = commands.add_parser(
+        "replay", help="send a trace of programs to a server as a load",
+        description="Send the calls of a trace (rt.trace) to a server, with the same arrivals and each call after "
+        "those that it needs, and print what was recorded beside what was replayed. Exit code 1 if calls failed.",
+    )  # fmt: skip
+    _add_replay(replay)
+
     schema = commands.add_parser(
         "schema", help="look at a schema, a regex or a grammar", description="Look at constraints of structured output."
     )
@@ -55,6 +62,38 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )  # fmt: skip
     return parser
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", help="the JSON lines that rt.trace wrote")
+    parser.add_argument("--base-url", required=True, help="a radixrt server, or any with OpenAI's /v1/completions")
+    parser.add_argument("--model", help="the model to ask for; default: the first that the server lists")
+    parser.add_argument("--api-key", help="the server's key, if it asks for one")
+    parser.add_argument(
+        "--speed", type=_above_zero(float), default=1.0,
+        help="how much faster than recorded; inf sends each call as soon as those before it are answered (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--concurrency", type=_above_zero(int), metavar="N", help="most calls that are open at once (default: no limit)"
+    )
+    parser.add_argument(
+        "--send", choices=("auto", "ids", "text"), default="auto",
+        help="prompts as token ids or as text; auto: ids to a radixrt server with the trace's tokenizer, else text",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plain", action="store_true", help="plain completions even to a radixrt server, which learns of no program"
+    )
+
+
+def _above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+        return value
+
+    read.__name__ = kind.__name__  # what argparse calls it
+    return read
 
 
 def _add_schema_check(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +162,15 @@ def _generate(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _replay(args: argparse.Namespace) -> int:
+    from radixrt.lang.replay import command
+
+    return command(
+        args.trace, args.base_url, api_key=args.api_key, model=args.model, speed=args.speed,
+        concurrency=args.concurrency, send=args.send, plain=args.plain,
+    )  # fmt: skip
+
+
 def _schema(args: argparse.Namespace) -> int:
     _log("warning")
     from radixrt.schema_check import check
@@ -134,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's or a missing part is one line on stderr and exit code 2."""
     args = build_parser().parse_args(argv)
     try:
-        return {"launch": _launch, "generate": _generate, "schema": _schema}[args.command](args)
+        return {"launch": _launch, "generate": _generate, "replay": _replay, "schema": _schema}[args.command](args)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr)
         return 2
