@@ -1,0 +1,44 @@
+"""What the examples share: the options --model and --base-url, and the line about reuse that each prints at its end."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import radixrt as rt
+
+DATA = Path(__file__).parent / "data"
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of every example; some add their own."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--model", help="folder, hub id or GGUF file to run in this process; default: the embedded model")
+    made.add_argument("--base-url", help="run on this radixrt server instead, e.g. http://127.0.0.1:30000")
+    return made
+
+
+@contextmanager
+def backend(args: argparse.Namespace) -> Iterator[None]:
+    """Programs inside the block run where the options say."""
+    if args.base_url:
+        rt.set_default_backend(args.base_url)
+        yield
+    else:
+        with rt.Engine(model=args.model, log_level="warning") as engine:
+            rt.set_default_backend(engine)
+            yield
+
+
+def reuse(*states: rt.State) -> str:
+    """What some runs needed and did not have to compute, in one line."""
+    used = [state.usage for state in states]
+    return reuse_line(
+        sum(u.calls for u in used), sum(u.prompt_tokens for u in used), sum(u.cached_tokens for u in used)
+    )
+
+
+def reuse_line(calls: int, prompt: int, cached: int) -> str:
+    return f"reuse: {calls} calls, {prompt} prompt tokens, {cached} of them from the cache ({cached / prompt:.0%})"
