@@ -21,7 +21,7 @@ class Composed:
     """A prompt ready to be sent.
 
     Attributes:
-        text: the text that its parts stand for; "" where only messages are sent.
+        text: the text that its parts stand for; where only messages are sent, they as lines.
         rerendered: it does not begin with all that is known as token ids, because the template rewrote it.
         known: how many of its tokens are sent as ids.
     """
@@ -63,15 +63,14 @@ class Composer:
         conversation = fold(transcript)
         messages = as_messages(conversation.messages) or None
         if not self._tokens:
-            return Composed(
-                Prompt([conversation.text] if conversation.text else [], messages, conversation.open), "", False, 0
-            )
+            parts: list[Part] = [conversation.text] if conversation.text else []
+            return Composed(Prompt(parts, messages, conversation.open), self.text(transcript), False, 0)
         pieces = self._pieces(conversation)
         text = "".join(piece.text for piece in pieces)
         if not text:
             raise RequestError("there is no text yet to go on from; append some before the first call", param="prompt")
         known, rerendered = _known(transcript, text)
-        parts: list[Part] = [] if known is None else [known.ids]
+        parts = [] if known is None else [known.ids]
         parts += _parts(pieces, 0 if known is None else len(known.text))
         prompt = Prompt(parts, messages, conversation.open)
         return Composed(prompt, text, rerendered, 0 if known is None else len(known.ids))

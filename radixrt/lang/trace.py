@@ -18,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from radixrt.lang.events import BranchRecord, CallRecord, Event, Record, RunLog, observe
+from radixrt.lang.rehearsal import PREFIX
 from radixrt.lang.sharing import Sharing
 from radixrt.lang.trace_file import PLAIN, TIMES, VERSION, BranchLine, CallLine, EndLine, Line, ProgramLine
 
@@ -65,7 +66,7 @@ class trace:
 
     def _observe(self, log: RunLog, event: Event, record: Record | None) -> None:
         with self._lock:
-            if self._file is None:
+            if self._file is None or log.backend.startswith(PREFIX):  # `explain` only pretends
                 return
             sharing = self._runs.get(log.program)
             if sharing is None:
