@@ -78,8 +78,10 @@ class Generate(Step):
         if self._gen.tools is not None and dialect is not None:
             said, calls = read_tool_calls(result.text, self._gen.tools, dialect)
             return said, replace(_meta(result, record), tool_calls=calls)
+        marker = self._sampling.structured.reasoning_end
+        text = result.text if marker is None else result.text.partition(marker)[2]
         try:
-            return self._gen.type.read(result.text), _meta(result, record)
+            return self._gen.type.read(text), _meta(result, record)
         except ValueError as error:
             record.error = describe(error)
             raise

@@ -16,6 +16,7 @@ from radixrt.engine.arguments import as_sampling_params
 from radixrt.errors import RequestError, shown
 from radixrt.lang.answer_type import VALUE_TOKENS, AnswerType, answer_type
 from radixrt.lang.backend import SelectMethod, Unsupported
+from radixrt.lang.errors import ProgramError
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ class Gen(Expr):
         if self.tools is not None:
             chosen.pop("stop", None)
         chosen.setdefault("max_tokens", self.type.max_tokens if self.tools is None else VALUE_TOKENS)
-        return as_sampling_params({**chosen, **self.type.constraint})
+        params = as_sampling_params({**chosen, **self.type.constraint})
+        if params.structured.reasoning_end is not None:  # which may be a special token, and must show in the text
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
+        return params
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,14 @@ class Join(Expr):
         """The joined text, once every slot is done.
 
         Raises:
-            CallError: one failed, and skip_errors is not set.
+            CallError: one failed, and skip_errors is not set; ProgramError: one was cancelled.
         """
         texts = []
         for i, (slot, key) in enumerate(zip(self.slots, self.keys, strict=True)):
             if slot.error is not None and self.skip_errors:
                 continue
+            if slot.cancelled:
+                raise ProgramError(f"branch {slot.branch}, {slot.label}: it was cancelled; see skip_errors")
             texts.append(self.form.format(value=slot.text, key=key, index=i))
         return self.sep.join(texts)
 

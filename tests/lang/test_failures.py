@@ -194,7 +194,11 @@ def test_a_branch_can_be_cancelled_alone(engine: rt.Engine) -> None:
             runners["slow"].cancel()
         with pytest.raises(rt.ProgramCancelled):
             runners["slow"]["x"]
-        s += rt.gen("y", max_tokens=2)
+        s += rt.join(runners, "x", skip_errors=True) + rt.gen("y", max_tokens=2)
+        other = s.copy()
+        other += rt.join(runners, "x") + rt.gen("z")
+        with pytest.raises(rt.CallError, match=r"race, branch 0/3 \(0\), join: branch 0/1, .* was cancelled"):
+            other["z"]
         return won
 
     state = race.run(backend=engine)

@@ -104,6 +104,17 @@ def test_several_typed_values(engine: rt.Engine) -> None:
     assert all(isinstance(value, Color) for value in program.run(backend=engine)["colors"])
 
 
+def test_a_value_behind_free_reasoning(engine: rt.Engine) -> None:
+    @rt.function(temperature=1.0, seed=4)
+    def program(s: rt.State) -> None:
+        s += "Think: "
+        s += rt.gen("value", Color, structured={"reasoning_end": "\n", "reasoning_budget": 8}, max_tokens=30)
+
+    state = program.run(backend=engine)
+    assert isinstance(state["value"], Color)
+    assert state.meta["value"].text.endswith(f"\n{state['value'].value}")
+
+
 def test_stop_strings_of_the_program_are_for_texts_only(engine: rt.Engine) -> None:
     @rt.function(stop="\n")
     def program(s: rt.State) -> None:
