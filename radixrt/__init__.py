@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from radixrt.lang.state import State
     from radixrt.lang.streaming import StreamEvent
     from radixrt.lang.trace import trace
+    from radixrt.lang.trace_file import read_trace
     from radixrt.lang.words import (
         assistant,
         assistant_begin,
@@ -65,6 +66,7 @@ _HOMES = {
     "ProgramCancelled": "radixrt.lang.errors",
     "ProgramError": "radixrt.lang.errors",
     "ProgramStream": "radixrt.lang.run_stream",
+    "read_trace": "radixrt.lang.trace_file",
     "role": "radixrt.lang.words",
     "role_begin": "radixrt.lang.words",
     "role_end": "radixrt.lang.words",
@@ -112,6 +114,7 @@ __all__ = [
     "gen",
     "image",
     "join",
+    "read_trace",
     "role",
     "role_begin",
     "role_end",
