@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from radixrt.lang.batch import BatchItem, run_batch
 from radixrt.lang.errors import ProgramError
@@ -20,6 +19,9 @@ from radixrt.lang.run_stream import ProgramStream
 from radixrt.lang.runtime import runtime
 from radixrt.lang.state import State
 from radixrt.lang.words import SubProgram
+
+if TYPE_CHECKING:
+    from radixrt.lang.explain import Explanation
 
 RESERVED = ("backend", "sampling")
 DEFAULT_CONCURRENCY = 32
@@ -178,10 +180,11 @@ class Function:
             self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume
         )
 
-    def explain(self, *args: Any, backend: Any = None, **kwargs: Any) -> Any:
+    def explain(self, *args: Any, backend: Any = None, **kwargs: Any) -> Explanation:
         """What a run would call and share, without running it. See `radixrt.lang.explain`."""
-        module = importlib.import_module("radixrt.lang.explain")
-        return module.explain(self, args, kwargs, backend)
+        from radixrt.lang.explain import explain
+
+        return explain(self, args, kwargs, backend)
 
     @property
     def _awaited(self) -> str:

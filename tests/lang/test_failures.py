@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -250,6 +251,23 @@ def test_a_backend_that_dies_midway(tiny_model: Callable[[str], Path]) -> None:
     late += "Go" + rt.gen("x")
     with pytest.raises(rt.CallError, match="the engine was shut down"):
         late.close()
+
+
+def test_a_process_of_the_engine_that_is_killed(tiny_model: Callable[[str], Path]) -> None:
+    @rt.function(**LONG)
+    def program(s: rt.State) -> None:
+        s += "Go"
+        branches = s.fork(3)
+        for branch in branches:
+            branch += rt.gen("x") + rt.gen("y")
+        assert_eventually(lambda: running(engine))
+        os.kill(engine.pids["scheduler"], signal.SIGKILL)
+        branches.values("y")
+
+    with start(tiny_model("llama"), executor="mp") as engine, pytest.raises(rt.CallError) as raised:
+        program.run(backend=engine)
+    assert isinstance(raised.value.__cause__, EngineError)
+    assert "scheduler" in str(raised.value)
 
 
 def test_a_call_has_a_deadline_of_its_own(engine: rt.Engine) -> None:
