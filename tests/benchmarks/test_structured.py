@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import structured
 from benchmarks.grammar_jobs import read_entries, run
-from benchmarks.grammar_worker import Answer
+from benchmarks.grammar_worker import Answer, declared, in_order
 
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 ENTRIES: list[dict[str, Any]] = [
@@ -65,8 +65,19 @@ def test_verdicts_tell_refusals_from_deaths() -> None:
     answers = [
         Answer("a", tests=2),
         Answer("b", tests=1, valid_refused=1),
+        Answer("e", tests=2, valid_refused=1, refused_in_order=1),
         Answer("c", error="RequestError: no"),
         Answer("d", error="over 3 s", compile_s=3.0),
     ]
-    assert structured.verdicts("x", answers) == ["x", "2", "1", "1", "1 (25.0%)", "1 of 3", "0 of 3"]
-    assert structured.times("x", answers)[1:5] == ["0.0", "2550.0", "2910.0", "3000.0"]
+    assert structured.verdicts("x", answers) == ["x", "3", "1", "1", "1 (20.0%)", "2 (40.0%)", "1 of 5", "0 of 5"]
+    assert structured.times("x", answers)[1:5] == ["0.0", "2400.0", "2880.0", "3000.0"]
+
+
+def test_instances_take_the_order_of_the_schema() -> None:
+    inner = {"properties": {"b": {}, "a": {}}}
+    schema = {"properties": {"list": {"items": inner}, "first": {}}, "$defs": {"other": {"properties": {"x": {}}}}}
+    value = {"other": 1, "first": 2, "list": [{"a": 1, "z": 2, "b": 3}]}
+    ordered = in_order(declared(schema), value)
+    assert list(ordered) == ["list", "first", "other"]
+    assert list(ordered["list"][0]) == ["b", "a", "z"]
+    assert ordered == value
