@@ -33,11 +33,15 @@ def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[
     if policy == "fcfs" or len(by_arrival) < 2:
         return by_arrival
     window = by_arrival[:WINDOW]
-    patient = [r for r in window if now - r.arrived_at <= PATIENCE_S]
-    overdue = [r for r in window if now - r.arrived_at > PATIENCE_S]
+    patient = [r for r in window if not is_overdue(r, now)]
+    overdue = [r for r in window if is_overdue(r, now)]
     arranged = _ORDERS[policy](patient, kv)
     arranged.sort(key=lambda r: -r.priority)  # stable: the policy's order within one priority
     return sorted(overdue + arranged, key=lambda r: -r.priority) if overdue else arranged
+
+
+def is_overdue(req: Req, now: float) -> bool:
+    return now - req.arrived_at > PATIENCE_S
 
 
 def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:

@@ -1,13 +1,17 @@
 """`Programs`: what running programs say about their next calls, turned into how long the radix tree keeps which node.
 
-Nothing here is needed for a right answer, and nothing that a client says is trusted: a hint only moves nodes in the
-order in which they are evicted, so it can neither lock a slot nor hold up an admission. What is *held* goes last:
+Nothing here is needed for a right answer, and nothing that a client says is trusted: a hint moves nodes in the order in
+which they are evicted, and locks no slot. What is *held* goes last:
 
 - LEASED: the prefix that the branches of a fork share, from the moment it is in the tree;
 - EXTENDED: the end of a call that the program means to go on from.
 
 What is *done* goes first: what a branch had for itself, once it has made its last call or is released. A hit on such
 nodes shows that someone else wants them, and they are as any others again.
+
+Between two calls of a program its slots are nobody's, and whoever waits would be admitted into them just before the
+next call comes. So for GRACE_S others are passed over that would displace what is held, as long as there is other work
+and they have not waited too long.
 
 Bounds: a program holds at most PROGRAM_SHARE of the pool and all together TOTAL_SHARE; beyond that a hint is ignored.
 What a program holds goes back KEEP_S after its last sign of life.
@@ -24,8 +28,11 @@ from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.kv_manager import KVManager
 
 KEEP_S = 10.0
-PROGRAM_SHARE = 0.5
-TOTAL_SHARE = 0.75
+PROGRAM_SHARE = 0.75
+TOTAL_SHARE = 0.9
+GRACE_S = 0.25
+GRACE_SHARE = 0.5
+"""Bounds in time and in parts of the pool of what others are not admitted into."""
 MAX_PROGRAMS = 4_096
 MAX_HOLDS = 65_536
 MAX_BRANCHES = 65_536
@@ -150,6 +157,17 @@ class Programs:
                 self._unhold(program, hold)
         else:
             self._give_up(node, own_from)
+
+    def expected(self, program: Program | None, now: float) -> int:
+        """Tokens that calls of other programs than this one will want in a moment."""
+        tokens = 0
+        for other in reversed(self._programs.values()):
+            if now - other.seen_at > GRACE_S:
+                break
+            if other is not program:
+                holds = [*other.forks.values(), *(b.hold for b in other.branches.values() if b.hold is not None)]
+                tokens += sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)
+        return min(tokens, int(GRACE_SHARE * self._kv.allocator.num_slots))
 
     # --- the program's own word, and time ---
 

@@ -35,7 +35,7 @@ from radixrt.scheduler.constrained import ConstrainedRequests, append_token
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
-from radixrt.scheduler.policy import arrange
+from radixrt.scheduler.policy import arrange, is_overdue
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
@@ -301,6 +301,9 @@ class Scheduler:
             if self._active and reserved + need > self._kv.reachable_slots:
                 self._kv.unlock_prefix(req)
                 return
+            if self._active and self._would_displace(req, reserved + need, now):
+                self._kv.unlock_prefix(req)
+                continue
             self._kv.take_row(req, prefix)
             self._waiting.remove(req)
             self._active.append(req)
@@ -312,6 +315,13 @@ class Scheduler:
                 return
             budget -= used
             reserved += self._ratio.reserve(req)
+
+    def _would_displace(self, req: Req, wanted: int, now: float) -> bool:
+        """Whether slots would go to this request that another program's next call is about to ask for."""
+        room = self._kv.reachable_slots - wanted
+        if room >= self.programs.held_tokens or is_overdue(req, now):
+            return False
+        return room < self.programs.expected(req.program, now)
 
     def _admitted(self, req: Req, cached: int, now: float) -> None:
         req.state = ReqState.PREFILL

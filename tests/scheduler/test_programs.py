@@ -233,3 +233,38 @@ def test_a_failed_step_forgets_all_holds() -> None:
     assert h.scheduler.programs.stats().holds == 0
     deltas: list[TokenDelta] = h.scheduler.take_deltas()
     assert not deltas
+
+
+def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
+    def computed(hinted: bool) -> int:
+        h = harness(num_slots=160, max_running_requests=4)
+        hint = ProgramHint("p", "0", will_continue=True) if hinted else None
+        prompt = list(range(1, 49)) + list(range(1, 33))
+        h.add("other", [9, 9, 9], max_tokens=40, ignore_eos=True)
+        h.add("turn", prompt, max_tokens=1, program=hint)
+        while "turn" not in h.finishes:
+            h.turn()
+        h.add("big", [7] * 90, max_tokens=1)
+        for _ in range(3):
+            h.turn()
+        h.add("next", [*prompt, 5], max_tokens=1, program=hint)
+        h.drain()
+        for rid in h.requests:
+            h.assert_output(rid)
+        return h.usages["next"].cached_tokens
+
+    assert computed(hinted=True) == 80
+    assert computed(hinted=False) < 80
+
+
+def test_who_has_waited_long_is_admitted_all_the_same() -> None:
+    h = harness(num_slots=160, request_timeout_s=1000.0)
+    h.add("other", [9, 9, 9], max_tokens=60, ignore_eos=True)
+    h.add("big", [7] * 90, max_tokens=1)
+    h.now = 11.0
+    for i in range(6):
+        h.add(f"turn{i}", [i + 1] * 70, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+        h.turn()
+        h.turn()
+    assert "big" in h.finishes
+    h.drain()
