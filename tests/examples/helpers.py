@@ -1,0 +1,21 @@
+"""Runs an example as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *arguments: object, cwd: Path) -> str:
+    """What the example prints; it must end well."""
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)],
+        capture_output=True, text=True, timeout=280, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
