@@ -235,7 +235,7 @@ class Branch:
                 self._fail(self._origin.error)
                 return
         step = self._steps.popleft()
-        if self.program.cancelled and self.error is None:
+        if (self.program.cancelled or self.program.closed) and self.error is None:
             self.error = self.program.cancellation(self.id)
         if self.error is not None:
             self._refuse(step, self.error)

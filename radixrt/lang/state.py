@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from radixrt.errors import shown
 from radixrt.lang.branch import Branch, Fork, ForkPoint, Step, Write, WriteJoined
 from radixrt.lang.branches import Branches
 from radixrt.lang.calls import Choose, Generate
@@ -23,6 +21,7 @@ from radixrt.lang.names import MetaView, Names
 from radixrt.lang.program import Program
 from radixrt.lang.prompt import as_messages
 from radixrt.lang.slot import Slot
+from radixrt.lang.standing import Standing
 from radixrt.lang.transcript import Begin, End, Text, Tools, fold
 from radixrt.lang.words import (
     Expr,
@@ -41,19 +40,6 @@ if TYPE_CHECKING:
     from radixrt.lang.usage import ProgramUsage
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """Where a state stands between words.
-
-    Attributes:
-        role: the open message's, or None.
-        form: "roles" or "plain", once something has been appended.
-    """
-
-    role: str | None = None
-    form: str | None = None
 
 
 class State:
@@ -81,7 +67,7 @@ class State:
         self._program = program
         self._branch = program.root if branch is None else branch
         self._names = Names()
-        self._standing = _Standing()
+        self._standing = Standing()
         self._defaults = dict(defaults)
         self._forks = self._children = 0
         self.returned: Any = None
@@ -100,7 +86,7 @@ class State:
         return self
 
     def append(self, value: Expr | str) -> State:
-        """Append a text or a word; returns at once.
+        """Append a text or a word; returns at once. Of several joined with `+`, those before a wrong one are appended.
 
         Raises:
             TypeError: it is neither.
@@ -108,21 +94,20 @@ class State:
             RequestError: a sampling parameter of the program is not valid.
             ProgramCancelled: the program was cancelled.
         """
-        steps: list[Step] = []
-        for item in _flat(as_expr(value)):
-            if isinstance(item, SubProgram):
-                self._queue(steps)
-                steps = []
-                item.body(self)
-            else:
-                steps += self._steps(item)
-        self._queue(steps)
-        return self
-
-    def _queue(self, steps: Sequence[Step]) -> None:
         self._check_open()
-        if steps:
-            self._branch.add(steps)
+        steps: list[Step] = []
+        try:
+            for item in _flat(as_expr(value)):
+                if isinstance(item, SubProgram):
+                    self._branch.add(steps)
+                    steps = []
+                    item.body(self)
+                else:
+                    steps += self._steps(item)
+        finally:
+            if steps:
+                self._branch.add(steps)
+        return self
 
     def _check_open(self) -> None:
         if self._program.cancelled:
@@ -132,12 +117,14 @@ class State:
 
     def _steps(self, item: Expr) -> list[Step]:
         if isinstance(item, RoleBegin):
-            return [self._begin(item.role)]
+            self._standing = self._standing.begin(item.role)
+            return [Write(Begin(item.role))]
         if isinstance(item, RoleEnd):
-            return [self._end_role(item.role)]
+            self._standing = self._standing.end(item.role)
+            return [Write(End())]
         if isinstance(item, TextWord) and not item.text:
             return []
-        self._speak(item)
+        self._standing = self._standing.say(item)
         if isinstance(item, TextWord):
             return [Write(Text(item.text))]
         if isinstance(item, Join):
@@ -155,34 +142,6 @@ class State:
         if name is not None:
             self._names[name] = slot
         return slot
-
-    def _begin(self, role: str) -> Step:
-        if self._standing.role is not None:
-            raise ProgramError(f"a {role} message begins inside the {self._standing.role} message; end that first")
-        if self._standing.form == "plain":
-            raise ProgramError(
-                f"a {role} message after text without a role; put that text into rt.user(...) or rt.system"
-            )
-        self._standing = _Standing(role, "roles")
-        return Write(Begin(role))
-
-    def _end_role(self, role: str) -> Step:
-        open_role = self._standing.role
-        if open_role is None:
-            raise ProgramError(f"the end of a {role or 'message'} where none is open")
-        if role and role != open_role:
-            raise ProgramError(f"the end of a {role} message where the {open_role} message is open")
-        self._standing = _Standing(None, "roles")
-        return Write(End())
-
-    def _speak(self, item: Expr) -> None:
-        """What is said outside of messages in a program with roles has no place in the conversation."""
-        if self._standing.role is not None:
-            return
-        if self._standing.form == "roles":
-            what = f"the text {shown(item.text)}" if isinstance(item, TextWord) else f"a {type(item).__name__.lower()}"
-            raise ProgramError(f"{what} outside of a message; put it into rt.user(...) or rt.assistant(...)")
-        self._standing = _Standing(None, "plain")
 
     @contextlib.contextmanager
     def defaults(self, sampling: Mapping[str, Any]) -> Iterator[None]:

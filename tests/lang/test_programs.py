@@ -328,6 +328,13 @@ def test_words_where_they_cannot_stand(engine: rt.Engine, words: Any, message: s
         program.run(backend=engine)
 
 
+def test_what_stands_before_a_wrong_word_is_appended(engine: rt.Engine) -> None:
+    with rt.State(engine, sampling=GREEDY) as s:
+        with pytest.raises(rt.ProgramError, match="after text without a role"):
+            s += "Go" + rt.gen("x") + rt.user("b")
+        assert s["x"] == one(engine, "Go", GREEDY).text
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
