@@ -31,7 +31,7 @@ async def backend(server_url: str) -> AsyncIterator[Endpoint]:
 async def deltas(
     backend: Backend, prompt: Prompt = ASK, *, stream: bool = False, timeout_s: float | None = None, **sampling: Any
 ) -> list[Delta]:
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, **sampling})
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling})
     hint = Hint("p-1", "0/1", fork_len=5, siblings=2, will_continue=True)
     call = Call(prompt, params, stream=stream, timeout_s=timeout_s, hint=hint)
     return [delta async for delta in backend.generate(call)]
@@ -49,7 +49,7 @@ async def generate(backend: Backend, prompt: Prompt = ASK, **options: Any) -> Re
 async def test_a_call(backend: Endpoint, server_url: str) -> None:
     result = await generate(backend)
     messages = [{"role": "user", "content": "Name three colours."}]
-    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0}
     async with httpx.AsyncClient() as client:
         chat = (await client.post(f"{server_url}/v1/chat/completions", json=body, timeout=60)).json()
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -112,9 +112,9 @@ async def test_control_tokens_in_a_users_text_are_text(backend: Endpoint) -> Non
 
 
 async def test_the_tokens_that_are_in_the_text(backend: Endpoint) -> None:
-    whole = await generate(backend, max_tokens=24)
+    whole = await generate(backend, max_tokens=10)
     stop = whole.text[9:14]
-    cut = await generate(backend, max_tokens=24, stop=stop)
+    cut = await generate(backend, max_tokens=10, stop=stop)
     assert cut.matched_stop == stop
     assert cut.token_ids is not None
     assert cut.kept is not None
@@ -125,7 +125,7 @@ async def test_the_tokens_that_are_in_the_text(backend: Endpoint) -> None:
         url = backend.name.removeprefix("Endpoint ")
         text = (await client.post(f"{url}/detokenize", json={"tokens": again.prompt_ids})).json()["prompt"]
     assert text == cut.text
-    for options in ({"stop": stop, "include_stop_str_in_output": True, "max_tokens": 24}, {"max_tokens": 3}):
+    for options in ({"stop": stop, "include_stop_str_in_output": True, "max_tokens": 10}, {"max_tokens": 3}):
         result = await generate(backend, **options)
         assert (result.kept, result.tail) == (len(result.token_ids or ()), "")
     ended = await generate(backend, stop_token_ids=(whole.token_ids or ())[5:6])
@@ -159,7 +159,7 @@ def judge(s: rt.State, essay: str) -> None:
     s += rt.system("You grade essays.") + rt.user(essay)
     views = s.fork(["clarity", "style"])
     for view, topic in views.items():
-        view += rt.user(f"Comment on its {topic}.") + rt.assistant(rt.gen("note", max_tokens=12, stop=","))
+        view += rt.user(f"Comment on its {topic}.") + rt.assistant(rt.gen("note", max_tokens=5, stop=","))
     s += rt.user("Notes:\n" + rt.join(views, "note")) + rt.assistant(rt.select("grade", ["pass", "fail"]))
     s += rt.user("A number?") + rt.assistant(rt.gen("number", int))
 
@@ -230,10 +230,10 @@ async def idle(server_url: str) -> None:
 
 
 async def test_many_at_once(backend: Endpoint) -> None:
-    prompts = [Prompt([f"{i} is a number, and"]) for i in range(40)]
+    prompts = [Prompt([f"{i} is a number, and"]) for i in range(24)]
     results = await asyncio.gather(*(generate(backend, prompt, max_tokens=3) for prompt in prompts))
     assert [await generate(backend, prompt, max_tokens=3) for prompt in prompts[:3]] != []
-    assert len({tuple(result.prompt_ids or ()) for result in results}) == 40
+    assert len({tuple(result.prompt_ids or ()) for result in results}) == 24
 
 
 async def test_no_server_and_another_kind_of_server() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -81,12 +80,12 @@ async def test_arrivals_and_dependencies() -> None:
     early, late = chain(), chain()
     late.unix_time += 3.0
     target = Recorder()
+    begin = asyncio.get_running_loop().time()
     result = await replay([early, late], target, speed=10)
     times = [at for at, _ in target.asked]
     assert [question.call.name for _, question in target.asked] == ["a", "b", "a", "b"]
-    gaps = [later - before for before, later in pairwise(times)]
-    assert gaps[0] >= 0.02 + 0.1  # the answer, and a tenth of the recorded second
-    assert times[2] - times[0] >= 0.3
+    assert times[1] - times[0] >= 0.02 + 0.1  # the answer, and a tenth of the recorded second
+    assert times[2] - begin >= 0.3
     assert len(result.answers) == 4
     assert len(set(target.released)) == 2
     assert [list(q.ids) for _, q in target.asked][1] == [1, 2, 3, 4, 9, 9, 7, 8, 9]
@@ -125,10 +124,10 @@ def test_the_recorded_column() -> None:
 
 @rt.function(temperature=0)
 def recorded(s: rt.State, subject: str) -> None:
-    s += rt.user(f"Say something about {subject}.") + rt.assistant(rt.gen("first", max_tokens=10))
-    for i, branch in enumerate(s.fork(3)):
-        branch += rt.user(f"More, part {i}.") + rt.assistant(rt.gen("part", max_tokens=6))
-        branch += rt.user("True?") + rt.assistant(rt.gen("true", bool))
+    s += rt.user(f"About {subject}.") + rt.assistant(rt.gen("first", max_tokens=6))
+    for i, branch in enumerate(s.fork(2)):
+        branch += rt.user(f"Part {i}.") + rt.assistant(rt.gen("part", max_tokens=3))
+    s += rt.user("True?") + rt.assistant(rt.gen("true", bool))
     s += rt.user("Good?") + rt.assistant(rt.select("good", ["yes", "no"]))
 
 
@@ -147,23 +146,21 @@ def rows(text: str) -> dict[str, str]:
     return {name: right for name, _, right in found}
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--send", "text"], ["--plain", "--concurrency", "2"], ["--plain", "--send", "ids"]]
-)
+@pytest.mark.parametrize("options", [[], ["--send", "text"], ["--plain", "--send", "ids", "--concurrency", "2"]])
 def test_on_the_server(
     trace_path: Path, server_url: str, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["replay", str(trace_path), "--base-url", server_url, "--speed", "inf", *options])
     text = capsys.readouterr().out
     assert code == 0, text
-    assert text.startswith("16 calls of 2 programs, as fast as the calls allow\nreplayed on http://127.0.0.1:")
+    assert text.startswith("10 calls of 2 programs, as fast as the calls allow\nreplayed on http://127.0.0.1:")
     found = rows(text)
-    assert found["calls answered"] == "16"
+    assert found["calls answered"] == "10"
     assert found["calls failed"] == "0"
     logs = read_trace(trace_path)
     free = [call for log in logs for call in log.calls if call.name in ("first", "part")]
     assert int(found["output tokens"].replace(",", "")) >= sum(call.completion_tokens for call in free)
-    assert float(found["hit rate"].rstrip("%")) > 50
+    assert float(found["hit rate"].rstrip("%")) > 40
     assert ("(radixrt, smollm2" in text) == ("--plain" not in options)
 
 
