@@ -158,8 +158,8 @@ for (const row of rows) {
   below += row.height;
 }
 
-function ticks(from, to) {
-  const rough = (to - from) / 8, unit = 10 ** Math.floor(Math.log10(rough));
+function ticks(from, to, width) {
+  const rough = (to - from) / Math.max(2, Math.min(8, width / 90)), unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * unit).find((s) => s >= rough);
   const list = [];
   for (let k = Math.ceil(from / step - 1e-9); k * step <= to; k++) list.push(k * step);
@@ -179,7 +179,7 @@ function drawTimeline() {
   clip.append(svg("rect", { x: GUTTER, y: 0, width: width - GUTTER - RIGHT + 1, height }));
   chart.append(clip);
   const plot = svg("g", { "clip-path": "url(#plot)" });
-  for (const t of ticks(view.from, view.to)) {
+  for (const t of ticks(view.from, view.to, width - GUTTER - RIGHT)) {
     chart.append(svg("line", { class: "grid", x1: x(t), x2: x(t), y1: AXIS, y2: height }));
     chart.append(svg("text", { x: x(t), y: 13, "text-anchor": "middle" }, tickText(t)));
   }
@@ -309,7 +309,8 @@ const widest = Math.max(1, ...run.calls.map((call) => call.prompt + call.out));
 let wanted = "";
 const order = []; // ids of the calls in the table, for the arrow keys
 
-const matches = (call) => !wanted || `${call.name}\n${call.text}\n${call.error ?? ""}`.toLowerCase().includes(wanted);
+const words = (call) => `${branches.get(call.branch).key}\n${call.name}\n${call.text}\n${call.error ?? ""}`;
+const matches = (call) => !wanted || words(call).toLowerCase().includes(wanted);
 const anyMatch = (branch) => !wanted || under(branch).some(matches);
 
 function fill(body) {
