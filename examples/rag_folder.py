@@ -24,6 +24,8 @@ QUESTIONS = (
     "On which day are dogs welcome?",
     "Within how many days are receipts handed in?",
     "Until when can vacation days be used?",
+    "Where do guests sign in?",
+    "How fast does the help desk answer?",
 )
 
 

@@ -1,7 +1,7 @@
 """Tree of thought: several next steps from each plan, a judgement of each, and only the best are followed.
 
 python examples/tree_of_thought.py
-python examples/tree_of_thought.py "a birthday party for a child" --propose 4 --keep 2
+python examples/tree_of_thought.py "a day in Paris" --propose 4 --keep 2
 
 Every plan is a state; its next steps are forks of it, so that a step is computed once, whatever grows from it.
 
@@ -22,7 +22,7 @@ def plan(s: rt.State, task: str, depth: int, propose: int, keep: int) -> rt.Stat
     for step in range(1, depth + 1):
         thoughts = [branch for state in beam for branch in state.fork(propose)]
         for seed, thought in enumerate(thoughts):
-            thought += f"Step {step}:" + rt.gen("thought", temperature=0.8, seed=100 * step + seed) + "\n"
+            thought += f"Step {step}:" + rt.gen("thought", temperature=0.6, seed=100 * step + seed) + "\n"
         # A copy is judged, so that the judgement does not stand in the plan. All of this is under way at once.
         judges = [thought.copy() for thought in thoughts]
         for judge in judges:
@@ -39,7 +39,7 @@ def plan(s: rt.State, task: str, depth: int, propose: int, keep: int) -> rt.Stat
 
 def main() -> None:
     parser = common.parser(__doc__)
-    parser.add_argument("task", nargs="?", default="a day in Paris")
+    parser.add_argument("task", nargs="?", default="a picnic in the park")
     parser.add_argument("--depth", type=int, default=3, help="steps of a plan")
     parser.add_argument("--propose", type=int, default=3, help="next steps that are tried")
     parser.add_argument("--keep", type=int, default=2, help="plans that are followed")

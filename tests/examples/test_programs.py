@@ -113,12 +113,12 @@ def test_react_agent(tmp_path: Path, server_url: str) -> None:
 def test_rag_over_a_folder(tmp_path: Path, server_url: str) -> None:
     printed = run("rag_folder", "--base-url", server_url, cwd=tmp_path)
     answered = re.findall(r"^(\S.*\?)\n  (.+)  \[(\w+\.md)\]$", printed, re.M)
-    assert len(answered) == 6
+    assert len(answered) == 8
     found = {question: (answer, source) for question, answer, source in answered}
     assert found["How much may a hotel cost?"][1] == "expenses.md"
     assert found["On which day are dogs welcome?"][1] == "office.md"
     assert "26 days" in found["How many days of vacation does an employee have?"][0]
-    assert reuse(printed)[0] == 6
+    assert reuse(printed)[0] == 8
 
 
 def test_invoices_to_csv(tmp_path: Path, server_url: str) -> None:
