@@ -28,8 +28,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def pick_threads(wanted: int | None) -> int:
-    """Threads of the CPU runner: what was asked for, else the cores that this process may use."""
-    return wanted if wanted is not None else len(os.sched_getaffinity(0))
+    """Threads of the CPU runner: what was asked for, else what OMP_NUM_THREADS says, else the cores that this process
+    may use. On cores that are shared with other work, fewer are faster: all threads wait for the slowest."""
+    if wanted is not None:
+        return wanted
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(said) if said.isdecimal() and int(said) else len(os.sched_getaffinity(0))
 
 
 def free_memory(device: torch.device) -> int:

@@ -13,6 +13,7 @@ import pydantic_core
 
 from radixrt.lang.errors import ProgramError, describe
 from radixrt.lang.state import State
+from radixrt.lang.usage import ProgramUsage
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -25,6 +26,7 @@ class BatchItem:
         index: of the item.
         values: by name; what was read back from a file is plain JSON.
         state: None for an item that failed, and where results go to a file: there may be very many.
+        usage: tokens and calls; None for an item that failed or was read back.
         error: why it failed, or None; `exception` is the error itself.
         resumed: it was read back from a file.
     """
@@ -33,6 +35,7 @@ class BatchItem:
     input: Any
     values: dict[str, Any] = field(default_factory=dict)
     state: State | None = None
+    usage: ProgramUsage | None = None
     error: str | None = None
     exception: BaseException | None = None
     resumed: bool = False
@@ -81,7 +84,7 @@ async def _one(one: Callable[..., Awaitable[State]], index: int, item: Any) -> B
     try:
         args, kwargs = _arguments(item)
         state = await one(args, kwargs)
-        return BatchItem(index, item, state.values(), state)
+        return BatchItem(index, item, state.values(), state, state.usage)
     except Exception as error:
         return BatchItem(index, item, error=describe(error), exception=error)
 
@@ -122,8 +125,8 @@ class _Output:
             line["error"] = item.error
         else:
             line["values"] = _plain(item.values)
-        if item.state is not None:
-            usage = item.state.usage
+        usage = item.usage
+        if usage is not None:
             line["usage"] = {
                 "calls": usage.calls,
                 "prompt_tokens": usage.prompt_tokens,
