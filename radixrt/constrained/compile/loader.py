@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -27,9 +28,8 @@ class Loader(Generic[T]):
 
     def take(self) -> list[tuple[str, T | Exception]]:
         """Results that came since the last call."""
-        if self._results.empty():
-            return []
-        os.eventfd_read(self._event)
+        with contextlib.suppress(BlockingIOError):  # also when a result is there before its event: that comes later
+            os.eventfd_read(self._event)
         results: list[tuple[str, T | Exception]] = []
         while not self._results.empty():
             results.append(self._results.get())
