@@ -110,6 +110,11 @@ class ClosingTracker:
         self._ahead: Place | None = None  # after the token that was asked about last
         self._ahead_token = -1
 
+    @property
+    def place(self) -> Place:
+        """Where the text stands."""
+        return self._places[-1]
+
     def fits(self, token: int, remaining: int) -> bool:
         """Whether the closing after `token` has at most `remaining` tokens; True for what the grammar forbids."""
         self._ahead_token = token

@@ -15,6 +15,7 @@ import numpy as np
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.closing import ClosingTracker, Exit
 from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.mask_cache import Known, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class GrammarTemplate:
         shortest: tokens of a shortest text.
         specials: ids of the control tokens that the grammar asks for.
         make_exit: builds the way to an end, when first needed.
+        masks: shared with other templates of the vocabulary.
 
     Attributes:
         generation: how often the grammar was renewed.
@@ -44,8 +46,10 @@ class GrammarTemplate:
     def __init__(
         self, load: Callable[[], Matcher], vocabulary: Vocabulary, *,
         shortest: Sequence[int], specials: Iterable[int], make_exit: Callable[[], Exit],
+        masks: MaskCache | None = None,
     ) -> None:  # fmt: skip
         self.vocabulary = vocabulary
+        self.masks = MaskCache() if masks is None else masks
         self.shortest = list(shortest)
         self.specials = frozenset(specials) - set(vocabulary.eos_ids)
         self.allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
@@ -95,6 +99,10 @@ class TextGrammar(Grammar):
         if self._ended:
             np.copyto(row, self._vocabulary.eos_mask)
             return
+        known = self._known()
+        if known is not None:
+            np.copyto(row, known.row)
+            return
         started = time.perf_counter()
         self._retrying(lambda: self._matcher.fill(row))
         taken = time.perf_counter() - started
@@ -105,6 +113,8 @@ class TextGrammar(Grammar):
             np.bitwise_or(row, self._vocabulary.eos_mask, out=row)
         elif not np.count_nonzero(row):
             raise GrammarError("no token of this model can go on with the text as the constraint asks")
+        if self._tracker is not None:
+            self._template.masks.put(self._tracker.place, row)
 
     def accept(self, token: int) -> bool:
         if self._ended:
@@ -138,7 +148,12 @@ class TextGrammar(Grammar):
     def forced_continuation(self) -> list[int]:
         if self._ended:
             return []
-        return self._retrying(lambda: self._matcher.forced())
+        known = self._known()
+        if known is None:
+            return self._retrying(lambda: self._matcher.forced())
+        if known.forced is None:
+            known.forced = self._retrying(lambda: self._matcher.forced())
+        return list(known.forced)
 
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
         table = self._vocabulary.table
@@ -156,6 +171,10 @@ class TextGrammar(Grammar):
         if self._ended:
             return []
         return self._follow().closing() if self._tokens else list(self._template.shortest)
+
+    def _known(self) -> Known | None:
+        """What was worked out for the place where the text stands; nothing before its first token."""
+        return None if self._tracker is None else self._template.masks.get(self._tracker.place)
 
     def _follow(self) -> ClosingTracker:
         if self._tracker is None:

@@ -196,9 +196,9 @@ class SchedulerLoop:
         else:
             self._core.counters.runner_s += answer.forward_s
             self._core.commit(batch, answer, time.monotonic())
+        self._core.counters.commit_s += time.perf_counter() - started
         if self._inflight:
             self._new_head()
-        self._core.counters.commit_s += time.perf_counter() - started
         if self._check:
             check_scheduler(self._core)
         return True

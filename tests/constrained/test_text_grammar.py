@@ -12,6 +12,7 @@ import pytest
 from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.compile.compiler import make_exit
 from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.constrained.mask_cache import MaskCache
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.text_grammar import GrammarTemplate, TextGrammar
@@ -326,3 +327,43 @@ def test_other_tokenizers(family: str, backend: BackendName) -> None:
         for seed in range(8):
             tokens = walk(grammar.new(), backends.vocabulary, random.Random(seed), len(grammar.shortest) + 3 * seed)
             assert is_sentence(grammar, text_of(backends.vocabulary, tokens)), name
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_is_remembered_of_a_place_is_what_is_worked_out_there(name: str, backends: Backends) -> None:
+    """Outputs of one grammar with common masks, each step against a matcher that shares nothing."""
+    common = template(GRAMMARS[name], backends)
+    vocabulary = backends.vocabulary
+    row, fresh_row = (np.zeros_like(mask_of_parts(vocabulary)) for _ in range(2))
+    remembered = 0
+    for seed in range(12):
+        tokens = walk(common.new(), vocabulary, random.Random(seed), 40)
+        one, alone = common.new(), template(GRAMMARS[name], backends).new()
+        for token in [*tokens, None]:
+            if one.is_terminated():
+                break
+            remembered += one._known() is not None
+            one.fill(row)
+            alone.fill(fresh_row)
+            np.testing.assert_array_equal(row, fresh_row)
+            assert one.forced_continuation() == alone.forced_continuation()
+            if token is None or not one.accept(token):
+                break
+            assert alone.accept(token)
+    assert remembered
+
+
+def test_masks_are_remembered_within_bounds(backends: Backends) -> None:
+    grammar = template(GRAMMARS["letters"], backends).new()
+    row = np.zeros_like(mask_of_parts(backends.vocabulary))
+    cache = MaskCache(max_bytes=3 * row.nbytes)
+    places = [(grammar._template.exit.start[0], bytes([i])) for i in range(5)]
+    for i, place in enumerate(places):
+        row[0] = i
+        cache.put(place, row)
+        cache.get(places[0])  # stays, being used
+    assert [cache.get(place) is not None for place in places] == [True, False, False, True, True]
+    known = cache.get(places[4])
+    assert known is not None
+    assert known.row[0] == 4
+    assert cache.num_bytes == 3 * row.nbytes

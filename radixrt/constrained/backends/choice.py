@@ -19,6 +19,7 @@ import numpy as np
 
 from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.constrained.mask_cache import MaskCache
 from radixrt.constrained.productions import NotExpressible, Productions, Rep, Term
 from radixrt.constrained.regex import Regex
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
@@ -67,6 +68,9 @@ class Backends:
         can_be_killed: this process may hang: xgrammar, which compiles without a way to stop it, is tried for callers
             who did not ask for it.
         before_import, after_import: called around the import of a large library.
+
+    Attributes:
+        masks: what grammars of this vocabulary have worked out.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Backends:
         before_import: Callable[[], None] | None = None, after_import: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.vocabulary = vocabulary
+        self.masks = MaskCache()
         self._can_be_killed = can_be_killed
         self._before_import = before_import
         self._after_import = after_import

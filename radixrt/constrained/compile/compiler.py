@@ -135,6 +135,7 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         shortest=compiled.shortest,
         specials=compiled.specials,
         make_exit=lambda: make_exit(Productions.decode(compiled.productions), vocabulary),
+        masks=backends.masks,
     )
 
 
