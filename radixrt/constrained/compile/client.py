@@ -42,10 +42,12 @@ KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
 MAX_FAILED_STARTS = 3
 START_TIMEOUT_S = 120.0
+SLICE_AFTER_S = 0.05
 SLICE_S = 0.01
 SLICE_EVERY_S = 0.2
-"""A slow job beside running requests works for SLICE_S of each SLICE_EVERY_S: threads that compute a step together all
-wait for the one whose core is taken, so even a small share of a core would slow every step down."""
+"""A job that takes longer than SLICE_AFTER_S beside running requests works for SLICE_S of each SLICE_EVERY_S. Threads
+that compute a step together all wait for the one whose core is taken, so even a small share of a core would slow every
+step down."""
 LIBRARY_S = 30.0
 """Time that loading a library adds to the deadline of the first job that needs it."""
 
@@ -253,7 +255,7 @@ class CompileClient:
     def _slice(self, worker: _Worker, now: float, *, crowded: bool) -> None:
         """Stop a worker that has been at a job for long, or let it go on."""
         busy_s = now - worker.busy_since
-        slow = crowded and worker.job is not None and busy_s > SLOW_JOB_S
+        slow = crowded and worker.job is not None and busy_s > SLICE_AFTER_S
         stop = slow and busy_s % SLICE_EVERY_S > SLICE_S
         if stop is not worker.stopped:
             worker.stopped = stop
