@@ -1,6 +1,6 @@
 """Programs in the frontend language beside the same calls made plainly, on the same server.
 
-    python -m benchmarks.programs [--runs 24] [--concurrency 12] [--cache 49152 6144] [--rounds 2]
+    python -m benchmarks.programs [--runs 8] [--concurrency 8] [--cache 32768 4096] [--rounds 2]
 
 For each size of the KV pool a server is started, and every workload is run through `rt.Endpoint` and as concurrent
 requests to `/v1/chat/completions`, in turn, the cache emptied before each. Tokens are the server's own counts. The last
@@ -40,9 +40,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", action="append", choices=NAMES, help="may be repeated; default: all")
-    parser.add_argument("--runs", type=int, default=24, help="runs of each program")
-    parser.add_argument("--concurrency", type=int, default=12, help="runs at once")
-    parser.add_argument("--cache", type=int, nargs="+", default=[49152, 6144], help="sizes of the KV pool in tokens")
+    parser.add_argument("--runs", type=int, default=8, help="runs of each program")
+    parser.add_argument("--concurrency", type=int, default=8, help="runs at once")
+    parser.add_argument("--cache", type=int, nargs="+", default=[32768, 4096], help="sizes of the KV pool in tokens")
     parser.add_argument("--rounds", type=int, default=2, help="times that each side runs")
     parser.add_argument("--options", default="", help="further options of `radixrt launch`")
     return parser.parse_args(argv)
@@ -194,8 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with started(f"{command} {args.options}", Path(folder) / "server.log", 120.0, 10.0) as server:
                 for workload in workloads(names, args.runs, args.concurrency, seed=1):
                     rows.append(compare(server.url, workload, args.rounds, cache))
-                    print(".", end="", file=sys.stderr, flush=True)
-    print(f"\n\n{args.runs} runs of each program, {args.concurrency} at once; median of {args.rounds} rounds\n")
+                    print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(f"\n{args.runs} runs of each program, {args.concurrency} at once; median of {args.rounds} rounds\n")
     print(table(COLUMNS, rows))
     return 0
 
