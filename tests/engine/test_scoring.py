@@ -53,7 +53,8 @@ def test_async_scores_and_generations_together(engine: Engine) -> None:
 def test_a_cancelled_score_leaves_nothing_behind(engine: Engine) -> None:
     async def go() -> None:
         task = asyncio.create_task(engine.async_score(TEXT, [f" {i} {j}" for i in range(40) for j in range(40)]))
-        await asyncio.sleep(0.05)
+        while not engine.client.open_requests:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -90,7 +90,7 @@ async def test_types(backend: OpenAI, kind: Any) -> None:
     result = await generate(backend, json_schema=kind, max_tokens=14)
     value = parse(kind, result.text)
     assert (
-        value in ("red", "blue") if kind is Literal["red", "blue"] else isinstance(value, Person | list | int | float)
+        value in ("red", "blue") if kind == Literal["red", "blue"] else isinstance(value, Person | list | int | float)
     )
     assert result.constraint is not None
 
