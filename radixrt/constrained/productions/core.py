@@ -33,7 +33,7 @@ from radixrt.constrained.productions.expressions import (
     postorder,
     with_children,
 )
-from radixrt.constrained.productions.layout import Layout
+from radixrt.constrained.productions.layout import Layout, leaf_length, length_above
 from radixrt.errors import InvariantError, RequestError
 
 
@@ -166,7 +166,13 @@ class Productions:
 
 def length_of(expr: Expr, shortest: Mapping[str, int]) -> int | None:
     """As `Productions.shortest`, given that, for an expression; None where it derives nothing."""
-    return _shortest_length(postorder([expr]), shortest)
+
+    def visit(one: Expr, below: list[int | None]) -> int | None:
+        if isinstance(one, Ref):
+            return shortest.get(one.rule)
+        return leaf_length(one) if isinstance(one, Lit | Term | Special) else length_above(one, below)
+
+    return fold([expr], visit)[id(expr)]
 
 
 def left_calls(body: Expr, shortest: Mapping[str, int]) -> set[str]:
@@ -188,7 +194,7 @@ def left_calls(body: Expr, shortest: Mapping[str, int]) -> set[str]:
                 if not nullable:
                     return False, calls
             return True, calls
-        return _leaf_length(expr, shortest) == 0, frozenset()
+        return leaf_length(expr) == 0, frozenset()
 
     return set(fold([body], visit)[id(body)][1])
 
@@ -216,41 +222,6 @@ def left_recursion(productions: Productions) -> list[str]:
                 stack.append((name, True))
                 stack.extend((callee, False) for callee in calls[name])
     return []
-
-
-def _leaf_length(expr: Expr, shortest: Mapping[str, int]) -> int | None:
-    if isinstance(expr, Lit):
-        return len(expr.text)
-    if isinstance(expr, Term):
-        return checked(expr.regex.shortest_length)
-    if isinstance(expr, Ref):
-        return shortest.get(expr.rule)
-    return 1
-
-
-def _shortest_length(order: list[Expr], shortest: Mapping[str, int]) -> int | None:
-    """Of the last expression of a `postorder`; None where it derives nothing."""
-    values: dict[int, int | None] = {}
-    for expr in order:
-        value: int | None
-        if isinstance(expr, Seq):
-            value = 0
-            for part in expr.parts:
-                length = values[id(part)]
-                if length is None:
-                    value = None
-                    break
-                value += length
-        elif isinstance(expr, Alt):
-            lengths = [n for n in (values[id(option)] for option in expr.options) if n is not None]
-            value = min(lengths) if lengths else None
-        elif isinstance(expr, Rep):
-            item = values[id(expr.item)]
-            value = 0 if expr.low == 0 else None if item is None else item * expr.low
-        else:
-            value = _leaf_length(expr, shortest)
-        values[id(expr)] = value
-    return values[id(order[-1])]
 
 
 def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Expr:

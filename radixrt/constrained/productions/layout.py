@@ -7,7 +7,7 @@ is written down), and walking the expressions for each of them would take longer
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -75,7 +75,7 @@ class Layout:
         """
         values: list[int | None] = []
         for row, kind in enumerate(self.kinds):
-            values.append(_leaf_length(self.order[row]) if kind == LEAF else self._length(row, kind, values))
+            values.append(leaf_length(self.order[row]) if kind == LEAF else self._length(row, kind, values))
         stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
         if not stale:
             return values
@@ -104,24 +104,25 @@ class Layout:
         if kind == CALL:
             body = self.called[row]
             return values[body] if 0 <= body < len(values) else None
-        below = self.below[row]
-        if kind == ALL:
-            total = 0
-            for one in below:
-                length = values[one]
-                if length is None:
-                    return None
-                total += length
-            return total
-        if kind == ANY:
-            return min([n for n in [values[one] for one in below] if n is not None], default=None)
-        expr = self.order[row]
-        assert isinstance(expr, Rep)
-        item = values[below[0]]
-        return 0 if expr.low == 0 else None if item is None else item * expr.low
+        return length_above(self.order[row], [values[one] for one in self.below[row]])
 
 
-def _leaf_length(expr: Expr) -> int | None:
+def length_above(expr: Expr, below: Sequence[int | None]) -> int | None:
+    """Characters of the shortest text of a sequence, choice or repetition, given those of what is directly under it."""
+    if isinstance(expr, Seq):
+        total = 0
+        for length in below:
+            if length is None:
+                return None
+            total += length
+        return total
+    if isinstance(expr, Rep):
+        return 0 if expr.low == 0 else None if below[0] is None else below[0] * expr.low
+    return min([length for length in below if length is not None], default=None)
+
+
+def leaf_length(expr: Expr) -> int | None:
+    """The same of a literal, a term or a control token, which counts as one."""
     if isinstance(expr, Lit):
         return len(expr.text)
     return checked(expr.regex.shortest_length) if isinstance(expr, Term) else 1
