@@ -51,7 +51,7 @@ def test_forks_prefixes_siblings_and_what_goes_on(engine: rt.Engine) -> None:
             branch += rt.user("More") + rt.assistant(rt.gen("b") + " and " + rt.select("c", ["x", "y"]))
             branch.end()
         branches.values("c")
-        s += rt.user("End") + rt.assistant(rt.gen("d"))
+        s += rt.user("End") + rt.assistant(rt.gen("d")) + rt.user("Now") + rt.assistant(rt.gen("e"))
 
     state = program.run(backend=backend)
     by_branch: dict[str, list[Hint]] = {}
@@ -69,8 +69,8 @@ def test_forks_prefixes_siblings_and_what_goes_on(engine: rt.Engine) -> None:
         assert generated.siblings == 3
         assert generated.will_continue
         assert not selected.will_continue  # the branch was ended before
-    assert by_branch["0"][0].will_continue  # of the last one it depends on who is faster, the program or the engine
-    assert [hint.siblings for hint in by_branch["0"]] == [1, 1]
+    assert [hint.will_continue for hint in by_branch["0"]] == [True, True, False]  # the function returns during "d"
+    assert [hint.siblings for hint in by_branch["0"]] == [1, 1, 1]
     assert sorted(filter(None, backend.released)) == ["0/1", "0/2", "0/3"]
     assert backend.released[-1] is None
 
