@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from radixrt.attention.cascade import SharedGroups
 from radixrt.messages import Int32Array
 
 
@@ -34,6 +35,7 @@ class ForwardBatch:
         logits_index: [S], which of the T positions need logits.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
         seq_lens_cpu, extend_lens_cpu: the same numbers as int32 numpy arrays, for planning on the host.
+        shared: what decode rows have in common and should be read once; None if nothing.
     """
 
     mode: ForwardMode
@@ -48,6 +50,7 @@ class ForwardBatch:
     req_to_token: torch.Tensor
     seq_lens_cpu: Int32Array
     extend_lens_cpu: Int32Array
+    shared: SharedGroups | None = None
 
     @property
     def num_tokens(self) -> int:

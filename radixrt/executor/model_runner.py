@@ -17,6 +17,7 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
+from radixrt.attention.cascade import SharedGroups, kv_layer_bytes
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
@@ -94,6 +95,7 @@ class ModelRunner:
         device, dtype: of weights and activations.
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
+        kv_layer_bytes: see `RunnerReady`.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
@@ -103,6 +105,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self.kv_layer_bytes = 0
         self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
@@ -150,6 +153,7 @@ class ModelRunner:
         )
         self._kv_cache = KVCache(layers, num_slots, c.page_size, self.dtype, self.device)
         self.max_total_num_tokens = num_slots
+        self.kv_layer_bytes = kv_layer_bytes(layers, self.dtype.itemsize)
         rows = c.max_running_requests + 1
         self._req_to_token = torch.zeros(rows, c.context_length, dtype=torch.int32, device=self.device)
         self._future_token_ids = torch.full((rows,), -1, dtype=torch.int64, device=self.device)
@@ -176,16 +180,17 @@ class ModelRunner:
             self._prompt_logprobs[row.req_pool_idx] = row.prompt_logprobs
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
+        shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
-            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc)
+            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc, shared)
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
         return self.prepare_forward_batch_extend(
-            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled
+            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled, shared
         )
 
     def prepare_forward_batch_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
-        out_cache_loc: Int32Array, sampled: npt.NDArray[Any],
+        out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None,
     ) -> ForwardBatch:  # fmt: skip
         """A batch of prompt chunks and decode rows riding along (shapes: see `ForwardStep`; sampled: bool [B])."""
         ends = np.cumsum(extend_lens)
@@ -198,22 +203,24 @@ class ModelRunner:
             ids[self._tensor(from_future)] = self._future_token_ids[self._tensor(rows)]
         return self._make_batch(
             ForwardMode.EXTEND, ids, positions, req_pool_idx, seq_lens, extend_lens, out_cache_loc,
-            self._tensor((ends - 1)[sampled]),
+            self._tensor((ends - 1)[sampled]), shared,
         )  # fmt: skip
 
     def prepare_forward_batch_decode(
-        self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array
-    ) -> ForwardBatch:
+        self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
+        shared: SharedGroups | None = None,
+    ) -> ForwardBatch:  # fmt: skip
         """A batch in which every row extends by its future token."""
         ids = self._future_token_ids[self._tensor(req_pool_idx)]
         return self._make_batch(
             ForwardMode.DECODE, ids, seq_lens - 1, req_pool_idx, seq_lens, np.ones_like(seq_lens), out_cache_loc,
-            torch.arange(len(seq_lens), device=self.device),
+            torch.arange(len(seq_lens), device=self.device), shared,
         )  # fmt: skip
 
     def _make_batch(
         self, mode: ForwardMode, ids: torch.Tensor, positions: npt.NDArray[Any], req_pool_idx: Int32Array,
         seq_lens: Int32Array, extend_lens: Int32Array, out_cache_loc: Int32Array, logits_index: torch.Tensor,
+        shared: SharedGroups | None,
     ) -> ForwardBatch:  # fmt: skip
         rows = self._tensor(req_pool_idx)
         where = self._tensor(positions)
@@ -233,6 +240,7 @@ class ModelRunner:
             req_to_token=self._req_to_token,
             seq_lens_cpu=seq_lens,
             extend_lens_cpu=extend_lens,
+            shared=shared,
         )
 
     def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
