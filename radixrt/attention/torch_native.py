@@ -103,7 +103,7 @@ class _CascadePlan:
 
     def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         group = layer.num_heads // layer.num_kv_heads
-        queries = q.float().unflatten(1, (layer.num_kv_heads, group)) * layer.scale
+        queries = q.float().view(-1, layer.num_kv_heads, group, layer.head_dim) * layer.scale
         own = self._own * self._seen  # padding reads slot 0, which holds numbers
         scores = torch.einsum("bhgd,bnhd->bhgn", queries, keys[own].float())
         scores.masked_fill_(~self._seen[:, None, None], -torch.inf)
