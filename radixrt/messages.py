@@ -606,7 +606,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
             hold the same slots for the rows shared_rows[first : first + count], two or more. Groups of one row are
             disjoint in positions; together they cover a prefix of it, without this step's token. Empty where sharing
             does not pay. In DECODE steps; on a CPU also in EXTEND steps, for the decode rows that ride there.
-        shared_rows: int32[N], indices of the step's rows.
+        shared_rows: int32[N], indices of the step's rows, in depth-first order: of two groups, the rows are apart or
+            those of one are a part of the other's.
     """
 
     step_id: int

@@ -22,7 +22,8 @@ class SharedGroups:
     """Positions [start, start + length) hold the same slots for rows[first : first + count], two or more: a group.
 
     Groups of one row are disjoint in positions and together cover a prefix of its sequence, without its newest token.
-    Groups may nest: several may name the same part of `rows`.
+    Groups nest, and `rows` are in depth-first order: the rows of two groups are apart, or those of the one that begins
+    further down are a part of the other's.
 
     Attributes:
         segments: int32 [G, 4], start, length, first, count; a group stands after those that it lies below.
