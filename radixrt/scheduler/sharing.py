@@ -22,19 +22,19 @@ CUDA_BYTES_PER_US = 4.0e6
 """What decode attention reads of keys and values in a microsecond on the device that the figures below are for."""
 CUDA_STEP_US = 5.0
 CUDA_RUN_US = 0.1
-CPU_STEP_TOKENS = 64.0
-CPU_RUN_TOKENS = 64.0
 
 
 @dataclass(frozen=True)
 class CascadeCosts:
     """What sharing costs in one layer of one step, in the currency of what it saves: tokens whose keys and values one
-    row would have read for itself. A run of `length` positions read once for `count` rows saves (count - 1) * length.
+    row would have read for itself. A run of `length` positions read once for `count` rows saves (count - 1) * length of
+    them, but each row still computes with it.
 
     Attributes:
         step_tokens: fixed cost of a step that shares anything: the kernels that a plain step does not launch.
         run_tokens: of each run.
         row_tokens: of each row of a run: its partial result is written and read again.
+        compute: what computing a position costs a row of a run, beside reading and computing it alone; at most 0.5.
         min_length: shorter runs are not computed on their own.
         in_extend: decode rows that ride in a step with prompt chunks share as well (the CPU backend does that).
     """
@@ -42,8 +42,13 @@ class CascadeCosts:
     step_tokens: float
     run_tokens: float
     row_tokens: float
+    compute: float = 0.0
     min_length: int = 16
     in_extend: bool = False
+
+    def saved(self, length: int, count: int) -> float:
+        """What reading positions once for so many rows saves, other costs aside; not below 0 for two or more."""
+        return length * (count * (1 - self.compute) - 1)
 
     @staticmethod
     def for_device(device: str, kv_layer_bytes: int) -> CascadeCosts | None:
@@ -58,9 +63,12 @@ class CascadeCosts:
         if device.startswith("cuda"):
             tokens_per_us = CUDA_BYTES_PER_US / kv_layer_bytes
             return CascadeCosts(
-                step_tokens=CUDA_STEP_US * tokens_per_us, run_tokens=CUDA_RUN_US * tokens_per_us, row_tokens=8.0
-            )
-        return CascadeCosts(CPU_STEP_TOKENS, CPU_RUN_TOKENS, row_tokens=2.0, min_length=32, in_extend=True)
+                step_tokens=CUDA_STEP_US * tokens_per_us, run_tokens=CUDA_RUN_US * tokens_per_us, row_tokens=8.0,
+                compute=1 / 16,
+            )  # fmt: skip
+        return CascadeCosts(
+            step_tokens=0.0, run_tokens=40.0, row_tokens=2.0, compute=0.3, min_length=32, in_extend=True
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -74,7 +82,8 @@ class Run:
 
     def saved(self, costs: CascadeCosts) -> float:
         """Tokens saved by computing the run once, its own costs taken off."""
-        return (self.count - 1) * (self.end - self.start) - costs.run_tokens - self.count * costs.row_tokens
+        read = costs.saved(self.end - self.start, self.count)
+        return read - costs.run_tokens - self.count * costs.row_tokens
 
 
 class SharedColumns(NamedTuple):
@@ -226,7 +235,7 @@ class _Chooser:
         """The chosen runs that begin where `run` does."""
         length = run.end - run.start
         alone = run.saved(self._costs) if length >= self._costs.min_length else 0.0
-        longer = float(length * sum(below.count - 1 for below in run.below))
+        longer = sum(self._costs.saved(length, below.count) for below in run.below)
         if alone > 0 and alone >= longer:
             chosen = Run(run.start, run.end, run.first, run.count)
             self.runs.append(chosen)

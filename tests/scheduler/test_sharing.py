@@ -23,6 +23,7 @@ COSTS = st.builds(
     step_tokens=st.sampled_from([0.0, 0.0, 5.0]),
     run_tokens=st.sampled_from([0.0, 1.0, 4.0]),
     row_tokens=st.sampled_from([0.0, 0.5, 2.0]),
+    compute=st.sampled_from([0.0, 0.125, 0.5]),
     min_length=st.integers(1, 3),
 )
 
