@@ -181,17 +181,17 @@ def measure_cuda(shape: tuple[int, int, int], geometry: Geometry, seconds: float
     plan = runner.plan(groups, idx)
     if plan is None:
         raise SystemExit("the step does not fit into the runner's buffers")
-    runner.upload(plan)
+    placed = runner.upload(plan)
     plain = _flashinfer(batch, np.zeros(rows, np.int32), shape)
     own = _flashinfer(batch, groups.ends(rows), shape)
 
     def shared_part() -> None:
-        runner.attend_shared(q, pool[0], pool[1], batch.req_to_token, scale, plan.tile)
+        runner.attend_shared(q, pool[0], pool[1], batch.req_to_token, scale, plan.tile, placed)
 
     def by_parts() -> torch.Tensor:
         own_out, lse = own(q, pool)
         shared_part()
-        runner.merge(own_out, lse, out)
+        runner.merge(own_out, lse, out, placed)
         return out
 
     expected = plain(q, pool)[0].float().flatten(1)
@@ -200,7 +200,7 @@ def measure_cuda(shape: tuple[int, int, int], geometry: Geometry, seconds: float
     whole, parts = graph_micros(lambda: plain(q, pool), seconds), graph_micros(by_parts, seconds)
     alone = [
         graph_micros(run, seconds)
-        for run in (lambda: own(q, pool), shared_part, lambda: runner.merge(own_out, lse, out))
+        for run in (lambda: own(q, pool), shared_part, lambda: runner.merge(own_out, lse, out, placed))
     ]
     times = [f"{x:.1f}" for x in (whole, parts, *alone)]
     work = f"{plan.tile.block_m} x {plan.num_items}"

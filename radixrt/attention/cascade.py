@@ -40,10 +40,11 @@ class SharedGroups:
 
     def ends(self, num_rows: int) -> Int32Array:
         """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""
+        start, length, first, count = self.segments.T
+        before = np.cumsum(count) - count
+        members = self.rows[np.arange(count.sum()) + np.repeat(first - before, count)]
         ends = np.zeros(num_rows, I32)
-        for start, length, first, count in self.segments.tolist():
-            members = self.rows[first : first + count]
-            ends[members] = np.maximum(ends[members], start + length)
+        np.maximum.at(ends, members, np.repeat(start + length, count))
         return ends
 
 

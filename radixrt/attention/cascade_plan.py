@@ -68,9 +68,12 @@ class CascadeLimits:
 
     @property
     def sections(self) -> tuple[int, int, int, int]:
-        """int32 numbers of each section of `CascadePlan.packed`, in order."""
+        """int32 numbers of each section of `CascadePlan.packed`, in order.
+
+        Each begins at a multiple of 16 bytes, so that the kernels are compiled once, wherever a plan lies.
+        """
         lanes = max(self.lanes(tile) for tile in self.tiles)
-        return lanes + 1, self.max_rows + 1, 2 * self.max_partials, 6 * self.max_items
+        return _up(lanes + 1, 4), _up(self.max_rows + 1, 4), _up(2 * self.max_partials, 4), 6 * self.max_items
 
     @property
     def packed_size(self) -> int:
@@ -86,17 +89,19 @@ class CascadePlan:
         tile: size of the kernel that the items are cut for.
         lanes: programs for each kv head.
         num_items, num_partials: in use.
+        ends: int32 [B], the position from which on each row is alone; see `SharedGroups.ends`.
         packed: int32 [packed_size], what goes to the device, `CascadeLimits.sections` one after the other:
             lane_ptr: lane i does items [lane_ptr[i], lane_ptr[i + 1]).
-            row_ptr [max_rows + 1]: row i of the step has partials [row_ptr[i], row_ptr[i + 1]).
-            members [max_partials, 2]: a row of the step, and the partial that is written for it.
-            items [max_items, 6]: row of req_to_token, first position, positions, first member, members, 0.
+            row_ptr: row i of the step has partials [row_ptr[i], row_ptr[i + 1]).
+            members [:, 2]: a row of the step, and the partial that is written for it.
+            items [:, 6]: row of req_to_token, first position, positions, first member, members, 0.
     """
 
     tile: Tile
     lanes: int
     num_items: int
     num_partials: int
+    ends: Int32Array
     packed: Int32Array
 
 
@@ -120,7 +125,7 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     # A row's partials lie together, in the order of the items.
     partial = np.empty(len(members), I32)
     partial[np.argsort(members, kind="stable")] = np.arange(len(members), dtype=I32)
-    row_ptr = np.searchsorted(np.sort(members), np.arange(limits.max_rows + 1))
+    row_ptr = np.searchsorted(np.sort(members), np.arange(limits.sections[1]))
     parts = (lane_ptr, row_ptr, np.stack([members, partial], axis=1), items[order])
     packed = np.zeros(limits.packed_size, I32)
     start = 0
@@ -129,7 +134,7 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
         start += size
     # Lanes that this tile does not have begin and end where the last one ends; they are not launched.
     packed[len(lane_ptr) : limits.sections[0]] = lane_ptr[-1]
-    return CascadePlan(tile, limits.lanes(tile), len(items), len(members), packed)
+    return CascadePlan(tile, limits.lanes(tile), len(items), len(members), shared.ends(len(req_pool_idx)), packed)
 
 
 def _pick_tile(shared: SharedGroups, limits: CascadeLimits) -> Tile:
@@ -151,7 +156,7 @@ def _pick_split(shared: SharedGroups, tile_rows: int, lanes: int, limits: Cascad
     longest = int(lengths.max())
     tried = {max(MIN_SPLIT, -(-share // rounds)) for rounds in ROUNDS} | {longest}
     best, best_end = None, 0
-    for split in sorted({min(-(-size // SPLIT_STEP) * SPLIT_STEP, longest) for size in tried}, reverse=True):
+    for split in sorted({min(_up(size, SPLIT_STEP), longest) for size in tried}, reverse=True):
         splits = -(-lengths // split)
         if (tiles * splits).sum() > limits.max_items or (counts * splits).sum() > limits.max_partials:
             continue
@@ -165,7 +170,7 @@ def _ranges(length: int, split: int) -> list[tuple[int, int]]:
     """(first, positions) of a group's items: as few as fit, of equal length but for the last."""
     count = -(-length // split)
     size = -(-length // count)
-    size = -(-size // SPLIT_STEP) * SPLIT_STEP
+    size = _up(size, SPLIT_STEP)
     return [(first, min(size, length - first)) for first in range(0, length, size)]
 
 
@@ -203,3 +208,8 @@ def _cut(shared: SharedGroups, req_pool_idx: Int32Array, tile_rows: int, split: 
                 members.append(tile)
                 first_member += len(tile)
     return np.array(items, I32), np.concatenate(members)
+
+
+def _up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-value // step) * step

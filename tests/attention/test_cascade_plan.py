@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from radixrt.attention.cascade import SharedGroups
@@ -97,9 +96,3 @@ def test_splits_keep_within_the_buffers_or_there_is_no_plan() -> None:
         check(plan, shared, rows, tight)
     assert plan_cascade(shared, rows, limits(max_partials=3)) is None
     assert plan_cascade(shared, rows, limits(max_rows=3)) is None
-
-
-@pytest.mark.parametrize("num_rows", [2, 512])
-def test_ends_by_row(num_rows: int) -> None:
-    shared = SharedGroups(np.array([[0, 10, 0, 2], [10, 5, 0, 2]], np.int32), np.array([1, 0], np.int32))
-    assert shared.ends(num_rows).tolist() == [15, 15] + [0] * (num_rows - 2)

@@ -44,11 +44,12 @@ def run(
     plan = runner.plan(batch.shared, batch.rows)
     assert plan is not None
     assert runner.plan(batch.shared, batch.rows) is plan
-    runner.upload(plan)
+    assert np.array_equal(plan.ends, ends)
+    placed = runner.upload(plan)
     table = torch.from_numpy(batch.table).to(device)
-    runner.attend_shared(q.to(device), pool[0].to(device), pool[1].to(device), table, scale, plan.tile)
+    runner.attend_shared(q.to(device), pool[0].to(device), pool[1].to(device), table, scale, plan.tile, placed)
     out = own_rows if in_place else torch.empty(num_rows + padding, heads * dim, dtype=dtype, device=device)
-    runner.merge(own_rows, own_lse, out)
+    runner.merge(own_rows, own_lse, out, placed)
     got = out.view(-1, heads, dim).cpu()
     assert (got[num_rows:] == 7.0).all()
     return got[:num_rows].double(), expected
@@ -140,9 +141,12 @@ def test_a_graph_captured_with_one_plan_replays_another(dim: int) -> None:
     own_lse = torch.zeros(rows, heads, device="cuda")
     out = torch.empty(rows, heads * dim, dtype=torch.bfloat16, device="cuda")
 
+    buffer = torch.zeros(runner.limits.packed_size, dtype=torch.int32, device="cuda")
+    placed = runner.place(buffer)
+
     def step() -> None:
-        runner.attend_shared(q, pool[0], pool[1], table, dim**-0.5, tile)
-        runner.merge(own, own_lse, out)
+        runner.attend_shared(q, pool[0], pool[1], table, dim**-0.5, tile, placed)
+        runner.merge(own, own_lse, out, placed)
 
     step()  # compiles; the plan has no work
     torch.cuda.synchronize()
@@ -152,7 +156,7 @@ def test_a_graph_captured_with_one_plan_replays_another(dim: int) -> None:
     for batch in batches:
         plan = runner.plan(batch.shared, batch.rows)
         assert plan is not None
-        runner.upload(plan)
+        buffer.copy_(torch.from_numpy(plan.packed))
         table[:, : batch.table.shape[1]] = torch.from_numpy(batch.table).cuda()
         expected, _ = plain_attention(batch, q, pool[0], pool[1], dim**-0.5)
         part, lse = plain_attention(batch, q, pool[0], pool[1], dim**-0.5, batch.shared.ends(rows))
