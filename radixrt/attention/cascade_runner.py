@@ -24,6 +24,7 @@ from radixrt.messages import Int32Array
 
 PARTIALS_PER_ROW = 6
 """Partial results for each row of the largest step: levels of the tree times splits."""
+MIN_PARTIALS = 1024
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class CascadeRunner:
         self._device = device
         if processors is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-        partials = PARTIALS_PER_ROW * max_rows
+        partials = max(MIN_PARTIALS, PARTIALS_PER_ROW * max_rows)
         self.limits = CascadeLimits(
             num_heads, num_kv_heads, processors, max_rows, max_partials=partials, max_items=max(256, 2 * max_rows),
             tiles=tiles,

@@ -47,8 +47,8 @@ def _shared_attention_kernel(
         acc = tl.zeros([BLOCK_M, DIM], tl.float32)
         for first in range(0, length, BLOCK_N):
             inside = first + n < length
-            # Past the end: slot 0, which is padding and holds numbers; its scores are masked below.
-            slot = tl.load(slots_at + first + n, mask=inside, other=0).to(tl.int64)
+            # Past the end the last position is repeated, and its scores are masked below.
+            slot = tl.load(slots_at + tl.minimum(first + n, length - 1)).to(tl.int64)
             at = slot * (KV_HEADS * DIM) + kv_head * DIM
             k = tl.load(keys + at[:, None] + d[None, :]).to(queries.dtype)
             scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale_log2
