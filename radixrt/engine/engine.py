@@ -33,7 +33,7 @@ class Engine:
             `kv_cache_tokens=32768`, `dtype="float32"`.
 
     Attributes:
-        config: as given; `settings`: what follows from it and from the model, e.g. the model's folder.
+        config: as given, with the device's defaults; `settings`: what follows from it and from the model, e.g. the model's folder.
 
     Raises:
         ConfigError, ModelLoadError: an option or the model is wrong; names it and the fix.
@@ -43,8 +43,7 @@ class Engine:
     def __init__(self, model: str | None = None, *, show_progress: bool = True, **options: Any) -> None:
         if model is not None:
             options["model"] = model
-        self.config = make_config(**options)
-        self.settings = resolve_settings(self.config, show_progress=show_progress)
+        self.config, self.settings = resolve_settings(make_config(**options), show_progress=show_progress)
         kind = Launcher if self.config.executor.executor == "mp" else InProcessEngine
         self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)
         self.client: EngineClient = self._launcher.start()

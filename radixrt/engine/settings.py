@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixrt.config import Config
+from radixrt.config import Config, with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.source import cache_folder, prepare_model, resolve_dtype
@@ -41,14 +41,18 @@ class EngineSettings:
         return dataclasses.asdict(self)
 
 
-def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
-    """Find (and, the first time, convert or download) the model, and settle what depends on it.
+def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, EngineSettings]:
+    """Find (and, the first time, convert or download) the model, and settle what depends on it and on the device.
+
+    Returns:
+        The config with the device's defaults in it, and what follows from it.
 
     Raises:
         ModelLoadError, ConfigError: names what is missing or does not fit.
     """
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
+    config = with_device_defaults(config, device)
     dtype = resolve_dtype(config.model.dtype, device)
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
@@ -58,7 +62,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
     context = config.model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")
-    return EngineSettings(
+    settings = EngineSettings(
         folder=str(prepared.folder),
         model_name=config.model.served_model_name or prepared.name,
         dtype=dtype,
@@ -69,6 +73,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
         grammar_cache=str(cache_folder() / "grammars"),
         show_progress=show_progress,
     )
+    return config, settings
 
 
 def _has_cuda() -> bool:

@@ -105,7 +105,7 @@ def test_over_the_wire_form(kind: str, tiny_model: Callable[[str], Path]) -> Non
 
     folder = tiny_model(kind)
     config = make_config(model=str(folder), dtype="float32", kv_cache_tokens=2048, executor="uni", num_threads=1)
-    launched = InProcessEngine(config, resolve_settings(config, show_progress=False), encode=True)
+    launched = InProcessEngine(*resolve_settings(config, show_progress=False), encode=True)
     e = object.__new__(radixrt.Engine)
     e.config, e._launcher = config, launched
     e.client = launched.start()
