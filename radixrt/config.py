@@ -81,7 +81,7 @@ class ExecutorConfig:
     )
     cuda_graph: str = option(
         "auto",
-        "CUDA graphs of decode steps; auto: captured when first needed and whenever the engine idles, start: all before "
+        "CUDA graphs of decode steps; auto: captured when first needed and while the engine idles, start: all before "
         "serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )

@@ -33,7 +33,8 @@ class Engine:
             `kv_cache_tokens=32768`, `dtype="float32"`.
 
     Attributes:
-        config: as given, with the device's defaults; `settings`: what follows from it and from the model, e.g. the model's folder.
+        config: as given, with the device's defaults.
+        settings: what follows from it and from the model, e.g. the model's folder.
 
     Raises:
         ConfigError, ModelLoadError: an option or the model is wrong; names it and the fix.

@@ -34,6 +34,9 @@ from radixrt.messages import (
     ToTokenizer,
 )
 
+IDLE_BEFORE_WORK_S = 0.02
+"""How long a runner must have had nothing to do before it does what can wait."""
+
 NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
 
 
@@ -86,10 +89,16 @@ def run_runner(config: Config, settings: EngineSettings, endpoints: Endpoints, c
     worker = parts.make_runner_worker(config, settings, answers, mask_path=endpoints.masks)
     worker.start()
     _settle()
+    idle_work = True
     while True:
-        message = inbox.recv(None)
+        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
+        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
         if message is not None:
             worker.handle(message)
+        elif worker.is_waiting:
+            worker.answer_ready()
+        else:
+            idle_work = worker.idle_work()
 
 
 def _settle() -> None:
