@@ -44,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         prompt_logprobs: the same for the prompt's tokens; such a request computes its whole prompt.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string or stop token in the text.
+        detokenize: False leaves the output's text empty, for callers who want its token ids alone. Neither stop strings
+            nor a constraint go with that: both look at the text.
         json_schema, regex, ebnf, choices, structural_tag: what the output must be; at most one is set. A schema may be
             given as JSON text, a dict, or a Python type (pydantic model, dataclass, TypedDict, Literal, Enum, ...), a
             structural tag as JSON text or a dict; both are kept as JSON text.
@@ -69,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    detokenize: bool = True
     json_schema: Any = None
     regex: str | None = None
     ebnf: str | None = None
@@ -146,9 +149,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         _flag(self, "ignore_eos")
         _flag(self, "skip_special_tokens")
         _flag(self, "include_stop_str_in_output")
+        _flag(self, "detokenize")
         self._validate_stops(vocab_size)
         self._validate_logit_bias(vocab_size)
         self._validate_constraint()
+        if not self.detokenize and (self.stop or self.constraint is not None):
+            wants = "stop strings are" if self.stop else "a constraint is"
+            raise RequestError(f"{wants} about the text, so detokenize must be true", param="detokenize")
         return self
 
     def _validate_stops(self, vocab_size: int | None) -> None:

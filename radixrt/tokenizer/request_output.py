@@ -16,6 +16,7 @@ from radixrt.messages import (
     Usage,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.detokenizer import IdsOnly
 from radixrt.tokenizer.stop_strings import StopMatcher
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -56,7 +57,8 @@ class RequestOutput:
         self._sampling = sampling
         self._stream = stream
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
+        special = sampling.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=special) if sampling.detokenize else IdsOnly()
         include = sampling.include_stop_str_in_output
         self._matcher = StopMatcher(sampling.stop, include=include) if sampling.stop else None
         self._prompt_ids: bytes | None = prompt_ids
