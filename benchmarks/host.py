@@ -71,7 +71,7 @@ def collect(pipe: Pipe, streams: list[tuple[Job, Any]]) -> int:
     tokens = 0
     with pipe.times.of("main out"):
         for job, stream in streams:
-            collector = Collector(job.asked)
+            collector = Collector(job.asked, job.request.input_ids)
             for delta in stream:
                 chunk = collector.add(delta)
             assert chunk.completion is not None

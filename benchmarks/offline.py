@@ -67,7 +67,6 @@ CUDA_OPTIONS: dict[str, Any] = {
     "max_running_requests": 512,
     "chunked_prefill_size": 8192,
     "context_length": 16_384,
-    "memory_fraction": 0.85,
 }
 """Of the shapes that are meant for a GPU, unless --set says otherwise."""
 TINY_OPTIONS: dict[str, Any] = {"kv_cache_tokens": 65_536, "max_running_requests": 512, "dtype": "float32"}

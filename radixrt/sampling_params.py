@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -240,28 +239,23 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _check(params: SamplingParams, name: str, kind: str, test: Callable[[Any], bool], bounds: str) -> None:
-    value = getattr(params, name)
-    if not test(value):
-        raise RequestError(f"{name} must be {kind} {bounds}, not {shown(value)}", param=name)
-
-
 def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
-    def ok(value: Any) -> bool:
-        return (optional and value is None) or (_is_integer(value) and low <= value <= high)
-
-    _check(params, name, "an integer", ok, f"between {low} and {high}")
+    value = getattr(params, name)
+    if not ((optional and value is None) or (_is_integer(value) and low <= value <= high)):
+        raise RequestError(f"{name} must be an integer between {low} and {high}, not {shown(value)}", param=name)
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
-    def ok(value: Any) -> bool:
-        return _is_number(value) and (low < value if open_low else low <= value) and value <= high
-
-    _check(params, name, "a number", ok, f"{'above' if open_low else 'from'} {low:g} up to {high:g}")
+    value = getattr(params, name)
+    if not (_is_number(value) and (low < value if open_low else low <= value) and value <= high):
+        bounds = f"{'above' if open_low else 'from'} {low:g} up to {high:g}"
+        raise RequestError(f"{name} must be a number {bounds}, not {shown(value)}", param=name)
 
 
 def _flag(params: SamplingParams, name: str) -> None:
-    _check(params, name, "true or false", lambda value: isinstance(value, bool), "")
+    value = getattr(params, name)
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, not {shown(value)}", param=name)
 
 
 def _token_id(token: Any, param: str, vocab_size: int | None) -> None:

@@ -142,6 +142,14 @@ def test_without_detokenizing_there_are_ids_alone(bench: Bench, stream: bool) ->
     assert deltas[-1].finish == Finish("length")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_the_prompts_ids_does_not_get_them_again(bench: Bench, stream: bool) -> None:
+    column = pack_i32(bench.tokenizer.encode("hi"))
+    bench.handle(GenerateReq("r", SamplingParams(), input_ids=column, stream=stream, return_prompt_ids=False))
+    deltas = bench.tokens("one") + bench.tokens("two", finish=Finish("length"))
+    assert [delta.prompt_ids for delta in deltas] == [None] * len(deltas)
+
+
 def test_a_finish_by_length_or_by_a_grammar_leaves_nothing_out(bench: Bench) -> None:
     for finish in (Finish("length"), Finish("stop")):
         bench.start()
