@@ -117,7 +117,7 @@ class Engine:
                 streams = deque((job, self.client.stream(job.request)) for job in itertools.islice(later, self.window))
                 while streams:
                     job, stream = streams.popleft()
-                    collector = Collector(job.asked)
+                    collector = Collector(job.asked, job.request.input_ids)
                     for delta in stream:
                         chunk = collector.add(delta)
                     assert chunk.completion is not None
@@ -146,7 +146,7 @@ class Engine:
         return out[0] if single and len(out) == 1 else out
 
     async def _collect(self, job: Job, slots: asyncio.Semaphore) -> Completion:
-        collector = Collector(job.asked)
+        collector = Collector(job.asked, job.request.input_ids)
         async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
             async for delta in stream:
                 chunk = collector.add(delta)
@@ -158,7 +158,7 @@ class Engine:
     def stream(self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
         """The pieces of one completion as they come; leaving the loop early aborts it. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
-        collector = Collector(job.asked)
+        collector = Collector(job.asked, job.request.input_ids)
         with _engine_errors():
             for delta in self.client.stream(job.request):
                 yield collector.add(delta)
@@ -168,7 +168,7 @@ class Engine:
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for an event loop."""
         job = streamed_job(prompt, sampling_params, dict(options))
-        collector = Collector(job.asked)
+        collector = Collector(job.asked, job.request.input_ids)
         with _engine_errors():
             async with contextlib.aclosing(self.client.astream(job.request)) as stream:
                 async for delta in stream:
