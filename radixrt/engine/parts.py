@@ -81,7 +81,7 @@ def make_runner_worker(
             mask_path=mask_path,
         )
     )
-    return Worker(runner, answers, rank)
+    return Worker(runner, answers, rank, trace_path=config.executor.step_trace if rank == 0 else None)
 
 
 def make_scheduler_loop(

@@ -68,16 +68,18 @@ class BatchBuilder:
 
     Attributes:
         req_to_token: int32 [max_requests + 1, context_length].
-        future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 if nothing yet, 0 in
-            row 0.
+        future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 (CUDA: 0) if
+            nothing yet.
     """
 
     def __init__(self, max_requests: int, context_length: int, device: torch.device) -> None:
         self._device = device
         self._uploader = Uploader(device)
         self.req_to_token = torch.zeros(max_requests + 1, context_length, dtype=torch.int32, device=device)
-        self.future_token_ids = torch.full((max_requests + 1,), -1, dtype=torch.int64, device=device)
-        self.future_token_ids[0] = 0  # padding rows of a captured step extend by it
+        # After a failed step a later one may gather what was never sampled. On the CPU that raises and ends the step;
+        # on CUDA it would end the process, and the answer is dropped anyway.
+        nothing = 0 if device.type == "cuda" else -1
+        self.future_token_ids = torch.full((max_requests + 1,), nothing, dtype=torch.int64, device=device)
 
     def write_rows(self, writes: list[RowWrite]) -> None:
         """What a step changes in req_to_token beside its new slots."""

@@ -135,7 +135,7 @@ class Sampler:
 
     def is_plain(self, req_pool_idx: Index) -> bool:
         """Whether these rows need at most a draw, so that `sample_plain` samples them."""
-        return not np.bitwise_or.reduce(self._tables.needs[req_pool_idx]) & ~DRAW
+        return not int(np.bitwise_or.reduce(self._tables.needs[req_pool_idx])) & ~DRAW
 
     def draws(self, req_pool_idx: Index, seq_lens: Index) -> tuple[Uniforms, npt.NDArray[np.float64]]:
         """Each row's random number and its temperature, 0 for greedy ones."""

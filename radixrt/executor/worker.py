@@ -21,6 +21,7 @@ import torch
 from radixrt.channel import Outbox
 from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.model_runner import LogitsProcessorOutput, ModelRunner, SampledStep
+from radixrt.executor.step_trace import StepTimes, StepTrace
 from radixrt.messages import (
     DebugReply,
     DebugReq,
@@ -49,6 +50,7 @@ class LaunchedStep:
     batch: ForwardBatch | StagedStep
     logits: LogitsProcessorOutput
     started: float
+    times: StepTimes | None
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,16 @@ class Unanswered:
 class Worker:
     """See the module's docstring. Owns the runner; `answers` goes to the scheduler."""
 
-    def __init__(self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0) -> None:
+    def __init__(
+        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, trace_path: str | None = None
+    ) -> None:
         self._runner = runner
         self._answers = answers
         self._rank = rank
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[Unanswered] = deque()
+        self._trace_path = trace_path
+        self._trace: StepTrace | None = None
 
     def start(self) -> None:
         """Load the model and everything beside it, then say so.
@@ -77,6 +83,8 @@ class Worker:
         """
         self._runner.initialize()
         r = self._runner
+        if self._trace_path is not None:
+            self._trace = StepTrace(self._trace_path, r.device)
         dtype = str(r.dtype).removeprefix("torch.")
         self._answers.send(RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype))
 
@@ -123,8 +131,11 @@ class Worker:
 
     def _launch(self, step: ForwardStep) -> None:
         started = time.perf_counter()
+        times = None if self._trace is None else self._trace.begin(step)
         batch = self._runner.prepare(step)
-        launched = LaunchedStep(step, batch, self._runner.forward(batch), started)
+        if self._trace is not None and times is not None:
+            self._trace.forward(times)
+        launched = LaunchedStep(step, batch, self._runner.forward(batch), started, times)
         if step.has_grammar:
             self._awaiting_mask = launched
         else:
@@ -132,6 +143,8 @@ class Worker:
 
     def _sample(self, launched: LaunchedStep, mask: GrammarMask | None) -> None:
         sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
+        if self._trace is not None and launched.times is not None:
+            self._trace.sampled(launched.times)
         self._unanswered.append(Unanswered(launched, sampled))
 
     def _answer(self, waiting: Unanswered) -> None:
@@ -147,9 +160,13 @@ class Worker:
                 forward_s=time.perf_counter() - waiting.launched.started,
             )
         )
+        if self._trace is not None and waiting.launched.times is not None:
+            self._trace.answered(waiting.launched.times)
 
     def shutdown(self) -> None:
         self._runner.shutdown()
+        if self._trace is not None:
+            self._trace.close()
 
 
 def _said(error: Exception) -> str:
