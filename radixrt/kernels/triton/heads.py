@@ -53,14 +53,14 @@ def _prepare_heads_kernel(
     high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     slot = token
     if STORE:
-        slot = tl.load(slots + token)
+        slot = tl.load(slots + token).to(tl.int64)
     if is_v:
         _store_halves(v_out + slot * slot_stride + at, low, high, HALF, inside, CLAMP)
     else:
         # What all heads share is loaded once for each of them, from the cache: as one row it would have to be handed
         # from thread to thread through shared memory, which takes longer.
         shared = tl.zeros([HEADS, BLOCK], tl.int32) + column
-        row = table + tl.load(positions + token) * (2 * DIM)
+        row = table + tl.load(positions + token).to(tl.int64) * (2 * DIM)
         cos = tl.load(row + shared, mask=inside, other=0.0).to(tl.float32)
         # Of the table's sines the second half, which is not negated.
         sin = tl.load(row + DIM + HALF + shared, mask=inside, other=0.0).to(tl.float32)
