@@ -72,8 +72,15 @@ class CpuBackend(AttentionBackend):
         )
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
     ) -> torch.Tensor:
+        assert k is not None, "this backend has no pool for others to store into"
+        assert v is not None
         tokens = q.shape[0]
         out = torch.empty(tokens, layer.num_heads * layer.head_dim, dtype=q.dtype)
         plan = self._plan_for(layer)

@@ -33,8 +33,15 @@ class TorchNativeBackend(AttentionBackend):
         self._starts = [sum(lens[:i]) for i in range(len(lens))]
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
     ) -> torch.Tensor:
+        assert k is not None, "this backend has no pool for others to store into"
+        assert v is not None
         keys, values = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
         keys.index_copy_(0, batch.out_cache_loc, k)
         values.index_copy_(0, batch.out_cache_loc, v)

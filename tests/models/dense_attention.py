@@ -20,8 +20,15 @@ class DenseAttention(AttentionBackend):
         pass
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
     ) -> torch.Tensor:
+        assert k is not None
+        assert v is not None
         assert q.shape[1:] == (layer.num_heads, layer.head_dim)
         assert q.stride()[1:] == (layer.head_dim, 1)
         assert k.shape[1:] == v.shape[1:] == (layer.num_kv_heads, layer.head_dim)
