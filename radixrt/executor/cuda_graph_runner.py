@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from radixrt.messages import Int32Array
 from radixrt.models.registry import Model
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class _Inputs:
@@ -59,12 +61,10 @@ class _Captured:
 
     inputs: _Inputs
     state: DecodeState
-    batch: ForwardBatch
     forward: torch.cuda.CUDAGraph
     sample: torch.cuda.CUDAGraph
     logits: torch.Tensor
-    token_ids: torch.Tensor
-    best: torch.Tensor
+    result: SampleResult
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class CudaGraphRunner:
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self._workspace = sampler.workspace(max_rows)
 
     @property
     def num_captured(self) -> int:
@@ -114,14 +115,14 @@ class CudaGraphRunner:
         return False
 
     def stage(
-        self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, uniforms: npt.NDArray[np.float64],
-        temperature: npt.NDArray[np.float64],
+        self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, temperature: npt.NDArray[np.float32],
+        uniforms: npt.NDArray[np.float64],
     ) -> StagedStep | None:  # fmt: skip
         """Put a decode step's numbers in place, capturing its bucket first where that has not been done.
 
         Args:
             req_pool_idx, seq_lens, slots: int32 [B].
-            uniforms, temperature: [B], for rows that draw; temperature 0 for greedy ones.
+            temperature, uniforms: [B], of `Sampler.plain_inputs`.
 
         Returns:
             None if no graph fits the step.
@@ -132,7 +133,7 @@ class CudaGraphRunner:
         captured = self._captured.get(rows) or self._capture_guarded(rows)
         if captured is None:
             return None
-        self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, uniforms, temperature)
+        self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, temperature, uniforms)
         return StagedStep(captured, len(seq_lens))
 
     def forward(self, step: StagedStep) -> torch.Tensor:
@@ -143,11 +144,12 @@ class CudaGraphRunner:
     def sample(self, step: StagedStep) -> SampleResult:
         """Sample a step that `forward` was called for, all of whose rows are plain (see `Sampler.plain`)."""
         step.captured.sample.replay()
-        return SampleResult(step.captured.token_ids[: step.num_rows], step.captured.best[: step.num_rows])
+        result = step.captured.result
+        return SampleResult(result.token_ids[: step.num_rows], result.best[: step.num_rows])
 
     def _fill(
         self, inputs: _Inputs, state: DecodeState, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array,
-        uniforms: npt.NDArray[np.float64], temperature: npt.NDArray[np.float64],
+        temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> None:  # fmt: skip
         rows = inputs.rows
         lens = np.ones(rows, np.int32)
@@ -181,24 +183,23 @@ class CudaGraphRunner:
         inputs = _Inputs(rows, self._device)
         state = self._attention.graph_state(rows, inputs.indptr, inputs.last_page_len)
         nothing = np.zeros(0, np.int32)
-        self._fill(inputs, state, nothing, nothing, nothing, np.zeros(0), np.zeros(0))
+        self._fill(inputs, state, nothing, nothing, nothing, np.zeros(0, np.float32), np.zeros(0))
         logits = self._logits[:rows]
-        token_ids = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        best = torch.zeros(rows, dtype=torch.float32, device=self._device)
         batch = self._batch(inputs)
 
         def forward() -> None:
             self._forward(inputs, state, batch, logits)
 
-        def sample() -> None:
-            self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, token_ids, best)
-            self._builder.future_token_ids[inputs.req_pool_idx] = token_ids
+        def sample() -> SampleResult:
+            found = self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, self._workspace)
+            self._builder.future_token_ids[inputs.req_pool_idx] = found.token_ids
+            return found
 
-        return _Captured(
-            inputs, state, batch, self._record(forward), self._record(sample), logits, token_ids, best
-        )  # fmt: skip
+        forward_graph, _ = self._record(forward)
+        sample_graph, result = self._record(sample)
+        return _Captured(inputs, state, forward_graph, sample_graph, logits, result)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Run once for everything that happens only once (kernels are compiled, workspaces made), then record."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -210,9 +211,9 @@ class CudaGraphRunner:
         with torch.cuda.stream(stream):
             # Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            work()
+            made = work()
             graph.capture_end()
-        return graph
+        return graph, made
 
     def _batch(self, inputs: _Inputs) -> ForwardBatch:
         ones = torch.ones_like(inputs.seq_lens)

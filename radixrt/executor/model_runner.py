@@ -28,6 +28,7 @@ from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
 from radixrt.kernels.build import KernelUnavailable, load_kernels
+from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.messages import (
     ForwardStep,
@@ -152,8 +153,13 @@ class ModelRunner:
 
     def _make_ops(self) -> LayerOps:
         """Compiled where they can be had; plain torch where that is asked for (the attention backend says why not)."""
-        if self.device.type != "cpu" or self._config.attention_backend == "torch_native":
+        if self._config.attention_backend == "torch_native":
             return TorchOps()
+        if self.device.type == "cuda":
+            try:
+                return CudaOps()
+            except ImportError:
+                return TorchOps()
         try:
             return CpuOps(load_kernels(Path(self._config.kernel_cache)))
         except KernelUnavailable:
@@ -244,8 +250,8 @@ class ModelRunner:
             self._prompt_logprobs[row.req_pool_idx] = row.prompt_logprobs
         if self._graphs is not None and step.mode == ForwardMode.DECODE:
             idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
-            draws = self._sampler.draws(idx, seq_lens)
-            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), *draws)
+            inputs = self._sampler.plain_inputs(idx, seq_lens)
+            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), *inputs)
             if staged is not None:
                 return staged
         return self.batches.build(step)
@@ -275,7 +281,7 @@ class ModelRunner:
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            if mask is None and self._sampler.is_plain(idx):
+            if mask is None and self._sampler.plain(idx):
                 return self._sampled(self._graphs.sample(batch))
             return self._sampled(self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask))
         if step.mode == ForwardMode.EXTEND:
