@@ -17,6 +17,7 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
+from radixrt.attention.cascade import SharedGroups, kv_layer_bytes
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
 from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
@@ -118,6 +119,7 @@ class ModelRunner:
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
         batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
+        kv_layer_bytes: see `RunnerReady`.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
@@ -127,6 +129,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self.kv_layer_bytes = 0
         self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
@@ -181,6 +184,7 @@ class ModelRunner:
         )
         self._allocate(num_slots, c.max_running_requests, kv_dtype)
         self.max_total_num_tokens = num_slots
+        self.kv_layer_bytes = kv_layer_bytes(layers, kv_dtype.itemsize)
 
     def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
         c = self._config
@@ -250,8 +254,9 @@ class ModelRunner:
             self._prompt_logprobs[row.req_pool_idx] = row.prompt_logprobs
         if self._graphs is not None and step.mode == ForwardMode.DECODE:
             idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+            shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
             inputs = self._sampler.plain_inputs(idx, seq_lens)
-            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), *inputs)
+            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
             if staged is not None:
                 return staged
         return self.batches.build(step)

@@ -86,7 +86,9 @@ class Worker:
         if self._trace_path is not None:
             self._trace = StepTrace(self._trace_path, r.device)
         dtype = str(r.dtype).removeprefix("torch.")
-        self._answers.send(RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype))
+        self._answers.send(
+            RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.kv_layer_bytes)
+        )
 
     def handle(self, message: ToRunner) -> None:
         """Take one message and do all that can be done now."""

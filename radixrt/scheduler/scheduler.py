@@ -41,6 +41,7 @@ from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
+from radixrt.scheduler.sharing import NOTHING, CascadeCosts, SharingPlanner
 
 EXPIRY_CHECK_S = 0.05
 """Deadlines are looked at this often, not at every step."""
@@ -56,11 +57,12 @@ class Scheduler:
         eos_ids: the model's own end tokens.
         vocab_size: for grammar masks.
         random_seed: of the seeds given to requests that bring none.
+        cascade: what it costs the runner to compute shared runs once; None if it never should.
     """
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
-        random_seed: int = 0,
+        random_seed: int = 0, cascade: CascadeCosts | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
@@ -82,6 +84,7 @@ class Scheduler:
         self.counters = Counters()
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self.programs = Programs(kv, self.counters)
+        self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
 
     # --- what is wanted ---
 
@@ -228,11 +231,14 @@ class Scheduler:
         writes = self._kv.take_row_writes()
         step_id = self._next_step
         if chunks:
-            batch = extend_batch(step_id, chunks, decode, decode_slots, writes)
+            riding = self._sharing if self._sharing is not None and self._sharing.costs.in_extend else None
+            shared = NOTHING if riding is None else riding.columns(decode, len(chunks))
+            batch = extend_batch(step_id, chunks, decode, decode_slots, writes, shared)
             self.counters.extend_steps += 1
         else:
             idx = np.array([r.req_pool_idx for r in decode], np.int32)
-            batch = decode_batch(step_id, decode, idx, decode_slots, writes)
+            shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
+            batch = decode_batch(step_id, decode, idx, decode_slots, writes, shared)
             self.counters.decode_steps += 1
             self._ratio.decoded()
         for req in batch.requests:

@@ -72,6 +72,7 @@ def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> Forwar
         req_to_token=torch.zeros(1, 1, dtype=torch.int32),
         seq_lens_cpu=prefix + new,
         extend_lens_cpu=new,
+        req_pool_indices_cpu=rows,
     )
 
 
