@@ -14,6 +14,7 @@ from radixrt.messages import (
     AbortReq,
     Finish,
     FinishError,
+    GenerateReq,
     LogprobColumns,
     TextDelta,
     TokenBatch,
@@ -23,6 +24,7 @@ from radixrt.messages import (
     pack_i32,
     unpack_i32,
 )
+from radixrt.sampling_params import SamplingParams
 from tests.tokenizer.worker_bench import TIMINGS, Bench
 
 
