@@ -25,7 +25,7 @@ from radixrt.messages import (
 )
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
-from tests.scheduler.fake_runner import FakeRunner, Harness, expected_output
+from tests.scheduler.fake_runner import FakeRunner, Harness, deltas_of, expected_output
 
 
 class Recorder(Executor):
@@ -75,7 +75,7 @@ class Outbox:
             return
         assert isinstance(message, TokenBatch)
         self._log.append("tokens")
-        for delta in message.deltas:
+        for delta in deltas_of(message):
             self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
             if delta.finish is not None:
                 self.finished.add(delta.rid)
