@@ -371,7 +371,17 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
-    deltas: list[TokenDelta]
+    """New tokens of a step (scheduler to tokenizer); a request is in one of the two forms, and only once.
+
+    Attributes:
+        deltas: of requests with more to say than one token.
+        rids: the others, which have got one output token each, and nothing else.
+        token_ids: int32[len(rids)] column of these tokens.
+    """
+
+    deltas: list[TokenDelta] = []
+    rids: list[str] = []
+    token_ids: bytes = b""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

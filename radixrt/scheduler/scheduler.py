@@ -25,7 +25,7 @@ from radixrt.messages import (
     Int32Array,
     ProgramHint,
     StepOutput,
-    TokenDelta,
+    TokenBatch,
     TokenizedReq,
     TokenizedScoreReq,
     unpack_i32,
@@ -43,6 +43,7 @@ from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch,
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
 from radixrt.scheduler.sharing import NOTHING, CascadeCosts, SharingPlanner
 
+RUNNING = ReqState.RUNNING
 EXPIRY_CHECK_S = 0.05
 """Deadlines are looked at this often, not at every step."""
 
@@ -185,7 +186,8 @@ class Scheduler:
         elif group is not None:
             self._end_group(group, Finish(FINISH_ABORT), now)
 
-    def take_deltas(self) -> list[TokenDelta]:
+    def take_deltas(self) -> TokenBatch | None:
+        """What requests have got since the last time; None if that is nothing."""
         return self._writer.take()
 
     @property
@@ -213,7 +215,7 @@ class Scheduler:
         if self._recovering:
             return None
         while True:
-            decode = [r for r in self._active if r.state is ReqState.RUNNING and r.remaining > 0]
+            decode = [r for r in self._active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
             if self._num_inflight and self._constrained.waits(decode):
                 return None
             decode_slots = self._decode_slots(decode) if decode else np.empty(0, np.int32)
@@ -409,6 +411,7 @@ class Scheduler:
         self._take_scores(batch, output.scores, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
+        taken = 0
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
             columns = next(logprobs) if req.sampling.logprobs is not None else None
             if req.finish is not None:
@@ -420,7 +423,7 @@ class Scheduler:
             if i in errors:
                 self._end(req, Finish(FINISH_ERROR, error=FinishError(errors[i])), now)
                 continue
-            self.counters.generated_tokens += 1
+            taken += 1
             if req.first_token_at is None:
                 req.first_token_at = now
             req.last_token_at = now
@@ -431,6 +434,7 @@ class Scheduler:
                 finish = self._constrained.take(req, token, columns)
             if finish is not None:
                 self._end(req, finish, now)
+        self.counters.generated_tokens += taken
 
     def _end(self, req: Req, finish: Finish, now: float) -> None:
         """The request's one end, from any state: give back what it holds and say so."""
