@@ -23,6 +23,8 @@ from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
+from radixrt.executor.parallel import join, rank_device
+from radixrt.executor.rank_place import ONLY_RANK, RankPlace
 from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
@@ -61,6 +63,7 @@ class RunnerConfig:
     kernel_cache: str
     show_progress: bool = False
     mask_path: str | None = None
+    place: RankPlace = ONLY_RANK
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class ModelRunner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self.device = pick_device(config.device)
+        self.device = rank_device(pick_device(config.device), config.place)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
@@ -111,9 +114,11 @@ class ModelRunner:
         Raises:
             ModelLoadError, ConfigError: what is missing or does not fit, and the fix.
         """
-        threads = pick_threads(self._config.num_threads)
+        place = self._config.place
+        threads = pick_threads(self._config.num_threads, place.local_size)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        self._group = join(place, self.device)
         with torch.inference_mode():
             self.load_model()
             self.init_memory_pool()
@@ -124,7 +129,7 @@ class ModelRunner:
         c = self._config
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(),
+            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(), group=self._group,
         )  # fmt: skip
 
     def _make_ops(self) -> LayerOps:
@@ -142,12 +147,13 @@ class ModelRunner:
         layers = self._model.attention_layers
         num_slots = size_pool(
             wanted=c.kv_cache_tokens,
-            free_bytes=free_memory(self.device),
+            free_bytes=free_memory(self.device) // (1 if self.device.type == "cuda" else c.place.local_size),
             fraction=c.memory_fraction,
             token_bytes=bytes_per_token(layers, self.dtype),
             page_size=c.page_size,
             useful_tokens=c.max_running_requests * c.context_length,
         )
+        num_slots = self._group.minimum(num_slots)
         self._kv_cache = KVCache(layers, num_slots, c.page_size, self.dtype, self.device)
         self.max_total_num_tokens = num_slots
         rows = c.max_running_requests + 1
@@ -249,7 +255,10 @@ class ModelRunner:
     def sample(
         self, output: LogitsProcessorOutput, batch: ForwardBatch, step: ForwardStep, mask: GrammarMask | None
     ) -> SampledStep:
-        """Choose the next token of every sampling row; it becomes the row's future token."""
+        """Choose the next token of every sampling row; it becomes the row's future token.
+
+        Rank 0 chooses; the others hear what, and return no tokens.
+        """
         idx, seq_lens = unpack_i32(step.req_pool_idx), batch.seq_lens_cpu
         if step.mode == ForwardMode.EXTEND:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
@@ -258,9 +267,13 @@ class ModelRunner:
         scores = self._score_targets(output.hidden_states, step)
         if len(idx) == 0:
             return SampledStep(torch.empty(0, dtype=torch.int64), prompt_logprobs=scored, scores=scores)
+        rows = self._tensor(idx)
+        if self._group.rank:
+            self._future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
+            return SampledStep(torch.empty(0, dtype=torch.int64))
         allowed = None if mask is None else self._unpack_mask(mask)
         result = self._sampler.sample(output.next_token_logits, idx, seq_lens, allowed)
-        self._future_token_ids[self._tensor(idx)] = result.token_ids
+        self._future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return SampledStep(result.token_ids.cpu(), result.logprobs, scored, result.row_errors, scores)
 
     def _unpack_mask(self, mask: GrammarMask) -> tuple[Int32Array, Bitmask]:

@@ -44,12 +44,19 @@ class LaunchedStep:
 
 
 class Worker:
-    """See the module's docstring. Owns the runner; `answers` goes to the scheduler."""
+    """See the module's docstring. Owns the runner; `answers` goes to the scheduler.
 
-    def __init__(self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0) -> None:
+    Args:
+        rank: only rank 0 answers steps; any rank says when it is ready and when a step failed.
+        alone: no other ranks share the model. With others a failed step is the end: they may be waiting in the middle
+            of it.
+    """
+
+    def __init__(self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True) -> None:
         self._runner = runner
         self._answers = answers
         self._rank = rank
+        self._alone = alone
         self._awaiting_mask: LaunchedStep | None = None
 
     def start(self) -> None:
@@ -76,13 +83,14 @@ class Worker:
             self._answers.send(DebugReply(pack_i32(self._runner.mirror_rows(rows, lens))))
 
     def _guarded(self, step: ForwardStep, work: Callable[[], None]) -> None:
-        """Whatever one step raises ends that step alone; the process lives on."""
+        """What one step raises ends that step alone, on a rank that is alone; the process lives on."""
         try:
             with torch.inference_mode():
                 work()
         except Exception as error:
             logger.exception("step %d failed", step.step_id)
-            self._answers.send(StepFailed(step.step_id, self._rank, f"{type(error).__name__}: {error}", fatal=False))
+            said = f"{type(error).__name__}: {error}"
+            self._answers.send(StepFailed(step.step_id, self._rank, said, fatal=not self._alone))
 
     def _launch(self, step: ForwardStep) -> None:
         started = time.perf_counter()
@@ -95,6 +103,8 @@ class Worker:
 
     def _sample(self, launched: LaunchedStep, mask: GrammarMask | None) -> None:
         result = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
+        if self._rank:
+            return
         self._answers.send(
             StepOutput(
                 launched.step.step_id,
