@@ -87,7 +87,7 @@ def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach every rank; rank 0 decides when it is over
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(
-        target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, any_peer=True),), daemon=True
+        target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, accepts=False),), daemon=True
     ).start()
     worker = parts.make_runner_worker(config, settings, answers, place)
     try:

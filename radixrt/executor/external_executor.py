@@ -20,34 +20,42 @@ from radixrt.errors import ConfigError, EngineError
 from radixrt.executor.multiproc_executor import MultiprocExecutor
 from radixrt.messages import FromRunner, ToRunner
 
-WATCHED_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""What ZMQ mostly says right before it ends a connection whose other end did not show that it knows the key."""
 
 
 class ConnectionWatch:
-    """Notices that the other end of a socket is gone.
+    """Notices that the other end of a socket is gone. One that was never let in is not missed.
 
     Args:
-        any_peer: every connection counts, as on the end that connects; else those that have shown that they know the
-            key.
+        accepts: the socket is on the end that binds, and was not connected to yet.
     """
 
-    def __init__(self, watched: zmq.Socket[Any], *, any_peer: bool = False) -> None:
-        self.socket = watched.get_monitor_socket(WATCHED_EVENTS)
-        self._any_peer = any_peer
-        self._connected: set[int] = set()
+    def __init__(self, watched: zmq.Socket[Any], *, accepts: bool) -> None:
+        events = REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self.socket = watched.get_monitor_socket(events)
+        self._accepts = accepts
+        self._strangers: set[int] = set()  # connections, by file descriptor, since the last one that was let in
+        self._refused = False
 
     def lost(self) -> bool:
         """Whether a connection has ended since the last call. Never waits."""
         while True:
             try:
-                event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+                message = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return False
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected.add(event["value"])
-            elif self._any_peer or event["value"] in self._connected:
-                self._connected.discard(event["value"])
-                return True
+            event, descriptor = message["event"], message["value"]
+            refused, self._refused = self._refused, bool(event & REFUSED)
+            if event == zmq.EVENT_ACCEPTED:
+                self._strangers.add(descriptor)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:  # does not say whose
+                self._strangers.clear()
+            elif event == zmq.EVENT_DISCONNECTED:
+                stranger = refused or (self._accepts and descriptor in self._strangers)
+                self._strangers.discard(descriptor)
+                if not stranger:
+                    return True
 
 
 class ExternalLauncherExecutor(MultiprocExecutor):
@@ -80,7 +88,7 @@ class ExternalLauncherExecutor(MultiprocExecutor):
                 f"cannot listen on {host}: {error}; MASTER_ADDR must be rank 0's own address, which the others reach"
             ) from error
         self._ranks += others
-        self._watches = {rank: ConnectionWatch(other.socket) for rank, other in enumerate(others, 1)}
+        self._watches = {rank: ConnectionWatch(other.socket, accepts=True) for rank, other in enumerate(others, 1)}
         self._poller = zmq.Poller()
         for readable in (self._remote.socket, *(watch.socket for watch in self._watches.values())):
             self._poller.register(readable, zmq.POLLIN)
@@ -115,7 +123,7 @@ class ExternalLauncherExecutor(MultiprocExecutor):
 
 
 def _write(path: str, text: str) -> None:
-    """The file appears when it is complete."""
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
+    """The file appears when it is complete; only this user can read it."""
+    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     os.rename(f"{path}.new", path)
