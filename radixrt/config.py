@@ -76,6 +76,11 @@ class ExecutorConfig:
         choices=("mp", "external", "uni"),
     )
     tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
+    all_reduce: str = option(
+        "nccl",
+        "how CUDA ranks add up; one_shot: small sums in one kernel each, over memory that ranks of one machine map",
+        choices=("nccl", "one_shot"),
+    )
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(
         "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu")

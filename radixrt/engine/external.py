@@ -7,6 +7,7 @@ without which it lets nobody in.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -89,6 +90,7 @@ def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn
     threading.Thread(
         target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, accepts=False),), daemon=True
     ).start()
+    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
     worker = parts.make_runner_worker(config, settings, answers, place)
     try:
         worker.start()

@@ -8,6 +8,7 @@ launcher as one JSON line on the original stdout; everything else that prints go
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
@@ -136,6 +137,7 @@ def run_runner(
         publish_addresses(place, endpoints.addresses)
     else:
         place = RankPlace(rank, settings.tp, rank, settings.tp, endpoints.ranks, timeout_s)
+    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
     worker = parts.make_runner_worker(config, settings, answers, place, mask_path=endpoints.masks)
     worker.start()
     _settle()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from radixrt.errors import ConfigError, EngineError
+from radixrt.executor.one_shot import OneShotSum, make_one_shot
 from radixrt.executor.rank_place import RankPlace
 
 Store = Any
@@ -39,17 +40,20 @@ class TPGroup:
         device: of the tensors that are exchanged; NCCL on CUDA, gloo elsewhere.
         store: where the ranks find each other; needed with more than one.
         timeout_s: the longest that ranks wait for each other, while loading too.
+        one_shot: on CUDA, try `radixrt.executor.one_shot` for small sums.
 
     Raises:
         EngineError: the others did not come.
     """
 
     def __init__(
-        self, rank: int, size: int, device: torch.device, store: Store | None = None, timeout_s: float = 600.0
-    ) -> None:
+        self, rank: int, size: int, device: torch.device, store: Store | None = None, timeout_s: float = 600.0,
+        *, one_shot: bool = False,
+    ) -> None:  # fmt: skip
         self.rank = rank
         self.size = size
         self._device = device
+        self._one_shot: OneShotSum | None = None
         if size == 1:
             return
         if store is None:
@@ -63,9 +67,13 @@ class TPGroup:
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
+        if cuda and one_shot:
+            self._one_shot = make_one_shot(rank, size, device)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place; returns x."""
+        if self._one_shot is not None and self._one_shot.takes(x):
+            return self._one_shot.sum(x)
         if self.size > 1:
             dist.all_reduce(x)
         return x
@@ -119,7 +127,7 @@ def join(place: RankPlace, device: torch.device) -> TPGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
-    return TPGroup(place.rank, place.size, device, store, place.timeout_s)
+    return TPGroup(place.rank, place.size, device, store, place.timeout_s, one_shot=place.one_shot)
 
 
 @functools.cache

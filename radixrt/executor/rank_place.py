@@ -17,6 +17,7 @@ class RankPlace:
         local_rank: among the `local_size` ranks of this machine, which share its memory and cores; its CUDA device.
         store: a file of this machine where the ranks meet; None where they meet at MASTER_ADDR and MASTER_PORT.
         timeout_s: the longest that ranks wait for each other, while loading too.
+        one_shot: small sums on CUDA go through `radixrt.executor.one_shot` where it works.
     """
 
     rank: int = 0
@@ -25,6 +26,7 @@ class RankPlace:
     local_size: int = 1
     store: str | None = None
     timeout_s: float = 600.0
+    one_shot: bool = False
 
 
 ONLY_RANK = RankPlace()
