@@ -64,9 +64,13 @@ def publish_addresses(place: RankPlace, path: str) -> None:
 
 def serve_rank(config: Config) -> NoReturn:
     """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
+    place = launched_place(os.environ, config.executor.start_timeout_s)
+    logging.basicConfig(
+        level=config.server.log_level.upper(), force=True,
+        format=f"%(asctime)s %(levelname)s ModelRunner {place.rank}: %(message)s",
+    )  # fmt: skip
     try:
-        settings = resolve_settings(config, show_progress=False)
-        _run(config, settings, launched_place(os.environ, config.executor.start_timeout_s))
+        _run(config, resolve_settings(config, show_progress=False), place)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr, flush=True)
         os._exit(2)

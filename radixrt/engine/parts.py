@@ -80,7 +80,7 @@ def make_runner_worker(
             memory_fraction=config.cache.memory_fraction,
             random_seed=config.executor.random_seed,
             kernel_cache=settings.kernel_cache,
-            show_progress=settings.show_progress,
+            show_progress=settings.show_progress and place.rank == 0,
             mask_path=mask_path,
             place=place,
         )
