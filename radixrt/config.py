@@ -45,8 +45,12 @@ class CacheConfig:
     page_size: int = option(1, "tokens per page of the KV pool; 1 shares every common token", low=1)
     eviction_policy: str = option("lru", "what leaves the cache first", choices=("lru", "lfu", "fifo", "priority"))
     kv_cache_tokens: int | None = option(None, "tokens that the KV pool holds; default: from free memory", low=1)
+    kv_cache_dtype: str = option(
+        "auto", "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
+        choices=("auto", "fp8_e4m3"),
+    )  # fmt: skip
     memory_fraction: float = option(
-        0.5, "part of the free memory that the KV pool may take, when sized from it", low=0.01
+        0.0, "part of the free memory that the KV pool may take, when sized from it; 0: 0.5, on CUDA 0.9", low=0.0
     )
 
 
@@ -57,9 +61,9 @@ class SchedulerConfig:
         "order of waiting requests: longest cached prefix, arrival, or depth-first over the tree by weight",
         choices=("lpm", "fcfs", "dfs-weight"),
     )
-    max_running_requests: int = option(64, "requests in a batch, at most", low=1)
+    max_running_requests: int = option(0, "requests in a batch, at most; 0: 64, on CUDA 256", low=0)
     max_queued_requests: int = option(1024, "waiting requests, at most; more are refused with 429", low=1)
-    chunked_prefill_size: int = option(1024, "prompt tokens computed in one step, at most", low=1)
+    chunked_prefill_size: int = option(0, "prompt tokens computed in one step, at most; 0: 1024, on CUDA 8192", low=0)
     schedule_conservativeness: float = option(
         1.0, "scales the room reserved for output at admission; lower admits more and retracts more", low=0.0
     )
@@ -83,7 +87,13 @@ class ExecutorConfig:
     )
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(
-        "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu")
+        "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu", "flashinfer")
+    )
+    cuda_graph: str = option(
+        "auto",
+        "CUDA graphs of decode steps; auto: captured when first needed and while the engine idles, start: all before "
+        "serving, off: every step is launched kernel by kernel",
+        choices=("auto", "start", "off"),
     )
     num_threads: int | None = option(None, "threads of the CPU runner; default: OMP_NUM_THREADS, or the cores", low=1)
     step_timeout_s: float = option(120.0, "a step that takes longer counts as a hung runner", low=0.1)
@@ -191,6 +201,30 @@ def _checked(section: type, name: str, value: Any) -> Any:
     if meta["low"] is not None and not value >= meta["low"]:
         raise ConfigError(f"{name} must be at least {meta['low']:g}, not {shown(value)}")
     return value
+
+
+DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "cache": {"memory_fraction": 0.5},
+        "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024},
+    },
+    "cuda": {
+        "cache": {"memory_fraction": 0.9},
+        "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192},
+    },
+}
+"""What an option that was left at 0 means, by device."""
+
+
+def with_device_defaults(config: Config, device: str) -> Config:
+    """The same config with every option that depends on the device (cpu or cuda) settled."""
+    settled = {}
+    for section, defaults in DEVICE_DEFAULTS[device].items():
+        values = getattr(config, section)
+        settled[section] = dataclasses.replace(
+            values, **{name: value for name, value in defaults.items() if not getattr(values, name)}
+        )
+    return dataclasses.replace(config, **settled)
 
 
 def _check_together(config: Config) -> None:

@@ -212,6 +212,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         cache_salt: namespace of the radix cache; requests share prefixes only within one.
         timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
         program: where it stands in a program.
+        return_prompt_ids: its first TextDelta brings the prompt's token ids; False for a client that has them.
     """
 
     rid: str
@@ -225,6 +226,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     timeout_s: float | None = None
     parts: list[PromptPart] | None = None
     program: ProgramHint | None = None
+    return_prompt_ids: bool = True
 
 
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
@@ -409,7 +411,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         token_ids: int32[n] column of the new output tokens.
-        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request.
+        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request unless it said not to.
         finish, usage, timings, constraint: on the last delta, and there only.
         decision: of a ScoreReq, on its only delta, unless it ended with an error or an abort.
     """

@@ -24,6 +24,7 @@ from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.config import Config
 from radixrt.engine import parts
 from radixrt.engine.settings import EngineSettings, resolve_settings
+from radixrt.engine.worker import serve_steps
 from radixrt.errors import EngineError, RadixRTError
 from radixrt.executor.external_executor import ConnectionWatch
 from radixrt.executor.rank_place import RankPlace, launched_place
@@ -70,7 +71,7 @@ def serve_rank(config: Config) -> NoReturn:
         format=f"%(asctime)s %(levelname)s ModelRunner {place.rank}: %(message)s",
     )  # fmt: skip
     try:
-        _run(config, resolve_settings(config, show_progress=False), place)
+        _run(*resolve_settings(config, show_progress=False), place)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr, flush=True)
         os._exit(2)
@@ -103,10 +104,7 @@ def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn
         time.sleep(LAST_WORDS_S)
         raise
     logger.info("rank %d of %d is ready", place.rank, place.size)
-    while True:
-        message = inbox.recv(None)
-        if message is not None:
-            worker.handle(message)
+    serve_steps(worker, inbox)
 
 
 def _exit_with_scheduler(watch: ConnectionWatch) -> None:

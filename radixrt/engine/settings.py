@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixrt.config import Config
+from radixrt.config import Config, with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.executor.rank_place import launched_place
 from radixrt.models.model_config import load_model_spec
@@ -45,14 +45,18 @@ class EngineSettings:
         return dataclasses.asdict(self)
 
 
-def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
-    """Find (and, the first time, convert or download) the model, and settle what depends on it.
+def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, EngineSettings]:
+    """Find (and, the first time, convert or download) the model, and settle what depends on it and on the device.
+
+    Returns:
+        The config with the device's defaults in it, and what follows from it.
 
     Raises:
         ModelLoadError, ConfigError: names what is missing or does not fit.
     """
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
+    config = with_device_defaults(config, device)
     dtype = resolve_dtype(config.model.dtype, device)
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
@@ -64,7 +68,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
         raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")
     tp = _ranks(config)
     check_partition(spec, tp)
-    return EngineSettings(
+    settings = EngineSettings(
         folder=str(prepared.folder),
         model_name=config.model.served_model_name or prepared.name,
         dtype=dtype,
@@ -76,6 +80,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
         show_progress=show_progress,
         tp=tp,
     )
+    return config, settings
 
 
 def _ranks(config: Config) -> int:

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import zmq
 
@@ -38,6 +38,10 @@ from radixrt.messages import (
 
 if TYPE_CHECKING:
     from radixrt.executor.base import Executor
+    from radixrt.executor.worker import Worker
+
+IDLE_BEFORE_WORK_S = 0.02
+"""How long a runner must have had nothing to do before it does what can wait."""
 
 NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
 
@@ -141,10 +145,21 @@ def run_runner(
     worker = parts.make_runner_worker(config, settings, answers, place, mask_path=endpoints.masks)
     worker.start()
     _settle()
+    serve_steps(worker, inbox)
+
+
+def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
+    """The runner's loop."""
+    idle_work = True
     while True:
-        message = inbox.recv(None)
+        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
+        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
         if message is not None:
             worker.handle(message)
+        elif worker.is_waiting:
+            worker.answer_ready()
+        else:
+            idle_work = worker.idle_work()
 
 
 def _settle() -> None:

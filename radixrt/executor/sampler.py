@@ -133,6 +133,26 @@ class Sampler:
         ks = tuple(t.logprobs[req_pool_idx[asked]].tolist())
         return SampleResult(token_ids, best, gather_logprobs(raw, _take(token_ids, asked), max(ks)), ks)
 
+    def is_plain(self, req_pool_idx: Index) -> bool:
+        """Whether these rows need at most a draw, so that `sample_plain` samples them."""
+        return not np.bitwise_or.reduce(self._tables.needs[req_pool_idx]) & ~DRAW
+
+    def draws(self, req_pool_idx: Index, seq_lens: Index) -> tuple[Uniforms, npt.NDArray[np.float64]]:
+        """Each row's random number and its temperature, 0 for greedy ones."""
+        t = self._tables
+        u = draw.uniforms(t.seed[req_pool_idx], seq_lens)
+        return u, np.where(t.needs[req_pool_idx] & DRAW, t.temperature[req_pool_idx], 0.0)
+
+    def sample_plain(
+        self, logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, token_ids: torch.Tensor,
+        best: torch.Tensor,
+    ) -> None:  # fmt: skip
+        found, top = _argmax(logits)
+        weights = draw.token_weights(logits, top, temperature.clamp(min=1e-6))
+        token_ids.copy_(torch.where(temperature > 0, draw.inverse_cdf(weights, u), found))
+        token_ids.masked_fill_(~top.isfinite(), 0)
+        best.copy_(top)
+
     def _edit(self, logits: torch.Tensor, idx: Index, seq_lens: Index, needs: Needs, every: int) -> None:
         """Bias, penalties and held-back stop tokens, in place."""
         t = self._tables

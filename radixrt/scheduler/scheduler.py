@@ -33,6 +33,7 @@ from radixrt.messages import (
 from radixrt.scheduler.admission import NewTokenRatio
 from radixrt.scheduler.constrained import ConstrainedRequests, append_token
 from radixrt.scheduler.counters import Counters
+from radixrt.scheduler.deferral import ComputedPrefixes
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.policy import arrange, is_overdue
@@ -41,8 +42,6 @@ from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
 
-DEFER_TOKENS = 32
-"""A waiting request is held back while an earlier one computes at least this many tokens that it could reuse."""
 EXPIRY_CHECK_S = 0.05
 """Deadlines are looked at this often, not at every step."""
 
@@ -288,11 +287,12 @@ class Scheduler:
     def _admit(self, budget: int, chunks: list[Chunk], now: float) -> None:
         reserved = sum(self._ratio.reserve(r) for r in self._active)
         order = deque(arrange(self._config.schedule_policy, self._waiting, self._kv, now))
+        computing = ComputedPrefixes(self._active, self._kv)
         while order:
             req = order.popleft()
             if budget <= 0 or len(self._active) >= self._config.max_running_requests:
                 return
-            if self._is_deferred(req):
+            if computing.covers(req):
                 continue
             prefix = self._kv.lock_prefix(req)
             req.kv_len = len(prefix)
@@ -307,6 +307,7 @@ class Scheduler:
             self._kv.take_row(req, prefix)
             self._waiting.remove(req)
             self._active.append(req)
+            computing.add(req)
             self._admitted(req, len(prefix), now)
             if req.row is not None and (follower := self._queue_row(self._groups[req.row.rid])) is not None:
                 order.appendleft(follower)
@@ -338,24 +339,6 @@ class Scheduler:
                 self.counters.hinted_cached_tokens += cached_tokens
             if req.row is not None:
                 self._groups[req.row.rid].admitted(prompt_tokens, cached_tokens, now)
-
-    def _is_deferred(self, req: Req) -> bool:
-        """True while an active request is computing a prefix of this one's input that it can reuse a step later."""
-        reusable = req.reusable_ids
-        if len(reusable) < DEFER_TOKENS or not self._kv.cache.shares:
-            return False
-        have = -1
-        for other in self._active:
-            if other.state is not ReqState.PREFILL or other.namespace != req.namespace:
-                continue
-            common = _common_prefix(other.known_ids, reusable)
-            if common < DEFER_TOKENS:
-                continue
-            if have < 0:
-                have = self._kv.match_len(req)
-            if common - have >= DEFER_TOKENS:
-                return True
-        return False
 
     def _retract_one(self) -> bool:
         """Put the least deserving active request back to waiting, if another can go on; its work stays cached."""
@@ -523,10 +506,3 @@ class Scheduler:
 def _lease_len(hint: ProgramHint, prompt_len: int) -> int:
     """Tokens to lease for a fork, of which more than one branch is still to call."""
     return min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
-
-
-def _common_prefix(a: Int32Array, b: Int32Array) -> int:
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return n if n == 0 or not differs[first] else first

@@ -38,7 +38,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
-    settings = resolve_settings(config, show_progress=sys.stderr.isatty())
+    config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     launcher = Launcher(config, settings)
 
     def ready(url: str) -> None:

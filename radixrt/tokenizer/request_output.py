@@ -16,6 +16,7 @@ from radixrt.messages import (
     Usage,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.detokenizer import IdsOnly
 from radixrt.tokenizer.stop_strings import StopMatcher
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -50,16 +51,19 @@ class RequestOutput:
     )
 
     def __init__(
-        self, rid: str, sampling: SamplingParams, prompt_ids: bytes, *, stream: bool, tokenizer: Tokenizer
-    ) -> None:
+        self, rid: str, sampling: SamplingParams, prompt_ids: bytes, *, stream: bool, tokenizer: Tokenizer,
+        return_prompt_ids: bool = True,
+    ) -> None:  # fmt: skip
         self._rid = rid
         self._sampling = sampling
         self._stream = stream
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
+        special = sampling.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=special) if sampling.detokenize else IdsOnly()
         include = sampling.include_stop_str_in_output
         self._matcher = StopMatcher(sampling.stop, include=include) if sampling.stop else None
-        self._prompt_ids: bytes | None = prompt_ids
+        scores_prompt = sampling.prompt_logprobs is not None
+        self._prompt_ids: bytes | None = prompt_ids if return_prompt_ids or scores_prompt else None
         self._prompt_tokens = len(prompt_ids) // 4
         self._num_tokens = 0
         # Not yet sent:

@@ -111,7 +111,10 @@ class TokenizerWorker:
                 raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
             ids = self._prompts.input_ids(req)
             self._check_logprobs(req.sampling, len(ids) // 4)
-            output = RequestOutput(req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer)
+            output = RequestOutput(
+                req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
+                return_prompt_ids=req.return_prompt_ids,
+            )  # fmt: skip
             self._live[req.rid] = output
             self._to_scheduler.send(
                 TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program)

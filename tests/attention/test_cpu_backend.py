@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,7 @@ def make_batch(
         extend_lens=torch.from_numpy(ext).long(),
         prefix_lens=torch.from_numpy(seq - ext).long(),
         logits_index=zeros,
+        sample_rows=zeros,
         req_to_token=torch.from_numpy(table),
         seq_lens_cpu=seq,
         extend_lens_cpu=ext,
@@ -145,24 +147,27 @@ def test_every_row_and_head_is_planned_once() -> None:
         assert work == {(r, h): int(extend_lens[r]) for r in range(5) for h in range(3)}
 
 
+LIMITS: dict[str, Any] = {"dtype": torch.float32, "max_rows": 4, "context_length": 64}
+
+
 def test_without_a_compiler_it_falls_back_and_says_what_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     layer = AttentionLayer(0, 2, 1, 32, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, torch.device("cpu"))
-    backend = make_backend("auto", kv, [layer], torch.device("cpu"), tmp_path)
+    backend = make_backend("auto", kv, [layer], **LIMITS, kernel_cache=tmp_path)
     assert isinstance(backend, TorchNativeBackend)
     assert "C++ compiler" in caplog.text
     with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
-        make_backend("cpu", kv, [layer], torch.device("cpu"), tmp_path)
+        make_backend("cpu", kv, [layer], **LIMITS, kernel_cache=tmp_path)
 
 
 def test_shapes_that_it_does_not_take_go_to_the_reference(cache_folder: Path) -> None:
     layer = AttentionLayer(0, 2, 1, 20, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, torch.device("cpu"))
     assert isinstance(
-        make_backend("auto", kv, [layer], torch.device("cpu"), cache_folder / "kernels"), TorchNativeBackend
+        make_backend("auto", kv, [layer], **LIMITS, kernel_cache=cache_folder / "kernels"), TorchNativeBackend
     )
     with pytest.raises(ConfigError, match="head_dim 20"):
-        make_backend("cpu", kv, [layer], torch.device("cpu"), cache_folder / "kernels")
+        make_backend("cpu", kv, [layer], **LIMITS, kernel_cache=cache_folder / "kernels")

@@ -26,7 +26,7 @@ class Bench:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         config = make_config(model=str(folder), dtype="float32", num_threads=1, executor="uni", **options)
-        settings = resolve_settings(config, show_progress=False)
+        config, settings = resolve_settings(config, show_progress=False)
         answers: LocalChannel = LocalChannel()
         self.inbox: LocalChannel = LocalChannel()
         self.outbox: LocalChannel = LocalChannel()

@@ -57,7 +57,7 @@ def test_tp_is_the_number_of_ranks_that_were_started(
     model = tiny_model("llama")
     for options in ({}, {"tp": 4}):
         config = make_config(model=model, executor="external", **options)
-        settings = resolve_settings(config, show_progress=False)
+        _, settings = resolve_settings(config, show_progress=False)
         assert settings.tp == 4
         assert process_kinds(config, settings) == ["tokenizer", "scheduler", "runner-0"]
     with pytest.raises(ConfigError, match="tp=2, but 4 ranks were started"):
@@ -66,7 +66,7 @@ def test_tp_is_the_number_of_ranks_that_were_started(
 
 def test_each_rank_is_a_process(tiny_model: Callable[[str], Path]) -> None:
     config = make_config(model=tiny_model("llama"), tp=2)
-    kinds = process_kinds(config, resolve_settings(config, show_progress=False))
+    kinds = process_kinds(*resolve_settings(config, show_progress=False))
     assert kinds == ["tokenizer", "scheduler", "runner-0", "runner-1"]
     assert [process_name(kind) for kind in kinds] == ["tokenizer", "scheduler", "ModelRunner 0", "ModelRunner 1"]
     assert process_name("runner") == "ModelRunner"

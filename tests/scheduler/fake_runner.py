@@ -178,7 +178,7 @@ class Harness:
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, **config: object,
     ) -> None:  # fmt: skip
-        self.config = SchedulerConfig(**{"max_running_requests": 4, **config})  # type: ignore[arg-type]
+        self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
         self.cache = RadixCache(allocator, eviction) if cache else ChunkCache(allocator)
         rows = ReqToTokenPool(self.config.max_running_requests, max_context)

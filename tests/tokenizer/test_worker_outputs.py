@@ -132,6 +132,24 @@ def test_the_stop_token_is_left_out_of_the_text(
     assert delta.token_ids == pack_i32(ids)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_detokenizing_there_are_ids_alone(bench: Bench, stream: bool) -> None:
+    bench.start(detokenize=False, stream=stream)
+    first, rest = bench.tokenizer.encode("good")[:1], bench.tokenizer.encode("bye 🙂")
+    deltas = bench.tokens(first) + bench.tokens(rest, finish=Finish("length"))
+    assert [delta.text for delta in deltas] == [""] * (2 if stream else 1)
+    assert b"".join(delta.token_ids for delta in deltas) == pack_i32(first + rest)
+    assert deltas[-1].finish == Finish("length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_the_prompts_ids_does_not_get_them_again(bench: Bench, stream: bool) -> None:
+    column = pack_i32(bench.tokenizer.encode("hi"))
+    bench.handle(GenerateReq("r", SamplingParams(), input_ids=column, stream=stream, return_prompt_ids=False))
+    deltas = bench.tokens("one") + bench.tokens("two", finish=Finish("length"))
+    assert [delta.prompt_ids for delta in deltas] == [None] * len(deltas)
+
+
 def test_a_finish_by_length_or_by_a_grammar_leaves_nothing_out(bench: Bench) -> None:
     for finish in (Finish("length"), Finish("stop")):
         bench.start()
