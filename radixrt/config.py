@@ -74,7 +74,17 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    executor: str = option("mp", "mp: a process for each part; uni: all in one process", choices=("mp", "uni"))
+    executor: str = option(
+        "mp",
+        "mp: a process for each part; external: for ranks that torchrun or SLURM started; uni: all in one process",
+        choices=("mp", "external", "uni"),
+    )
+    tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
+    all_reduce: str = option(
+        "nccl",
+        "how CUDA ranks add up; one_shot: small sums in one kernel each, over memory that ranks of one machine map",
+        choices=("nccl", "one_shot"),
+    )
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(
         "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu", "flashinfer")
@@ -230,6 +240,10 @@ def _check_together(config: Config) -> None:
         raise ConfigError("memory_fraction must be at most 0.95")
     if not -(2**63) <= config.executor.random_seed < 2**63:
         raise ConfigError("random_seed must fit in 64 bits")
+    if config.executor.tp > 1 and config.executor.executor == "uni":
+        raise ConfigError(
+            f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
+        )
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     if config.cache.kv_cache_tokens is not None and config.cache.kv_cache_tokens < config.cache.page_size:

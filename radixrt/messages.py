@@ -695,7 +695,8 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
 
 
 class StepFailed(Message, frozen=True, array_like=True, tag=True):
-    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost."""
+    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost; so it is
+    on a rank that has the model to itself."""
 
     step_id: int
     rank: int

@@ -14,6 +14,7 @@ from radixrt.engine.arguments import Job, Prompt, RequestOptions, jobs, split, s
 from radixrt.engine.client import EngineClient, new_rid
 from radixrt.engine.completion import Chunk, Collector, Completion
 from radixrt.engine.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
+from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.prompt_parts import token_ids as as_token_ids
@@ -29,8 +30,9 @@ class Engine:
 
     Args:
         model: the embedded default, a local Hugging Face folder, a GGUF file, or a hub id.
-        options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process,
-            `kv_cache_tokens=32768`, `dtype="float32"`.
+        options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process, `tp=2`,
+            `kv_cache_tokens=32768`, `dtype="float32"`. With `executor="external"` rank 0 gets the engine; on the other
+            ranks this never returns: they serve rank 0, and exit with it.
 
     Attributes:
         config: as given, with the device's defaults.
@@ -44,8 +46,11 @@ class Engine:
     def __init__(self, model: str | None = None, *, show_progress: bool = True, **options: Any) -> None:
         if model is not None:
             options["model"] = model
-        self.config, self.settings = resolve_settings(make_config(**options), show_progress=show_progress)
-        kind = Launcher if self.config.executor.executor == "mp" else InProcessEngine
+        config = make_config(**options)
+        if is_other_rank(config):
+            serve_rank(config)
+        self.config, self.settings = resolve_settings(config, show_progress=show_progress)
+        kind = InProcessEngine if self.config.executor.executor == "uni" else Launcher
         self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)
         self.client: EngineClient = self._launcher.start()
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from radixrt.config import Config, with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.executor.rank_place import launched_place
 from radixrt.models.model_config import load_model_spec
+from radixrt.models.partition import check_partition
 from radixrt.models.source import cache_folder, prepare_model, resolve_dtype
 
 
@@ -25,6 +27,7 @@ class EngineSettings:
         context_length: longest sequence, prompt and output together, in tokens.
         eos_ids: the model's own end tokens.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
+        tp: ranks that share the model.
     """
 
     folder: str
@@ -36,6 +39,7 @@ class EngineSettings:
     kernel_cache: str
     grammar_cache: str
     show_progress: bool
+    tp: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -62,6 +66,8 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     context = config.model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")
+    tp = _ranks(config)
+    check_partition(spec, tp)
     settings = EngineSettings(
         folder=str(prepared.folder),
         model_name=config.model.served_model_name or prepared.name,
@@ -72,8 +78,24 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         kernel_cache=str(cache_folder() / "kernels"),
         grammar_cache=str(cache_folder() / "grammars"),
         show_progress=show_progress,
+        tp=tp,
     )
     return config, settings
+
+
+def _ranks(config: Config) -> int:
+    """How many ranks there are: as many as were asked for, or as were started.
+
+    Raises:
+        ConfigError: both were said, and differ.
+    """
+    wanted = config.executor.tp
+    if config.executor.executor != "external":
+        return wanted
+    started = launched_place(os.environ, config.executor.start_timeout_s).size
+    if wanted not in (1, started):
+        raise ConfigError(f"tp={wanted}, but {started} ranks were started; start {wanted}, or leave tp out")
+    return started
 
 
 def _has_cuda() -> bool:

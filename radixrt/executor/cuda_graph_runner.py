@@ -23,6 +23,7 @@ from radixrt.attention.cascade_plan import Tile
 from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
 from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.executor.graph_buckets import bucket_for, graph_buckets
+from radixrt.executor.parallel import TPGroup
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.upload import Uploader, layout, view
 from radixrt.messages import Int32Array
@@ -87,12 +88,15 @@ class CudaGraphRunner:
 
     Args:
         max_rows: most rows of a step.
+        group: the ranks that share the model. All of them capture the same buckets at the same places among their
+            steps, because that follows from the steps alone.
     """
 
     def __init__(
         self, model: Model, attention: FlashInferBackend, sampler: Sampler, builder: BatchBuilder, *, vocab_size: int,
-        max_rows: int, device: torch.device,
+        max_rows: int, device: torch.device, group: TPGroup,
     ) -> None:  # fmt: skip
+        self._group = group
         self._model, self._attention, self._sampler, self._builder = model, attention, sampler, builder
         self._device = device
         self._buckets = graph_buckets(max_rows)
@@ -185,6 +189,8 @@ class CudaGraphRunner:
         try:
             captured = self._captured[rows, tile] = self._capture(rows, tile)
         except (RuntimeError, torch.OutOfMemoryError) as error:
+            if self._group.size > 1:  # the others go on with the graph
+                raise RuntimeError(f"capturing {rows} rows failed: {error}; cuda_graph=off does without") from error
             # Without graphs everything still works, only slower: better than no answers at all.
             self._failed = True
             logger.warning("decode steps run without CUDA graphs: capturing %d rows failed: %s", rows, error)
@@ -205,8 +211,10 @@ class CudaGraphRunner:
             self._forward(inputs, state, batch, logits)
 
         def sample() -> SampleResult:
-            found = self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, self._workspace)
-            self._builder.future_token_ids[inputs.req_pool_idx] = found.token_ids
+            found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
+            if self._group.rank == 0:
+                found = self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, self._workspace)
+            self._builder.future_token_ids[inputs.req_pool_idx] = self._group.broadcast(found.token_ids)
             return found
 
         forward_graph, _ = self._record(forward)

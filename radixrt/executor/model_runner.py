@@ -24,7 +24,9 @@ from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMo
 from radixrt.executor.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
+from radixrt.executor.parallel import join, rank_device
 from radixrt.executor.profile_run import largest_step
+from radixrt.executor.rank_place import ONLY_RANK, RankPlace
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
@@ -69,6 +71,7 @@ class RunnerConfig:
     kernel_cache: str
     show_progress: bool = False
     mask_path: str | None = None
+    place: RankPlace = ONLY_RANK
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class ModelRunner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self.device = pick_device(config.device)
+        self.device = rank_device(pick_device(config.device), config.place)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
@@ -138,9 +141,11 @@ class ModelRunner:
         Raises:
             ModelLoadError, ConfigError: what is missing or does not fit, and the fix.
         """
-        threads = pick_threads(self._config.num_threads)
+        place = self._config.place
+        threads = pick_threads(self._config.num_threads, place.local_size)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        self._group = join(place, self.device)
         with torch.inference_mode():
             self.load_model()
             self.init_memory_pool()
@@ -151,7 +156,7 @@ class ModelRunner:
         c = self._config
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(),
+            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(), group=self._group,
         )  # fmt: skip
 
     def _make_ops(self) -> LayerOps:
@@ -173,15 +178,17 @@ class ModelRunner:
         c = self._config
         layers = self._model.attention_layers
         kv_dtype = torch.float8_e4m3fn if c.kv_cache_dtype == "fp8_e4m3" else self.dtype
+        sharers = c.place.local_size if self.device.type == "cpu" else 1
         step_bytes = self._measure_largest_step(kv_dtype) if self.device.type == "cuda" else 0
         num_slots = size_pool(
             wanted=c.kv_cache_tokens,
-            free_bytes=free_memory(self.device) - step_bytes,
+            free_bytes=free_memory(self.device) // sharers - step_bytes,
             fraction=c.memory_fraction,
             token_bytes=bytes_per_token(layers, kv_dtype),
             page_size=c.page_size,
             useful_tokens=c.max_running_requests * c.context_length,
         )
+        num_slots = self._group.minimum(num_slots)
         self._allocate(num_slots, c.max_running_requests, kv_dtype)
         self.max_total_num_tokens = num_slots
         self.kv_layer_bytes = kv_layer_bytes(layers, kv_dtype.itemsize)
@@ -235,14 +242,17 @@ class ModelRunner:
             return
         self._graphs = CudaGraphRunner(
             self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
-            max_rows=self._config.max_running_requests, device=self.device,
+            max_rows=self._config.max_running_requests, device=self.device, group=self._group,
         )  # fmt: skip
-        while self._config.cuda_graph == "start" and self.idle_work():
+        while self._config.cuda_graph == "start" and self._graphs.capture_next():
             pass
 
     def idle_work(self) -> bool:
-        """Something useful while there is no step: one graph more. False if there is nothing left."""
-        return self._graphs is not None and self._graphs.capture_next()
+        """Something useful while there is no step: one graph more. False if there is nothing left.
+
+        Not with other ranks: they would have to capture the same graph at the same time, and each is idle at its own.
+        """
+        return self._graphs is not None and self._group.size == 1 and self._graphs.capture_next()
 
     # --- one step ---
 
@@ -281,7 +291,8 @@ class ModelRunner:
     ) -> SampledStep:  # fmt: skip
         """Choose the next token of every sampling row; it becomes the row's future token.
 
-        On CUDA this only enqueues the work: see `SampledStep.is_ready`.
+        On CUDA this only enqueues the work: see `SampledStep.is_ready`. Rank 0 chooses; the others hear what it chose,
+        and have nothing to answer.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):
@@ -302,16 +313,21 @@ class ModelRunner:
 
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None
-    ) -> SampleResult:
+    ) -> SampleResult | None:
         """Sample rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these lengths."""
+        if self._group.rank:
+            self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
+            return None
         allowed = None if mask is None else self._unpack_mask(mask)
         result = self._sampler.sample(logits, idx, seq_lens, allowed)
-        self.batches.future_token_ids[rows] = result.token_ids
+        self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return result
 
     def _sampled(
-        self, result: SampleResult, scored: list[LogprobColumns] | None = None, scores: bytes = b""
+        self, result: SampleResult | None, scored: list[LogprobColumns] | None = None, scores: bytes = b""
     ) -> SampledStep:
+        if result is None or self._group.rank:
+            return SampledStep(None, None, [], b"")
         if self.device.type == "cpu":
             return SampledStep(result, None, scored or [], scores)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -62,14 +62,23 @@ class Unanswered:
 
 
 class Worker:
-    """See the module's docstring. Owns the runner; `answers` goes to the scheduler."""
+    """See the module's docstring. Owns the runner; `answers` goes to the scheduler.
+
+    Args:
+        rank: only rank 0 answers steps; any rank says when it is ready and when a step failed.
+        alone: no other ranks share the model. With others a failed step is the end: they may be waiting in the middle
+            of it, and so may the device.
+        trace_path: see `StepTrace`.
+    """
 
     def __init__(
-        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, trace_path: str | None = None
-    ) -> None:
+        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True,
+        trace_path: str | None = None,
+    ) -> None:  # fmt: skip
         self._runner = runner
         self._answers = answers
         self._rank = rank
+        self._alone = alone
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[Unanswered] = deque()
         self._trace_path = trace_path
@@ -127,8 +136,9 @@ class Worker:
                 work()
         except Exception as error:
             logger.exception("step %d failed", step.step_id)
-            self.answer_ready(wait=True)  # answers keep the order of their steps
-            fatal = not self._runner.is_usable()
+            if self._alone:
+                self.answer_ready(wait=True)  # answers keep the order of their steps
+            fatal = not self._alone or not self._runner.is_usable()
             self._answers.send(StepFailed(step.step_id, self._rank, _said(error), fatal=fatal))
 
     def _launch(self, step: ForwardStep) -> None:
@@ -147,7 +157,8 @@ class Worker:
         sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
         if self._trace is not None and launched.times is not None:
             self._trace.sampled(launched.times)
-        self._unanswered.append(Unanswered(launched, sampled))
+        if self._rank == 0:
+            self._unanswered.append(Unanswered(launched, sampled))
 
     def _answer(self, waiting: Unanswered) -> None:
         sampled, result = waiting.sampled, waiting.sampled.wait()

@@ -126,7 +126,7 @@ def test_a_mixed_batch_of_constrained_filtered_and_plain_rows(model: Callable[[s
 
 
 def test_an_out_of_memory_step_ends_its_requests_and_nothing_else(tmp_path: Path) -> None:
-    """Real memory: everything that is free is taken, a prompt of thousands of tokens fails, and works once it is back."""
+    """Real memory: all that is free is taken, a prompt of thousands of tokens fails, and works once it is back."""
     folder = make_tiny_model(tmp_path / "model", "llama", head_dim=64, max_position_embeddings=16384)
     long = [i % 400 + 3 for i in range(8000)]
     with Engine(str(folder), **{**OPTIONS, "kv_cache_tokens": 20_000}) as engine:
