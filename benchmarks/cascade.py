@@ -96,9 +96,11 @@ def make_batch(geometry: Geometry, device: str) -> ForwardBatch:
         extend_lens=tensor(ones),
         prefix_lens=tensor(seq_lens - 1),
         logits_index=tensor(np.arange(rows)),
+        sample_rows=tensor(np.arange(1, rows + 1)),
         req_to_token=torch.from_numpy(req_to_token).to(device),
         seq_lens_cpu=seq_lens,
         extend_lens_cpu=ones,
+        req_pool_indices_cpu=np.arange(1, rows + 1, dtype=np.int32),
         shared=SharedGroups(np.array(segments, np.int32), np.arange(rows, dtype=np.int32)),
     )
 

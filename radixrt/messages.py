@@ -212,6 +212,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         cache_salt: namespace of the radix cache; requests share prefixes only within one.
         timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
         program: where it stands in a program.
+        return_prompt_ids: its first TextDelta brings the prompt's token ids; False for a client that has them.
     """
 
     rid: str
@@ -225,6 +226,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     timeout_s: float | None = None
     parts: list[PromptPart] | None = None
     program: ProgramHint | None = None
+    return_prompt_ids: bool = True
 
 
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
@@ -369,7 +371,17 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
-    deltas: list[TokenDelta]
+    """New tokens of a step (scheduler to tokenizer); a request is in one of the two forms, and only once.
+
+    Attributes:
+        deltas: of requests with more to say than one token.
+        rids: the others, which have got one output token each, and nothing else.
+        token_ids: int32[len(rids)] column of these tokens.
+    """
+
+    deltas: list[TokenDelta] = []
+    rids: list[str] = []
+    token_ids: bytes = b""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -409,7 +421,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         token_ids: int32[n] column of the new output tokens.
-        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request.
+        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request unless it said not to.
         finish, usage, timings, constraint: on the last delta, and there only.
         decision: of a ScoreReq, on its only delta, unless it ended with an error or an abort.
     """
@@ -683,7 +695,8 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
 
 
 class StepFailed(Message, frozen=True, array_like=True, tag=True):
-    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost."""
+    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost; so it is
+    on a rank that has the model to itself."""
 
     step_id: int
     rank: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,9 +79,11 @@ def make_batch(
         extend_lens=torch.from_numpy(ext).long(),
         prefix_lens=torch.from_numpy(seq - ext).long(),
         logits_index=zeros,
+        sample_rows=zeros,
         req_to_token=torch.from_numpy(table),
         seq_lens_cpu=seq,
         extend_lens_cpu=ext,
+        req_pool_indices_cpu=np.arange(1, len(seq) + 1, dtype=np.int32),
         shared=None if common is None else common_prefixes(common),
     )
 
@@ -110,9 +113,11 @@ def tree_batch(seed: int, num_rows: int = 30) -> ForwardBatch:
         extend_lens=torch.ones(num_rows, dtype=torch.int64),
         prefix_lens=torch.from_numpy(tree.seq_lens - 1).long(),
         logits_index=torch.arange(num_rows),
+        sample_rows=torch.from_numpy(tree.rows).long(),
         req_to_token=torch.from_numpy(tree.table),
         seq_lens_cpu=tree.seq_lens,
         extend_lens_cpu=np.ones(num_rows, np.int32),
+        req_pool_indices_cpu=tree.rows,
         shared=tree.shared,
     )
 
@@ -213,24 +218,27 @@ def test_every_row_and_head_is_planned_once(threads: int, seed: int) -> None:
     assert work == {(r, h): 1 for r in range(len(made.seq_lens_cpu)) for h in range(3)}
 
 
+LIMITS: dict[str, Any] = {"dtype": torch.float32, "max_rows": 4, "context_length": 64}
+
+
 def test_without_a_compiler_it_falls_back_and_says_what_mends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     layer = AttentionLayer(0, 2, 1, 32, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, torch.device("cpu"))
-    backend = make_backend("auto", kv, [layer], torch.device("cpu"), tmp_path)
+    backend = make_backend("auto", kv, [layer], **LIMITS, kernel_cache=tmp_path)
     assert isinstance(backend, TorchNativeBackend)
     assert "C++ compiler" in caplog.text
     with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
-        make_backend("cpu", kv, [layer], torch.device("cpu"), tmp_path)
+        make_backend("cpu", kv, [layer], **LIMITS, kernel_cache=tmp_path)
 
 
 def test_shapes_that_it_does_not_take_go_to_the_reference(cache_folder: Path) -> None:
     layer = AttentionLayer(0, 2, 1, 20, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, torch.device("cpu"))
     assert isinstance(
-        make_backend("auto", kv, [layer], torch.device("cpu"), cache_folder / "kernels"), TorchNativeBackend
+        make_backend("auto", kv, [layer], **LIMITS, kernel_cache=cache_folder / "kernels"), TorchNativeBackend
     )
     with pytest.raises(ConfigError, match="head_dim 20"):
-        make_backend("cpu", kv, [layer], torch.device("cpu"), cache_folder / "kernels")
+        make_backend("cpu", kv, [layer], **LIMITS, kernel_cache=cache_folder / "kernels")

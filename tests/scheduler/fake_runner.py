@@ -24,6 +24,7 @@ from radixrt.messages import (
     LogprobColumns,
     StepFailed,
     StepOutput,
+    TokenBatch,
     TokenDelta,
     TokenizedReq,
     TokenizedScoreReq,
@@ -192,6 +193,16 @@ def _columns(n: int) -> LogprobColumns:
     return LogprobColumns(pack_f32(np.zeros(n)), b"", b"", 0)
 
 
+def deltas_of(batch: TokenBatch | None) -> list[TokenDelta]:
+    """Everything in a batch as deltas; a request must be in it only once."""
+    if batch is None:
+        return []
+    plain = zip(batch.rids, unpack_i32(batch.token_ids).tolist(), strict=True)
+    deltas = batch.deltas + [TokenDelta(rid, pack_i32([token])) for rid, token in plain]
+    assert len({delta.rid for delta in deltas}) == len(deltas)
+    return deltas
+
+
 class Harness:
     """A scheduler and a fake runner, stepped by hand."""
 
@@ -199,7 +210,7 @@ class Harness:
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, **config: object,
     ) -> None:  # fmt: skip
-        self.config = SchedulerConfig(**{"max_running_requests": 4, **config})  # type: ignore[arg-type]
+        self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
         self.cache = RadixCache(allocator, eviction) if cache else ChunkCache(allocator)
         rows = ReqToTokenPool(self.config.max_running_requests, max_context)
@@ -292,8 +303,7 @@ class Harness:
         self._take()
 
     def _take(self) -> None:
-        deltas: list[TokenDelta] = self.scheduler.take_deltas()
-        for delta in deltas:
+        for delta in deltas_of(self.scheduler.take_deltas()):
             assert delta.rid not in self.finishes, "a delta after the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
             if delta.scores is not None:
