@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _shared_attention_kernel(
     q, keys, values, table, lane_ptr, items, members, partial, partial_lse,
-    q_stride, table_stride, scale_log2,
+    num_rows, q_stride, table_stride, scale_log2,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,9 @@ def _shared_attention_kernel(
         member = members + 2 * (first_member + m // GROUP)
         row = tl.load(member, mask=valid, other=0).to(tl.int64)
         q_at = row * q_stride + head * DIM
-        queries = tl.load(q + q_at[:, None] + d[None, :], mask=valid[:, None], other=0.0)
+        # A graph may be captured for fewer rows than the plan that still lies there has.
+        present = valid & (row < num_rows)
+        queries = tl.load(q + q_at[:, None] + d[None, :], mask=present[:, None], other=0.0)
 
         slots_at = table + table_row.to(tl.int64) * table_stride + start
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -89,7 +91,7 @@ def shared_attention(
     exact = q.dtype == torch.float32
     _shared_attention_kernel[(lanes, kv_heads)](
         q, keys, values, req_to_token, lane_ptr, items, members, partial, partial_lse,
-        q.stride(0), req_to_token.stride(0), scale * 1.4426950408889634,
+        q.shape[0], q.stride(0), req_to_token.stride(0), scale * 1.4426950408889634,
         HEADS=q.shape[1], KV_HEADS=kv_heads, GROUP=q.shape[1] // kv_heads, DIM=dim,
         BLOCK_M=block_m, BLOCK_N=32 if exact else 64, PRECISION="ieee" if exact else "tf32",
         num_warps=8 if block_m > 64 else 4, num_stages=2 if exact else 3,

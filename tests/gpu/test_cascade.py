@@ -1,0 +1,81 @@
+"""FlashInfer for what each row has for itself, our kernels for what rows share: equal to plain attention in float32.
+
+Tolerance: as in test_flashinfer.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt.attention.base import AttentionLayer
+from radixrt.attention.torch_native import TorchNativeBackend
+from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.executor.kv_cache import KVCache
+from radixrt.messages import ForwardStep, RowWrite, pack_i32
+from tests.attention.shared_batches import random_tree
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+SHAPES = {"llama": (32, 8, 128), "qwen": (16, 8, 128), "small": (9, 3, 64)}
+
+
+def tree_step(seed: int, num_rows: int, device: torch.device) -> tuple[ForwardBatch, int]:
+    """A DECODE step over a random tree as the scheduler sends it, and the slots of the pool."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, num_rows, levels=4, run=400, own=100)
+    while not len(tree.shared.segments):
+        tree = random_tree(rng, num_rows, levels=4, run=400, own=100)
+    builder = BatchBuilder(num_rows, tree.table.shape[1], device)
+    slots = [tree.table[row, :length] for row, length in zip(tree.rows, tree.seq_lens, strict=True)]
+    writes = [RowWrite(int(row), 0, pack_i32(path[:-1])) for row, path in zip(tree.rows, slots, strict=True)]
+    builder.write_rows([write for write in writes if write.slots])
+    step = ForwardStep(
+        step_id=0, mode=2, req_pool_idx=pack_i32(tree.rows), seq_lens=pack_i32(tree.seq_lens),
+        out_cache_loc=pack_i32([path[-1] for path in slots]),
+        shared_segments=pack_i32(tree.shared.segments.reshape(-1)), shared_rows=pack_i32(tree.shared.rows),
+    )  # fmt: skip
+    return builder.build(step), tree.num_slots
+
+
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_rows", [3, 40, 256])
+def test_shared_parts_change_nothing(num_rows: int, shape: str, pool: torch.dtype) -> None:
+    if pool is torch.float8_e4m3fn and shape != "llama":
+        pytest.skip("each combination compiles kernels of its own; float8 is tried with one shape")
+    from radixrt.attention.flashinfer import FlashInferBackend
+
+    device = torch.device("cuda")
+    heads, kv_heads, dim = SHAPES[shape]
+    layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5)
+    batch, slots = tree_step(num_rows, num_rows, device)
+    assert batch.shared is not None
+    generator = torch.Generator(device).manual_seed(2)
+
+    def random(tokens: int, count: int) -> torch.Tensor:
+        return torch.randn(tokens, count, dim, device=device, generator=generator).bfloat16()
+
+    q, k, v = (random(num_rows, n) for n in (heads, kv_heads, kv_heads))
+    ours = KVCache([layer], slots, 1, pool, device)
+    exact = KVCache([layer], slots, 1, torch.float32, device)
+    for mine, theirs in ((ours.k[0], exact.k[0]), (ours.v[0], exact.v[0])):
+        theirs.copy_(random(slots + 1, kv_heads))
+        mine.copy_(theirs.to(pool))
+    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=256, max_pages=8192)
+    reference = TorchNativeBackend(exact)
+    backend.prepare(batch)
+    plain = replace(batch, shared=None)
+    reference.prepare(plain)
+    assert backend.plan_shared(batch.shared, batch.req_pool_indices_cpu) is not None
+    got = backend.attend(layer, q, k, v, batch).float()
+    expected = reference.attend(layer, q.float(), k.float(), v.float(), plain)
+    limit = 1e-2 if pool is torch.bfloat16 else 6e-2
+    assert (got - expected).norm() / expected.norm() < limit
+    assert ((got - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 3 * limit
+    backend.prepare(plain)  # and back
+    again = backend.attend(layer, q, k, v, plain).float()
+    assert (again - expected).norm() / expected.norm() < limit
