@@ -95,6 +95,12 @@ class ExecutorConfig:
         "serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )
+    step_trace: str | None = option(None, "file for the times of every step, for a trace viewer; default: none")
+    cascade: str = option(
+        "auto",
+        "compute attention over a prefix that decode rows share once for all of them; auto: where that is cheaper",
+        choices=("auto", "off"),
+    )
     num_threads: int | None = option(None, "threads of the CPU runner; default: OMP_NUM_THREADS, or the cores", low=1)
     step_timeout_s: float = option(120.0, "a step that takes longer counts as a hung runner", low=0.1)
     start_timeout_s: float = option(600.0, "starting and loading take at most this long", low=1.0)

@@ -32,15 +32,25 @@ class AttentionBackend(ABC):
     def prepare(self, batch: ForwardBatch) -> None:
         """Plan the step. Called once a step, before any layer, with the batch that `attend` will get."""
 
+    def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The layer's keys and values by slot, [slots, num_kv_heads, head_dim] each, if its caller may store into them
+        before it calls `attend`; None if `attend` stores."""
+        return None
+
     @abstractmethod
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
     ) -> torch.Tensor:
         """Store k and v at batch.out_cache_loc, then attend each query to its sequence up to its own position.
 
         Args:
             q: [T, num_heads, head_dim], rotary embedding applied.
-            k, v: [T, num_kv_heads, head_dim].
+            k, v: [T, num_kv_heads, head_dim]; None, never where `pool` is None, if they have been stored already.
 
         Returns:
             [T, num_heads * head_dim], contiguous, in q's dtype.

@@ -5,6 +5,9 @@ never waits for the device: every number it needs is on the host, what it copies
 pages are made on the device from req_to_token. The wrappers keep one pinned area each for their plans; planning step
 N + 1 begins after step N - 1 has been answered, and the plan of step N was copied right behind that, so an event says
 at once that the area may be written again.
+
+Where a step says which decode rows share what, FlashInfer computes each row's own part, and `CascadeRunner` the shared
+ones and the merge.
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.cascade import SharedGroups
+from radixrt.attention.cascade_plan import CascadePlan, Tile
+from radixrt.attention.cascade_runner import CascadeRunner, PlacedPlan
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache
+from radixrt.executor.upload import Uploader
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.messages import Int32Array
 
@@ -73,12 +80,14 @@ class FlashInferBackend(AttentionBackend):
             for k, v in zip(kv_cache.k, kv_cache.v, strict=True)
         ]
         self._windows = {x.sliding_window for x in layers}
+        self._cascade = _Cascade(self._shape, max_rows, dtype, self._device) if self._windows == {None} else None
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._max_graph_pages = min(max_rows * max_pages, MAX_GRAPH_PAGES)
         self._graph_indices: torch.Tensor | None = None
         self._prefill = {w: _Plan(self._prefill_wrapper()) for w in self._windows}
         self._decode = {w: _Plan(self._decode_wrapper()) for w in self._windows}
         self._active: dict[int | None, Any] = {}
+        self._tile: Tile | None = None  # of the step's shared parts, if it has any
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
@@ -89,31 +98,47 @@ class FlashInferBackend(AttentionBackend):
     ) -> torch.Tensor:  # fmt: skip
         if k is not None and v is not None:
             self._kv.store(layer.layer_id, batch.out_cache_loc, k, v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._active[layer.sliding_window].run(q.contiguous(), self._pages[layer.layer_id], out=out)
-        return out.view(q.shape[0], -1)
+        q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        wrapper, pages = self._active[layer.sliding_window], self._pages[layer.layer_id]
+        if self._tile is None or self._cascade is None:
+            wrapper.run(q, pages, out=out)
+            return out.view(q.shape[0], -1)
+        _, lse = wrapper.run(q, pages, out=out, return_lse=True)
+        flat = out.view(q.shape[0], -1)
+        keys, values = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
+        self._cascade.attend(q, keys, values, batch.req_to_token, layer.scale, self._tile)
+        self._cascade.runner.merge(out, lse, flat, self._cascade.placed)
+        return flat
 
     # --- steps that are launched kernel by kernel ---
 
     def prepare(self, batch: ForwardBatch) -> None:
-        pages = self._num_pages(batch.seq_lens_cpu)
+        own_lens, ends = batch.seq_lens_cpu, np.zeros(len(batch.seq_lens_cpu), np.int32)
+        self._tile = None
+        if batch.mode is ForwardMode.DECODE:
+            plan = self.plan_shared(batch.shared, batch.req_pool_indices_cpu)
+            if plan is not None and self._cascade is not None:
+                self._cascade.upload(plan)
+                self._tile, ends = plan.tile, plan.ends
+                own_lens = own_lens - ends
+        pages = self._num_pages(own_lens)
         indptr = np.zeros(len(pages) + 1, np.int32)
         np.cumsum(pages, out=indptr[1:])
         host = _pinned(indptr)
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._device)
-        starts = torch.zeros(len(pages), dtype=torch.int32, device=self._device)
+        starts = _pinned(ends).to(self._device, non_blocking=True)
         on_device = host.to(self._device, non_blocking=True)
         write_kv_indices(batch.req_to_token, batch.req_pool_indices, starts, on_device, self._page_size, indices)
-        last_page_len = _pinned(self._last_page_len(batch.seq_lens_cpu))
+        last_page_len = _pinned(self._last_page_len(own_lens))
         if batch.mode is ForwardMode.DECODE:
-            for window, plan in self._decode.items():
-                plan(self._decode_planner(host, indices, last_page_len, window))
-            self._active = {window: plan.wrapper for window, plan in self._decode.items()}
+            for window, decode in self._decode.items():
+                decode(self._decode_planner(host, indices, last_page_len, window))
+            self._active = {window: decode.wrapper for window, decode in self._decode.items()}
             return
         qo = np.zeros(len(pages) + 1, np.int32)
         np.cumsum(batch.extend_lens_cpu, out=qo[1:])
         qo_indptr, seq_lens = _pinned(qo), _pinned(batch.seq_lens_cpu.astype(np.int32))
-        for window, plan in self._prefill.items():
+        for window, prefill in self._prefill.items():
             left = _window_left(window)
 
             def plan_prefill(wrapper: Any, left: int = left) -> None:
@@ -123,8 +148,8 @@ class FlashInferBackend(AttentionBackend):
                     q_data_type=self._dtype, kv_data_type=self._kv.dtype, seq_lens=seq_lens,
                 )  # fmt: skip
 
-            plan(plan_prefill)
-        self._active = {window: plan.wrapper for window, plan in self._prefill.items()}
+            prefill(plan_prefill)
+        self._active = {window: prefill.wrapper for window, prefill in self._prefill.items()}
 
     def _prefill_wrapper(self) -> Any:
         return self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
@@ -165,10 +190,24 @@ class FlashInferBackend(AttentionBackend):
 
     # --- decode steps that are captured ---
 
-    def graph_state(self, rows: int, indptr: torch.Tensor, last_page_len: torch.Tensor) -> DecodeState:
+    def plan_shared(self, shared: SharedGroups | None, req_pool_idx: Int32Array) -> CascadePlan | None:
+        """How a decode step's shared parts are computed (int32 [B] places in req_to_token); None: not apart."""
+        if shared is None or self._cascade is None:
+            return None
+        return self._cascade.runner.plan(shared, req_pool_idx)
+
+    def upload_shared(self, plan: CascadePlan) -> None:
+        """Put the plan of the next captured step in place."""
+        assert self._cascade is not None
+        self._cascade.upload(plan)
+
+    def graph_state(
+        self, rows: int, tile: Tile | None, indptr: torch.Tensor, last_page_len: torch.Tensor
+    ) -> DecodeState:
         """What the decode graphs for this many rows need of the backend.
 
         Args:
+            tile: of the shared parts; None for steps without.
             indptr, last_page_len: int32 [rows + 1] and [rows] on the device; before a replay they get what
                 `DecodeState.plan` returned.
         """
@@ -185,7 +224,7 @@ class FlashInferBackend(AttentionBackend):
             )
             for window in self._windows
         }
-        return DecodeState(self, rows, indptr, wrappers)
+        return DecodeState(self, rows, tile, indptr, wrappers)
 
     def fits_graph(self, seq_lens: Int32Array, rows: int) -> bool:
         """Whether a step of these rows, padded to `rows`, is small enough for a captured one."""
@@ -196,24 +235,26 @@ class DecodeState:
     """One bucket's part of the backend. `plan` comes before the capture and before each replay."""
 
     def __init__(
-        self, backend: FlashInferBackend, rows: int, indptr: torch.Tensor, plans: dict[int | None, _Plan]
-    ) -> None:
+        self, backend: FlashInferBackend, rows: int, tile: Tile | None, indptr: torch.Tensor,
+        plans: dict[int | None, _Plan],
+    ) -> None:  # fmt: skip
         self.rows = rows
+        self._tile = tile
         self._indptr = indptr
         self._backend = backend
         self._plans = plans
         self._planned = False
 
-    def plan(self, seq_lens: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Plan a step; returns the pages' indptr (int32 [rows + 1]) and tokens in each last page (int32 [rows]).
+    def plan(self, own_lens: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Plan what each row has for itself; returns the pages' indptr and the tokens in each last page.
 
         Args:
-            seq_lens: int32 [rows], padding rows included, each at least 1.
+            own_lens: int32 [rows], padding rows included, each at least 1.
         """
         b = self._backend
         indptr = np.zeros(self.rows + 1, np.int32)
-        np.cumsum(b._num_pages(seq_lens), out=indptr[1:])
-        last = b._last_page_len(seq_lens)
+        np.cumsum(b._num_pages(own_lens), out=indptr[1:])
+        last = b._last_page_len(own_lens)
         host, last_host = torch.from_numpy(indptr), torch.from_numpy(last)
         assert b._graph_indices is not None
         indices = b._graph_indices[: int(indptr[-1])]
@@ -234,6 +275,32 @@ class DecodeState:
         assert b._graph_indices is not None
         write_kv_indices(table, rows, starts, self._indptr, b._page_size, b._graph_indices)
         b._active = {window: plan.wrapper for window, plan in self._plans.items()}
+        b._tile = self._tile
+
+
+class _Cascade:
+    """The runner of shared parts, with the one place on the device where its plan lies."""
+
+    def __init__(self, shape: _Shape, max_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.runner = CascadeRunner(
+            num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._buffer = torch.zeros(self.runner.limits.packed_size, dtype=torch.int32, device=device)
+        self.placed: PlacedPlan = self.runner.place(self._buffer)
+        self._uploader = Uploader(device)
+        self._there: CascadePlan | None = None
+
+    def upload(self, plan: CascadePlan) -> None:
+        """The same object lies there already while groups and rows stay the same."""
+        if plan is not self._there:
+            self._uploader.upload_into(self._buffer.view(torch.uint8), [plan.packed], [0])
+            self._there = plan
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, scale: float, tile: Tile
+    ) -> None:
+        self.runner.attend_shared(q, keys, values, table, scale, tile, self.placed)
 
 
 class _Plan:

@@ -1,4 +1,4 @@
-"""`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows.
+"""`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows (and way of sharing prefixes).
 
 The first graph of a pair goes from the future tokens to the logits, the second samples from them and writes the future
 tokens again. Between them stands whatever a step needs beside that: a grammar's mask, or a sampler with filters instead
@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.attention.cascade import SharedGroups
+from radixrt.attention.cascade_plan import Tile
 from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
 from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.executor.graph_buckets import bucket_for, graph_buckets
@@ -28,6 +30,8 @@ from radixrt.messages import Int32Array
 from radixrt.models.registry import Model
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class _Inputs:
@@ -60,12 +64,10 @@ class _Captured:
 
     inputs: _Inputs
     state: DecodeState
-    batch: ForwardBatch
     forward: torch.cuda.CUDAGraph
     sample: torch.cuda.CUDAGraph
     logits: torch.Tensor
-    token_ids: torch.Tensor
-    best: torch.Tensor
+    result: SampleResult
 
 
 @dataclass(frozen=True)
@@ -98,34 +100,39 @@ class CudaGraphRunner:
         self._model, self._attention, self._sampler, self._builder = model, attention, sampler, builder
         self._device = device
         self._buckets = graph_buckets(max_rows)
-        self._captured: dict[int, _Captured] = {}
+        self._captured: dict[tuple[int, Tile | None], _Captured] = {}
         self._failed = False
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self._workspace = sampler.workspace(max_rows)
 
     @property
     def num_captured(self) -> int:
         return len(self._captured)
 
     def capture_next(self) -> bool:
-        """Capture one bucket more, small ones first; False if there is none left."""
+        """Capture one bucket more, small ones first; False if there is none left.
+
+        Graphs for steps that share prefixes are captured when they are first needed: most never are.
+        """
         if self._failed:
             return False
         for rows in self._buckets:
-            if rows not in self._captured:
-                return self._capture_guarded(rows) is not None
+            if (rows, None) not in self._captured:
+                return self._capture_guarded(rows, None) is not None
         return False
 
     def stage(
-        self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, uniforms: npt.NDArray[np.float64],
-        temperature: npt.NDArray[np.float64],
+        self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
+        temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> StagedStep | None:  # fmt: skip
         """Put a decode step's numbers in place, capturing its bucket first where that has not been done.
 
         Args:
             req_pool_idx, seq_lens, slots: int32 [B].
-            uniforms, temperature: [B], for rows that draw; temperature 0 for greedy ones.
+            shared: what the rows have in common.
+            temperature, uniforms: [B], of `Sampler.plain_inputs`.
 
         Returns:
             None if no graph fits the step.
@@ -133,10 +140,15 @@ class CudaGraphRunner:
         rows = bucket_for(len(seq_lens), self._buckets)
         if rows is None or self._failed or not self._attention.fits_graph(seq_lens, rows):
             return None
-        captured = self._captured.get(rows) or self._capture_guarded(rows)
+        plan = self._attention.plan_shared(shared, req_pool_idx)
+        tile = None if plan is None else plan.tile
+        captured = self._captured.get((rows, tile)) or self._capture_guarded(rows, tile)
         if captured is None:
             return None
-        self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, uniforms, temperature)
+        if plan is not None:
+            self._attention.upload_shared(plan)
+        ends = None if plan is None else plan.ends
+        self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, ends, temperature, uniforms)
         return StagedStep(captured, len(seq_lens))
 
     def forward(self, step: StagedStep) -> torch.Tensor:
@@ -147,17 +159,20 @@ class CudaGraphRunner:
     def sample(self, step: StagedStep) -> SampleResult:
         """Sample a step that `forward` was called for, all of whose rows are plain (see `Sampler.plain`)."""
         step.captured.sample.replay()
-        return SampleResult(step.captured.token_ids[: step.num_rows], step.captured.best[: step.num_rows])
+        result = step.captured.result
+        return SampleResult(result.token_ids[: step.num_rows], result.best[: step.num_rows])
 
     def _fill(
         self, inputs: _Inputs, state: DecodeState, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array,
-        uniforms: npt.NDArray[np.float64], temperature: npt.NDArray[np.float64],
+        ends: Int32Array | None, temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> None:  # fmt: skip
         rows = inputs.rows
         lens = np.ones(rows, np.int32)
         lens[: len(seq_lens)] = seq_lens
-        indptr, last_page_len = state.plan(lens)
         starts = np.zeros(rows, np.int32)
+        if ends is not None:
+            starts[: len(ends)] = ends
+        indptr, last_page_len = state.plan(lens - starts)
         inputs.fill(
             self._uploader,
             [
@@ -169,10 +184,10 @@ class CudaGraphRunner:
 
     # --- capture ---
 
-    def _capture_guarded(self, rows: int) -> _Captured | None:
+    def _capture_guarded(self, rows: int, tile: Tile | None) -> _Captured | None:
         started = time.perf_counter()
         try:
-            self._captured[rows] = self._capture(rows)
+            captured = self._captured[rows, tile] = self._capture(rows, tile)
         except (RuntimeError, torch.OutOfMemoryError) as error:
             if self._group.size > 1:  # the others go on with the graph
                 raise RuntimeError(f"capturing {rows} rows failed: {error}; cuda_graph=off does without") from error
@@ -180,32 +195,33 @@ class CudaGraphRunner:
             self._failed = True
             logger.warning("decode steps run without CUDA graphs: capturing %d rows failed: %s", rows, error)
             return None
-        logger.debug("captured the decode graph for %d rows in %.2f s", rows, time.perf_counter() - started)
-        return self._captured[rows]
+        took = time.perf_counter() - started
+        logger.debug("captured the decode graph for %d rows%s in %.2f s", rows, ", shared" if tile else "", took)
+        return captured
 
-    def _capture(self, rows: int) -> _Captured:
+    def _capture(self, rows: int, tile: Tile | None) -> _Captured:
         inputs = _Inputs(rows, self._device)
-        state = self._attention.graph_state(rows, inputs.indptr, inputs.last_page_len)
+        state = self._attention.graph_state(rows, tile, inputs.indptr, inputs.last_page_len)
         nothing = np.zeros(0, np.int32)
-        self._fill(inputs, state, nothing, nothing, nothing, np.zeros(0), np.zeros(0))
+        self._fill(inputs, state, nothing, nothing, nothing, None, np.zeros(0, np.float32), np.zeros(0))
         logits = self._logits[:rows]
-        token_ids = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        best = torch.zeros(rows, dtype=torch.float32, device=self._device)
         batch = self._batch(inputs)
 
         def forward() -> None:
             self._forward(inputs, state, batch, logits)
 
-        def sample() -> None:
+        def sample() -> SampleResult:
+            found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
             if self._group.rank == 0:
-                self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, token_ids, best)
-            self._builder.future_token_ids[inputs.req_pool_idx] = self._group.broadcast(token_ids)
+                found = self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, self._workspace)
+            self._builder.future_token_ids[inputs.req_pool_idx] = self._group.broadcast(found.token_ids)
+            return found
 
-        return _Captured(
-            inputs, state, batch, self._record(forward), self._record(sample), logits, token_ids, best
-        )  # fmt: skip
+        forward_graph, _ = self._record(forward)
+        sample_graph, result = self._record(sample)
+        return _Captured(inputs, state, forward_graph, sample_graph, logits, result)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Run once for everything that happens only once (kernels are compiled, workspaces made), then record."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -217,9 +233,9 @@ class CudaGraphRunner:
         with torch.cuda.stream(stream):
             # Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            work()
+            made = work()
             graph.capture_end()
-        return graph
+        return graph, made
 
     def _batch(self, inputs: _Inputs) -> ForwardBatch:
         ones = torch.ones_like(inputs.seq_lens)
@@ -237,6 +253,7 @@ class CudaGraphRunner:
             req_to_token=self._builder.req_to_token,
             seq_lens_cpu=np.ones(inputs.rows, np.int32),
             extend_lens_cpu=np.ones(inputs.rows, np.int32),
+            req_pool_indices_cpu=np.zeros(inputs.rows, np.int32),
         )
 
     def _forward(self, inputs: _Inputs, state: DecodeState, batch: ForwardBatch, logits: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.attention.cascade import SharedGroups
 from radixrt.executor.upload import Uploader
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, unpack_i32
 
@@ -37,7 +38,9 @@ class ForwardBatch:
         logits_index: [S], which of the T positions need logits.
         sample_rows: [S], the req_pool_idx of the rows that sample.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
-        seq_lens_cpu, extend_lens_cpu: the same numbers as int32 numpy arrays, for planning on the host.
+        seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: the same numbers as int32 numpy arrays, for planning on the
+            host.
+        shared: what decode rows have in common and should be read once; None if nothing.
     """
 
     mode: ForwardMode
@@ -53,6 +56,8 @@ class ForwardBatch:
     req_to_token: torch.Tensor
     seq_lens_cpu: Int32Array
     extend_lens_cpu: Int32Array
+    req_pool_indices_cpu: Int32Array
+    shared: SharedGroups | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -68,16 +73,18 @@ class BatchBuilder:
 
     Attributes:
         req_to_token: int32 [max_requests + 1, context_length].
-        future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 if nothing yet, 0 in
-            row 0.
+        future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 (CUDA: 0) if
+            nothing yet.
     """
 
     def __init__(self, max_requests: int, context_length: int, device: torch.device) -> None:
         self._device = device
         self._uploader = Uploader(device)
         self.req_to_token = torch.zeros(max_requests + 1, context_length, dtype=torch.int32, device=device)
-        self.future_token_ids = torch.full((max_requests + 1,), -1, dtype=torch.int64, device=device)
-        self.future_token_ids[0] = 0  # padding rows of a captured step extend by it
+        # After a failed step a later one may gather what was never sampled. On the CPU that raises and ends the step;
+        # on CUDA it would end the process, and the answer is dropped anyway.
+        nothing = 0 if device.type == "cuda" else -1
+        self.future_token_ids = torch.full((max_requests + 1,), nothing, dtype=torch.int64, device=device)
 
     def write_rows(self, writes: list[RowWrite]) -> None:
         """What a step changes in req_to_token beside its new slots."""
@@ -94,16 +101,17 @@ class BatchBuilder:
         """The batch of a step, whose new slots are entered into req_to_token."""
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
+        shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
-            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc)
+            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc, shared)
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
         return self.prepare_forward_batch_extend(
-            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled
+            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled, shared
         )
 
     def prepare_forward_batch_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
-        out_cache_loc: Int32Array, sampled: npt.NDArray[Any],
+        out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None,
     ) -> ForwardBatch:  # fmt: skip
         """A batch of prompt chunks and decode rows riding along (shapes: see `ForwardStep`; sampled: bool [B])."""
         ends = np.cumsum(extend_lens)
@@ -115,22 +123,24 @@ class BatchBuilder:
         )  # fmt: skip
         if (input_ids < 0).any():
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
-        return self._make(ForwardMode.EXTEND, ids, token_rows, rest, seq_lens, extend_lens)
+        return self._make(ForwardMode.EXTEND, ids, token_rows, rest, req_pool_idx, seq_lens, extend_lens, shared)
 
     def prepare_forward_batch_decode(
-        self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array
-    ) -> ForwardBatch:
+        self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
+        shared: SharedGroups | None = None,
+    ) -> ForwardBatch:  # fmt: skip
         """A batch in which every row extends by its future token."""
         ones = np.ones_like(seq_lens)
         positions, rows, lens, slots, extend_lens, index = self._upload(
             seq_lens - 1, req_pool_idx, seq_lens, out_cache_loc, ones, np.arange(len(seq_lens))
         )
         rest = [positions, rows, lens, slots, extend_lens, positions, index, rows]
-        return self._make(ForwardMode.DECODE, self.future_token_ids[rows], rows, rest, seq_lens, ones)
+        ids = self.future_token_ids[rows]
+        return self._make(ForwardMode.DECODE, ids, rows, rest, req_pool_idx, seq_lens, ones, shared)
 
     def _make(
         self, mode: ForwardMode, ids: torch.Tensor, token_rows: torch.Tensor, rest: list[torch.Tensor],
-        seq_lens: Int32Array, extend_lens: Int32Array,
+        req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array, shared: SharedGroups | None,
     ) -> ForwardBatch:  # fmt: skip
         positions, rows, lens, slots, extends, prefixes, logits_index, sample_rows = rest
         self.req_to_token[token_rows, positions] = slots.to(torch.int32)
@@ -148,6 +158,8 @@ class BatchBuilder:
             req_to_token=self.req_to_token,
             seq_lens_cpu=seq_lens,
             extend_lens_cpu=extend_lens,
+            req_pool_indices_cpu=req_pool_idx,
+            shared=shared,
         )
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:

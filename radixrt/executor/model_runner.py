@@ -17,6 +17,7 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
+from radixrt.attention.cascade import SharedGroups, kv_layer_bytes
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
 from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
@@ -30,6 +31,7 @@ from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
 from radixrt.kernels.build import KernelUnavailable, load_kernels
+from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.messages import (
     ForwardStep,
@@ -120,6 +122,7 @@ class ModelRunner:
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
         batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
+        kv_layer_bytes: see `RunnerReady`.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
@@ -129,6 +132,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self.kv_layer_bytes = 0
         self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
@@ -157,8 +161,13 @@ class ModelRunner:
 
     def _make_ops(self) -> LayerOps:
         """Compiled where they can be had; plain torch where that is asked for (the attention backend says why not)."""
-        if self.device.type != "cpu" or self._config.attention_backend == "torch_native":
+        if self._config.attention_backend == "torch_native":
             return TorchOps()
+        if self.device.type == "cuda":
+            try:
+                return CudaOps()
+            except ImportError:
+                return TorchOps()
         try:
             return CpuOps(load_kernels(Path(self._config.kernel_cache)))
         except KernelUnavailable:
@@ -182,6 +191,7 @@ class ModelRunner:
         num_slots = self._group.minimum(num_slots)
         self._allocate(num_slots, c.max_running_requests, kv_dtype)
         self.max_total_num_tokens = num_slots
+        self.kv_layer_bytes = kv_layer_bytes(layers, kv_dtype.itemsize)
 
     def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
         c = self._config
@@ -254,8 +264,9 @@ class ModelRunner:
             self._prompt_logprobs[row.req_pool_idx] = row.prompt_logprobs
         if self._graphs is not None and step.mode == ForwardMode.DECODE:
             idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
-            draws = self._sampler.draws(idx, seq_lens)
-            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), *draws)
+            shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+            inputs = self._sampler.plain_inputs(idx, seq_lens)
+            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
             if staged is not None:
                 return staged
         return self.batches.build(step)
@@ -286,7 +297,7 @@ class ModelRunner:
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            if mask is None and self._sampler.is_plain(idx):
+            if mask is None and self._sampler.plain(idx):
                 return self._sampled(self._graphs.sample(batch))
             return self._sampled(self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask))
         if step.mode == ForwardMode.EXTEND:

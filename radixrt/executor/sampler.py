@@ -4,24 +4,30 @@ The order, each step only for the rows that need it: raw log-probabilities, logi
 frequency, presence), min_tokens, grammar mask, then argmax for greedy rows and temperature, top_k, top_p, min_p and a
 draw for the others. The flags that decide this are on the host, so on CUDA nothing here waits for the device; reading
 `SampleResult.logprobs` and `.row_errors` does.
+
+On CUDA, greedy rows and those with a temperature alone go through two Triton kernels
+(`radixrt.kernels.triton.sampling`), which a captured graph may hold (`Sampler.sample_plain`). Filtered rows, and all of
+them where triton is missing, go through torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from radixrt.executor import draw
+from radixrt.executor.logit_edits import edit_logits
 from radixrt.executor.logprobs import LogprobTensors, gather_logprobs
+from radixrt.executor.row_ops import Needs, put, rows_with, take
 from radixrt.executor.sampling_tables import (
-    BIAS,
     DRAW,
     LOGPROBS,
-    MIN_LEN,
     MIN_P,
     PENALTY,
     TOP_K,
@@ -29,13 +35,16 @@ from radixrt.executor.sampling_tables import (
     Index,
     SamplingTables,
     upload,
+    upload_together,
 )
 from radixrt.messages import Int32Array, LogprobColumns
 
-Rows = npt.NDArray[np.int64]
-Needs = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    from radixrt.kernels.triton.sampling import SampleWorkspace
+
+FILTERS = TOP_K | TOP_P | MIN_P
+
 Uniforms = npt.NDArray[np.float64]
-_NO_ROWS: Rows = np.zeros(0, np.int64)
 Mask = tuple[Int32Array, npt.NDArray[np.uint32]]
 """Of a GrammarMask: int32 [m] sampling rows, and uint32 [m, ceil(vocab / 32)] bits (or the same, flat)."""
 
@@ -68,7 +77,10 @@ class SampleResult:
         return [(i, _failure(float(best[i]))) for i in np.flatnonzero(~np.isfinite(best)).tolist()]
 
     def to_host(self) -> SampleResult:
-        """A copy in host memory (pinned, if from CUDA): underway, and there once the stream has passed this point."""
+        """A copy in host memory: underway, if from CUDA, and there once the stream has passed this point.
+
+        It is pinned then, from torch's own cache of pinned blocks, as in `upload_together`.
+        """
         return SampleResult(
             self.token_ids.to("cpu", non_blocking=True),
             self.best.to("cpu", non_blocking=True),
@@ -90,11 +102,13 @@ class Sampler:
 
     Args:
         rowwise: draw filtered rows one by one in numpy (see `radixrt.executor.draw`); by default, on the CPU.
+        fused: use the Triton kernels; by default, on CUDA where triton is installed.
     """
 
-    def __init__(self, tables: SamplingTables, *, rowwise: bool | None = None) -> None:
+    def __init__(self, tables: SamplingTables, *, rowwise: bool | None = None, fused: bool | None = None) -> None:
         self._tables = tables
         self._rowwise = tables.device.type == "cpu" if rowwise is None else rowwise
+        self._kernels = Kernels() if (_has_kernels(tables.device) if fused is None else fused) else None
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._mask_bytes = torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(tables.device)
 
@@ -113,81 +127,77 @@ class Sampler:
         t = self._tables
         needs = t.needs[req_pool_idx]
         every = int(np.bitwise_or.reduce(needs))
-        asked = _where(needs, every, LOGPROBS)
-        raw = _take(logits, asked).log_softmax(-1) if len(asked) else None
-        self._edit(logits, req_pool_idx, seq_lens, needs, every)
+        asked = rows_with(needs, every, LOGPROBS)
+        raw = take(logits, asked).log_softmax(-1) if len(asked) else None
+        edit_logits(t, logits, req_pool_idx, seq_lens, needs, every)
         if mask is not None and len(mask[0]):
             self._apply_mask(logits, mask)
-        token_ids, best = _argmax(logits)
-        drawn = _where(needs, every, DRAW)
+        if self._kernels is None:
+            token_ids, best = _argmax(logits)
+            drawn = rows_with(needs, every, DRAW)
+        else:
+            temperature, where = upload_together(self.plain_inputs(req_pool_idx, seq_lens), logits.device)
+            token_ids, best = self._kernels.sample(logits, temperature, where)
+            drawn = rows_with(needs, every, FILTERS)
         if len(drawn):
             idx = req_pool_idx[drawn]
             u = draw.uniforms(t.seed[idx], seq_lens[drawn])
-            _put(token_ids, drawn, self._draw(_take(logits, drawn), _take(best, drawn), idx, u, needs[drawn]))
-        token_ids.masked_fill_(~best.isfinite(), 0)
-        penalised = _where(needs, every, PENALTY)
+            put(token_ids, drawn, self._draw(take(logits, drawn), take(best, drawn), idx, u, needs[drawn]))
+        if len(drawn) or self._kernels is None:
+            token_ids.masked_fill_(~best.isfinite(), 0)
+        penalised = rows_with(needs, every, PENALTY)
         if len(penalised):
-            t.count(req_pool_idx[penalised], _take(token_ids, penalised))
+            t.count(req_pool_idx[penalised], take(token_ids, penalised))
         if raw is None:
             return SampleResult(token_ids, best)
         ks = tuple(t.logprobs[req_pool_idx[asked]].tolist())
-        return SampleResult(token_ids, best, gather_logprobs(raw, _take(token_ids, asked), max(ks)), ks)
+        return SampleResult(token_ids, best, gather_logprobs(raw, take(token_ids, asked), max(ks)), ks)
 
-    def is_plain(self, req_pool_idx: Index) -> bool:
-        """Whether these rows need at most a draw, so that `sample_plain` samples them."""
-        return not np.bitwise_or.reduce(self._tables.needs[req_pool_idx]) & ~DRAW
+    # --- for captured graphs ---
 
-    def draws(self, req_pool_idx: Index, seq_lens: Index) -> tuple[Uniforms, npt.NDArray[np.float64]]:
-        """Each row's random number and its temperature, 0 for greedy ones."""
+    def plain(self, req_pool_idx: Index) -> bool:
+        """Whether these rows, unmasked, need no more than `sample_plain` does."""
+        return self._kernels is not None and not (self._tables.needs[req_pool_idx] & ~np.uint8(DRAW)).any()
+
+    def plain_inputs(self, req_pool_idx: Index, seq_lens: Index) -> tuple[npt.NDArray[np.float32], Uniforms]:
+        """What `sample_plain` reads, on the host: temperatures, float32 [S], 0 for greedy rows, and u, float64 [S]."""
         t = self._tables
-        u = draw.uniforms(t.seed[req_pool_idx], seq_lens)
-        return u, np.where(t.needs[req_pool_idx] & DRAW, t.temperature[req_pool_idx], 0.0)
+        draws = t.needs[req_pool_idx] & DRAW != 0
+        temperature = np.where(draws, t.temperature[req_pool_idx], 0.0).astype(np.float32)
+        return temperature, draw.uniforms(t.seed[req_pool_idx], seq_lens)
 
+    def workspace(self, max_rows: int) -> SampleWorkspace:
+        """The memory that `sample_plain` writes into. Calls on one stream may share it.
+
+        Raises:
+            RuntimeError: there are no kernels, and `plain` is never true.
+        """
+        if self._kernels is None:
+            raise RuntimeError("sampling in a graph needs CUDA and triton")
+        return self._kernels.workspace(max_rows, self._tables.vocab_size, self._tables.device)
+
+    @torch.inference_mode()
     def sample_plain(
-        self, logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, token_ids: torch.Tensor,
-        best: torch.Tensor,
-    ) -> None:  # fmt: skip
-        found, top = _argmax(logits)
-        weights = draw.token_weights(logits, top, temperature.clamp(min=1e-6))
-        token_ids.copy_(torch.where(temperature > 0, draw.inverse_cdf(weights, u), found))
-        token_ids.masked_fill_(~top.isfinite(), 0)
-        best.copy_(top)
+        self, logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace
+    ) -> SampleResult:
+        """As `sample` for rows that are `plain`: two launches that allocate nothing, so that a graph can hold them.
 
-    def _edit(self, logits: torch.Tensor, idx: Index, seq_lens: Index, needs: Needs, every: int) -> None:
-        """Bias, penalties and held-back stop tokens, in place."""
-        t = self._tables
-        biased = _where(needs, every, BIAS)
-        if len(biased):
-            entries = [t.bias(int(i)) for i in idx[biased]]
-            ids, values = torch.cat([e[0] for e in entries]), torch.cat([e[1] for e in entries])
-            at = (_repeat(biased, [len(e[0]) for e in entries], logits.device), ids)
-            logits[at] = logits[at] + values
-        penalised = _where(needs, every, PENALTY)
-        if len(penalised):
-            self._penalise(logits, penalised, idx[penalised])
-        held = _where(needs, every, MIN_LEN)
-        held = held[seq_lens[held] < t.min_seq_len[idx[held]]]
-        if len(held):
-            stops = [t.stops(int(i)) for i in idx[held]]
-            logits[_repeat(held, [len(s) for s in stops], logits.device), torch.cat(stops)] = -torch.inf
-
-    def _penalise(self, logits: torch.Tensor, rows: Rows, idx: Index) -> None:
-        """Repetition (CTRL, arXiv 1909.05858) over prompt and output, then frequency and presence over output."""
-        t = self._tables
-        counts = t.counts(idx)
-        params = np.stack([t.repetition[idx], t.frequency[idx], t.presence[idx]]).astype(np.float32)
-        repetition, frequency, presence = upload(params, logits.device)[:, :, None]
-        if logits.is_cuda:
-            _put(logits, rows, _penalised(_take(logits, rows), counts, repetition, frequency, presence))
-            return
-        # Few tokens have been seen, and on the CPU looking for them costs less than computing with all.
-        flat = np.flatnonzero(counts.numpy().reshape(-1) != 0)
-        row, token = torch.from_numpy(flat // t.vocab_size), torch.from_numpy(flat % t.vocab_size)
-        at = (torch.from_numpy(rows)[row], token)
-        logits[at] = _penalised(logits[at], counts[row, token], repetition[row, 0], frequency[row, 0], presence[row, 0])
+        Args:
+            logits: float32 or bfloat16 [S, vocab]; not changed.
+            temperature, u: float32 and float64 [S], the values of `plain_inputs` on the device; 0 for a padding row.
+            out: of `workspace`, for S rows or more; the result lies in it, until the next call.
+        """
+        if self._kernels is None:
+            raise RuntimeError("sampling in a graph needs CUDA and triton")
+        return SampleResult(*self._kernels.sample(logits, temperature, u, out))
 
     def _apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
         rows, bits = mask
+        if self._kernels is not None:
+            words = np.ascontiguousarray(bits, dtype=np.uint32).view(np.int32).reshape(len(rows), -1)
+            there = upload_together([np.ascontiguousarray(rows, dtype=np.int32), words], logits.device)
+            self._kernels.apply_bitmask(logits, there[0], there[1])
+            return
         data = np.ascontiguousarray(bits, dtype="<u4").view(np.uint8).reshape(-1)
         index = upload(data, logits.device).int()
         added = self._mask_bytes.index_select(0, index).view(len(rows), -1)[:, : logits.shape[1]]
@@ -199,12 +209,12 @@ class Sampler:
         if not self._rowwise:
             return self._draw_dense(logits, best, idx, u, needs)
         token_ids = torch.zeros(len(idx), dtype=torch.int64)
-        plain = np.flatnonzero(needs & (TOP_K | TOP_P | MIN_P) == 0)
+        plain = np.flatnonzero(needs & FILTERS == 0)
         if len(plain):
-            x, biggest = _take(logits, plain), _take(best, plain)
-            _put(token_ids, plain, self._draw_dense(x, biggest, idx[plain], u[plain], needs[plain]))
+            x, biggest = take(logits, plain), take(best, plain)
+            put(token_ids, plain, self._draw_dense(x, biggest, idx[plain], u[plain], needs[plain]))
         array, tops, found = logits.numpy(), best.tolist(), token_ids.numpy()
-        for i in np.flatnonzero(needs & (TOP_K | TOP_P | MIN_P)).tolist():
+        for i in np.flatnonzero(needs & FILTERS).tolist():
             if math.isfinite(tops[i]):
                 r = idx[i]
                 found[i] = draw.draw_row(
@@ -230,28 +240,34 @@ class Sampler:
         weights = draw.token_weights(logits, best, temperature)
         some = np.flatnonzero(needs & TOP_K)
         if len(some):
-            x, ks = _take(logits, some), _take(top_k, some).long()
-            cutoff = draw.top_k_cutoff(x, _take(temperature, some), ks, _take(top_p, some), int(k[some].max()))
-            _put(weights, some, cutoff.apply(_take(weights, some), x))
+            x, ks = take(logits, some), take(top_k, some).long()
+            cutoff = draw.top_k_cutoff(x, take(temperature, some), ks, take(top_p, some), int(k[some].max()))
+            put(weights, some, cutoff.apply(take(weights, some), x))
         some = np.flatnonzero(needs & (TOP_K | TOP_P) == TOP_P)
         if len(some):
-            x, part = _take(logits, some), _take(weights, some)
-            cutoff = draw.top_p_cutoff(x, _take(temperature, some), _take(top_p, some), part)
-            _put(weights, some, cutoff.apply(part, x))
+            x, part = take(logits, some), take(weights, some)
+            cutoff = draw.top_p_cutoff(x, take(temperature, some), take(top_p, some), part)
+            put(weights, some, cutoff.apply(part, x))
         some = np.flatnonzero(needs & MIN_P)
         if len(some):
-            part, least = _take(weights, some), _take(min_p, some).float()[:, None]
-            _put(weights, some, part.masked_fill_(part < least, 0.0))
+            part, least = take(weights, some), take(min_p, some).float()[:, None]
+            put(weights, some, part.masked_fill_(part < least, 0.0))
         return draw.inverse_cdf(weights, where)
 
 
-def _penalised(
-    x: torch.Tensor, counts: torch.Tensor, repetition: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor
-) -> torch.Tensor:
-    """Logits like x after the penalties; counts as in `SamplingTables.counts`."""
-    x = torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x)
-    outputs = counts >> 1  # over ONE_OUTPUT: the lowest bit is IN_PROMPT
-    return x - frequency * outputs - presence * (outputs > 0)
+class Kernels:
+    """The Triton kernels that sampling uses. Making one imports triton."""
+
+    def __init__(self) -> None:
+        from radixrt.kernels.triton import mask, sampling
+
+        self.apply_bitmask = mask.apply_bitmask
+        self.sample = sampling.fused_sample
+        self.workspace = sampling.SampleWorkspace
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def _argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,26 +278,3 @@ def _argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     array = logits.numpy()
     at = array.argmax(-1)
     return torch.from_numpy(at), torch.from_numpy(array[np.arange(len(at)), at])
-
-
-def _where(needs: Needs, every: int, bit: int) -> Rows:
-    return np.flatnonzero(needs & bit) if every & bit else _NO_ROWS
-
-
-def _take(values: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """values[rows] for distinct ascending rows; values itself, not a copy, when those are all of them."""
-    if len(rows) == len(values):
-        return values
-    return values.index_select(0, upload(rows, values.device))
-
-
-def _put(values: torch.Tensor, rows: Rows, part: torch.Tensor) -> None:
-    """values[rows] = part, for rows as in `_take`; nothing to do for what `_take` gave when it is values itself."""
-    if len(rows) < len(values):
-        values.index_copy_(0, upload(rows, values.device), part)
-    elif part is not values:
-        values.copy_(part)
-
-
-def _repeat(rows: Rows, counts: list[int], device: torch.device) -> torch.Tensor:
-    return upload(np.repeat(rows, counts), device)

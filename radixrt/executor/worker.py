@@ -21,6 +21,7 @@ import torch
 from radixrt.channel import Outbox
 from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.model_runner import LogitsProcessorOutput, ModelRunner, SampledStep
+from radixrt.executor.step_trace import StepTimes, StepTrace
 from radixrt.messages import (
     DebugReply,
     DebugReq,
@@ -49,6 +50,7 @@ class LaunchedStep:
     batch: ForwardBatch | StagedStep
     logits: LogitsProcessorOutput
     started: float
+    times: StepTimes | None
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,21 @@ class Worker:
         rank: only rank 0 answers steps; any rank says when it is ready and when a step failed.
         alone: no other ranks share the model. With others a failed step is the end: they may be waiting in the middle
             of it, and so may the device.
+        trace_path: see `StepTrace`.
     """
 
-    def __init__(self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True) -> None:
+    def __init__(
+        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True,
+        trace_path: str | None = None,
+    ) -> None:  # fmt: skip
         self._runner = runner
         self._answers = answers
         self._rank = rank
         self._alone = alone
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[Unanswered] = deque()
+        self._trace_path = trace_path
+        self._trace: StepTrace | None = None
 
     def start(self) -> None:
         """Load the model and everything beside it, then say so.
@@ -84,8 +92,12 @@ class Worker:
         """
         self._runner.initialize()
         r = self._runner
+        if self._trace_path is not None:
+            self._trace = StepTrace(self._trace_path, r.device)
         dtype = str(r.dtype).removeprefix("torch.")
-        self._answers.send(RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype))
+        self._answers.send(
+            RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.kv_layer_bytes)
+        )
 
     def handle(self, message: ToRunner) -> None:
         """Take one message and do all that can be done now."""
@@ -131,8 +143,11 @@ class Worker:
 
     def _launch(self, step: ForwardStep) -> None:
         started = time.perf_counter()
+        times = None if self._trace is None else self._trace.begin(step)
         batch = self._runner.prepare(step)
-        launched = LaunchedStep(step, batch, self._runner.forward(batch), started)
+        if self._trace is not None and times is not None:
+            self._trace.forward(times)
+        launched = LaunchedStep(step, batch, self._runner.forward(batch), started, times)
         if step.has_grammar:
             self._awaiting_mask = launched
         else:
@@ -140,6 +155,8 @@ class Worker:
 
     def _sample(self, launched: LaunchedStep, mask: GrammarMask | None) -> None:
         sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
+        if self._trace is not None and launched.times is not None:
+            self._trace.sampled(launched.times)
         if self._rank == 0:
             self._unanswered.append(Unanswered(launched, sampled))
 
@@ -156,9 +173,13 @@ class Worker:
                 forward_s=time.perf_counter() - waiting.launched.started,
             )
         )
+        if self._trace is not None and waiting.launched.times is not None:
+            self._trace.answered(waiting.launched.times)
 
     def shutdown(self) -> None:
         self._runner.shutdown()
+        if self._trace is not None:
+            self._trace.close()
 
 
 def _said(error: Exception) -> str:

@@ -15,30 +15,45 @@ BLOCK = 64
 
 
 class LMHead(Linear):
-    """Logits over the vocabulary. With a packed bfloat16 weight, those near each row's largest are made exact.
+    """Logits over the vocabulary, not rounded to bfloat16 where it matters.
 
     bfloat16 logits of 25 lie 1/8 apart, so the best tokens often tie and greedy decoding takes the wrong one: SmolLM2
-    answers a plain question in another language. Products in float32 cost twice the memory traffic for each token, the
-    few candidates next to nothing.
+    answers a plain question in another language. CUDA adds up in float32 anyway and can leave it so. On a CPU products
+    in float32 cost twice the memory traffic for each token; there, with a packed weight, the logits near each row's
+    largest are made exact, which costs next to nothing.
     """
 
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype) -> None:
         super().__init__(in_features, out_features, False, dtype)
         self._dtype = dtype
         self._rows: torch.Tensor | None = None
+        self._wide = False
 
     def finalize(self) -> None:
         """As `Linear.finalize`, but the plain weight stays for single rows (where it is tied, it is there anyway)."""
         rows = self.weight
         super().finalize()
         self._rows = rows if self._packed is not None else None
+        self._wide = rows is not None and rows.is_cuda and rows.dtype != torch.float32 and _multiplies_wide(rows)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, in_features] in the weight's dtype or in float32 -> float32 [S, out_features]."""
+        if self._wide:
+            assert self.weight is not None
+            return torch.mm(hidden.to(self._dtype), self.weight.t(), out_dtype=torch.float32)
         logits = super().forward(hidden.to(self._dtype)).float()
         if self._rows is not None:
             refine_top(logits, hidden, self._rows)
         return logits
+
+
+def _multiplies_wide(weight: torch.Tensor) -> bool:
+    """Whether this torch leaves the product of such matrices in float32."""
+    try:
+        product = torch.mm(weight[:1], weight[:16].t(), out_dtype=torch.float32)
+    except (TypeError, RuntimeError):  # torch before 2.8
+        return False
+    return product.dtype == torch.float32
 
 
 def refine_top(logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:

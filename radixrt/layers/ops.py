@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from radixrt.attention.base import AttentionLayer
 
 LANES = 16
 """The compiled kernels take rows of a multiple of this many elements."""
@@ -51,6 +55,43 @@ class LayerOps(ABC):
         Returns:
             The rotated heads, same shape and dtype.
         """
+
+    def prepare_heads(
+        self,
+        qkv: torch.Tensor,
+        layer: AttentionLayer,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        eps: float,
+        pool: tuple[torch.Tensor, torch.Tensor] | None,
+        slots: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """All that lies between the fused projection and attention: norm, rotary embedding, perhaps the store.
+
+        Args:
+            qkv: [T, num_heads + 2 * num_kv_heads, head_dim], the heads of q, then of k, then of v; may be overwritten.
+            layer: gives the numbers of heads.
+            positions, table: as for `rotate`.
+            q_weight, k_weight: [head_dim] of the RMSNorm of each head of q and of k; None for both where there is none.
+            eps: of these norms.
+            pool: keys and values of the layer, [slots, num_kv_heads, head_dim] each, to store into if the ops can.
+            slots: int64 [T], distinct but for the padding slot, whose content nobody reads.
+
+        Returns:
+            q [T, num_heads, head_dim], and k and v [T, num_kv_heads, head_dim], or None for both if they were stored.
+            This reference stores nothing.
+        """
+        heads, rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
+        qk = qkv[:, :rotated]
+        if q_weight is not None and k_weight is not None:
+            size = (layer.head_dim,)
+            qk = torch.cat(
+                (F.rms_norm(qk[:, :heads], size, q_weight, eps), F.rms_norm(qk[:, heads:], size, k_weight, eps)), dim=1
+            )
+        qk = self.rotate(qk, positions, table)  # one operation for the heads of q and of k
+        return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
 
 
 class TorchOps(LayerOps):

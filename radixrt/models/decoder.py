@@ -33,8 +33,7 @@ class Attention(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         heads, kv_heads = len(part.heads), len(part.kv_heads)
-        self._ops = ops
-        self._rotated = heads + kv_heads
+        self._ops, self._eps = ops, spec.rms_norm_eps
         self.layer = AttentionLayer(
             layer_id=layer_id,
             num_heads=heads,
@@ -43,7 +42,7 @@ class Attention(nn.Module):
             scale=spec.head_dim**-0.5,
             sliding_window=spec.sliding_windows[layer_id],
         )
-        rows = (self._rotated + kv_heads) * spec.head_dim
+        rows = (heads + 2 * kv_heads) * spec.head_dim
         self.qkv_proj = Linear(spec.hidden_size, rows, spec.qkv_bias, dtype)
         self.o_proj = row_parallel(heads * spec.head_dim, spec.hidden_size, spec.o_bias, dtype, group)
         self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
@@ -58,13 +57,14 @@ class Attention(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        heads = self.layer.num_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.layer.head_dim)
-        qk = qkv[:, : self._rotated]
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
-        qk = self._ops.rotate(qk, positions, rotary_table)  # one operation for the heads of q and of k
-        out = attention.attend(self.layer, qk[:, :heads], qk[:, heads:], qkv[:, self._rotated :], batch)
+        q_weight = None if self.q_norm is None else self.q_norm.weight
+        k_weight = None if self.k_norm is None else self.k_norm.weight
+        pool = attention.pool(self.layer)
+        q, k, v = self._ops.prepare_heads(
+            qkv, self.layer, positions, rotary_table, q_weight, k_weight, self._eps, pool, batch.out_cache_loc
+        )
+        out = attention.attend(self.layer, q, k, v, batch)
         projected: torch.Tensor = self.o_proj(out)
         return projected
 

@@ -22,7 +22,6 @@ from radixrt.messages import (
     SchedulerReady,
     SchedulerStats,
     StepFailed,
-    TokenBatch,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
@@ -214,9 +213,9 @@ class SchedulerLoop:
         return True
 
     def _send_deltas(self) -> None:
-        deltas = self._core.take_deltas()
-        if deltas:
-            self._tokenizer.send(TokenBatch(deltas))
+        batch = self._core.take_deltas()
+        if batch is not None:
+            self._tokenizer.send(batch)
 
     def _sleep(self) -> None:
         if self._poller.sockets:

@@ -25,7 +25,7 @@ from radixrt.messages import (
     Int32Array,
     ProgramHint,
     StepOutput,
-    TokenDelta,
+    TokenBatch,
     TokenizedReq,
     TokenizedScoreReq,
     unpack_i32,
@@ -41,7 +41,9 @@ from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
+from radixrt.scheduler.sharing import NOTHING, CascadeCosts, SharingPlanner
 
+RUNNING = ReqState.RUNNING
 EXPIRY_CHECK_S = 0.05
 """Deadlines are looked at this often, not at every step."""
 
@@ -56,11 +58,12 @@ class Scheduler:
         eos_ids: the model's own end tokens.
         vocab_size: for grammar masks.
         random_seed: of the seeds given to requests that bring none.
+        cascade: what it costs the runner to compute shared runs once; None if it never should.
     """
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
-        random_seed: int = 0,
+        random_seed: int = 0, cascade: CascadeCosts | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
@@ -82,6 +85,7 @@ class Scheduler:
         self.counters = Counters()
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self.programs = Programs(kv, self.counters)
+        self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
 
     # --- what is wanted ---
 
@@ -182,7 +186,8 @@ class Scheduler:
         elif group is not None:
             self._end_group(group, Finish(FINISH_ABORT), now)
 
-    def take_deltas(self) -> list[TokenDelta]:
+    def take_deltas(self) -> TokenBatch | None:
+        """What requests have got since the last time; None if that is nothing."""
         return self._writer.take()
 
     @property
@@ -210,7 +215,7 @@ class Scheduler:
         if self._recovering:
             return None
         while True:
-            decode = [r for r in self._active if r.state is ReqState.RUNNING and r.remaining > 0]
+            decode = [r for r in self._active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
             if self._num_inflight and self._constrained.waits(decode):
                 return None
             decode_slots = self._decode_slots(decode) if decode else np.empty(0, np.int32)
@@ -228,11 +233,14 @@ class Scheduler:
         writes = self._kv.take_row_writes()
         step_id = self._next_step
         if chunks:
-            batch = extend_batch(step_id, chunks, decode, decode_slots, writes)
+            riding = self._sharing if self._sharing is not None and self._sharing.costs.in_extend else None
+            shared = NOTHING if riding is None else riding.columns(decode, len(chunks))
+            batch = extend_batch(step_id, chunks, decode, decode_slots, writes, shared)
             self.counters.extend_steps += 1
         else:
             idx = np.array([r.req_pool_idx for r in decode], np.int32)
-            batch = decode_batch(step_id, decode, idx, decode_slots, writes)
+            shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
+            batch = decode_batch(step_id, decode, idx, decode_slots, writes, shared)
             self.counters.decode_steps += 1
             self._ratio.decoded()
         for req in batch.requests:
@@ -403,6 +411,7 @@ class Scheduler:
         self._take_scores(batch, output.scores, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
+        taken = 0
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
             columns = next(logprobs) if req.sampling.logprobs is not None else None
             if req.finish is not None:
@@ -414,7 +423,7 @@ class Scheduler:
             if i in errors:
                 self._end(req, Finish(FINISH_ERROR, error=FinishError(errors[i])), now)
                 continue
-            self.counters.generated_tokens += 1
+            taken += 1
             if req.first_token_at is None:
                 req.first_token_at = now
             req.last_token_at = now
@@ -425,6 +434,7 @@ class Scheduler:
                 finish = self._constrained.take(req, token, columns)
             if finish is not None:
                 self._end(req, finish, now)
+        self.counters.generated_tokens += taken
 
     def _end(self, req: Req, finish: Finish, now: float) -> None:
         """The request's one end, from any state: give back what it holds and say so."""

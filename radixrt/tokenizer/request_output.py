@@ -30,6 +30,7 @@ class RequestOutput:
     Attributes:
         stop_found: a stop string ended the text; its last delta is sent once the scheduler has finished the request.
         closed: an error has been sent; whatever comes now is dropped.
+        takes_plain: single tokens may come through `push`.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class RequestOutput:
         "_tokenizer",
         "closed",
         "stop_found",
+        "takes_plain",
     )
 
     def __init__(
@@ -73,6 +75,16 @@ class RequestOutput:
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self.stop_found = False
         self.closed = False
+        self.takes_plain = self._matcher is None
+
+    def push(self, token_id: int) -> TextDelta | None:
+        """`take` for one token and nothing else, of a request that `takes_plain`."""
+        text = self._detokenizer.push((token_id,))
+        if text:
+            self._text.append(text)
+        self._num_tokens += 1
+        self._ids.append(token_id.to_bytes(4, "little", signed=True))
+        return self._unsent() if self._stream else None
 
     def take(self, delta: TokenDelta) -> TextDelta | None:
         """What goes to the client now; None if that is nothing."""
@@ -93,6 +105,7 @@ class RequestOutput:
     def fail(self, message: str) -> TextDelta:
         """End the request with an error (status 500), with the text that is unsent."""
         self.closed = True
+        self.takes_plain = False
         return self._delta(Finish("error", error=FinishError(message)), None, None)
 
     def _read(self, delta: TokenDelta) -> None:

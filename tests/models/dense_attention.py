@@ -20,8 +20,15 @@ class DenseAttention(AttentionBackend):
         pass
 
     def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: ForwardBatch,
     ) -> torch.Tensor:
+        assert k is not None
+        assert v is not None
         assert q.shape[1:] == (layer.num_heads, layer.head_dim)
         assert q.stride()[1:] == (layer.head_dim, 1)
         assert k.shape[1:] == v.shape[1:] == (layer.num_kv_heads, layer.head_dim)
@@ -65,6 +72,7 @@ def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> Forwar
         req_to_token=torch.zeros(1, 1, dtype=torch.int32),
         seq_lens_cpu=prefix + new,
         extend_lens_cpu=new,
+        req_pool_indices_cpu=rows,
     )
 
 

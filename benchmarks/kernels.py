@@ -1,0 +1,215 @@
+"""Microseconds of each small kernel on CUDA beside torch's own operations, and the bandwidth that it reaches.
+
+    python -m benchmarks.kernels [--tokens 1 64 256 8192] [--calls 20] [--only heads]
+
+Calls are captured in one CUDA graph and replayed, so that no time of the host is in it. A cell is microseconds of ours,
+of torch in brackets, and GB/s of ours: bytes that must be read or written once. Below some 50 MB everything lies in the
+L2 cache, as it does when the operation before has just written it, and more than the memory's bandwidth is no mistake.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from benchmarks import machine
+from benchmarks.report import table
+from radixrt.attention.base import AttentionLayer
+from radixrt.executor import draw
+from radixrt.kernels.triton.mask import apply_bitmask
+from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.ops import LayerOps, TorchOps
+
+BF16 = torch.bfloat16
+EPS = 1e-6
+CONTEXT = 4096
+MAX_ROWS = 512
+"""A step samples at most this many rows; larger token counts are left out for what works on logits."""
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model decides the sizes."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qk_norm: bool
+    vocab: int
+
+
+SHAPES = [
+    Shape("Qwen3-0.6B", 1024, 3072, 16, 8, 128, True, 151936),
+    Shape("Llama-3.1-8B", 4096, 14336, 32, 8, 128, False, 128256),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation: ours, torch's, and the bytes that it cannot avoid."""
+
+    ours: Run
+    torch: Run
+    nbytes: int
+
+
+def random(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def norm(s: Shape, tokens: int) -> Case:
+    residual, x, weight = random(tokens, s.hidden), random(tokens, s.hidden), random(s.hidden)
+
+    def run(ops: LayerOps) -> Run:
+        return lambda: ops.add_rms_norm(residual, x, weight, EPS, BF16)
+
+    return Case(run(CudaOps()), run(TorchOps()), 4 * tokens * s.hidden * 2)
+
+
+def activation(s: Shape, tokens: int) -> Case:
+    gate_up = random(tokens, 2 * s.intermediate)
+    ours, reference = CudaOps(), TorchOps()
+    nbytes = 3 * tokens * s.intermediate * 2
+    return Case(lambda: ours.silu_and_mul(gate_up), lambda: reference.silu_and_mul(gate_up), nbytes)
+
+
+def heads(s: Shape, tokens: int, dtype: torch.dtype = BF16) -> Case:
+    layer = AttentionLayer(0, s.heads, s.kv_heads, s.head_dim, s.head_dim**-0.5)
+    qkv = random(tokens, s.heads + 2 * s.kv_heads, s.head_dim)
+    weight = random(s.head_dim) if s.qk_norm else None
+    rotary = random(CONTEXT, 2, s.head_dim)
+    positions = torch.randint(0, CONTEXT, (tokens,), device="cuda")
+    slots = 1 + torch.randperm(4 * tokens, device="cuda")[:tokens]
+    keys, values = random(2, 4 * tokens + 1, s.kv_heads, s.head_dim, dtype=dtype)
+    ours, reference = CudaOps(), TorchOps()
+
+    def with_torch() -> None:
+        _, k, v = reference.prepare_heads(qkv, layer, positions, rotary, weight, weight, EPS, None, slots)
+        assert k is not None
+        assert v is not None
+        keys.view(torch.uint8)[slots] = k.to(dtype).view(torch.uint8)
+        values.view(torch.uint8)[slots] = v.to(dtype).view(torch.uint8)
+
+    def with_kernel() -> None:
+        ours.prepare_heads(qkv, layer, positions, rotary, weight, weight, EPS, (keys, values), slots)
+
+    moved = 2 * s.heads * 2 + 2 * s.kv_heads * (2 + dtype.itemsize) + 2 * 2
+    return Case(with_kernel, with_torch, tokens * s.head_dim * moved)
+
+
+def heads_fp8(s: Shape, tokens: int) -> Case:
+    return heads(s, tokens, torch.float8_e4m3fn)
+
+
+def sampling(s: Shape, rows: int) -> Case:
+    logits = random(rows, s.vocab, dtype=torch.float32) * 3
+    temperature = torch.full((rows,), 0.6, device="cuda")
+    u = torch.rand(rows, device="cuda", dtype=torch.float64)
+    workspace = SampleWorkspace(rows, s.vocab, "cuda")
+
+    def with_torch() -> None:
+        best = logits.amax(-1)
+        draw.inverse_cdf(draw.token_weights(logits, best, temperature), u)
+
+    return Case(lambda: fused_sample(logits, temperature, u, workspace), with_torch, rows * s.vocab * 4)
+
+
+def masks(s: Shape, rows: int) -> Case:
+    logits = random(rows, s.vocab, dtype=torch.float32)
+    words = (s.vocab + 31) // 32
+    bits = torch.randint(-(2**31), 2**31, (rows, words), device="cuda", dtype=torch.int32)
+    where = torch.arange(rows, device="cuda", dtype=torch.int32)
+    shifts = torch.arange(32, device="cuda", dtype=torch.int32)
+
+    def with_torch() -> None:
+        forbidden = ((bits[:, :, None] >> shifts) & 1 == 0).view(rows, -1)[:, : s.vocab]
+        logits.masked_fill_(forbidden, -torch.inf)
+
+    return Case(lambda: apply_bitmask(logits, where, bits), with_torch, rows * (8 * s.vocab + 4 * words))
+
+
+def output_head(s: Shape, rows: int) -> Case:
+    """Ours: the product left in float32; torch's: rounded to bfloat16."""
+    hidden, weight = random(rows, s.hidden), random(s.vocab, s.hidden)
+    nbytes = weight.nbytes + hidden.nbytes + rows * s.vocab * 4
+    return Case(
+        lambda: torch.mm(hidden, weight.t(), out_dtype=torch.float32),
+        lambda: torch.nn.functional.linear(hidden, weight),
+        nbytes,
+    )
+
+
+KERNELS: dict[str, Callable[[Shape, int], Case]] = {
+    "norm": norm,
+    "activation": activation,
+    "heads": heads,
+    "heads, fp8 pool": heads_fp8,
+    "sampling": sampling,
+    "mask": masks,
+    "output head": output_head,
+}
+OVER_LOGITS = {"sampling", "mask", "output head"}
+
+
+def microseconds(run: Run, calls: int, replays: int = 15) -> float:
+    """Of one call among `calls` in a graph, the median of some replays."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            run()
+    graph.replay()
+    found = []
+    for _ in range(replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) * 1e3 / calls)
+    return median(found)
+
+
+def cell(case: Case, calls: int) -> str:
+    ours, theirs = microseconds(case.ours, calls), microseconds(case.torch, calls)
+    return f"{ours:.1f} ({theirs:.1f}) {case.nbytes / ours / 1e3:.0f}"
+
+
+def rows_of(only: str | None, tokens: list[int], calls: int) -> Iterator[list[str]]:
+    for name, make in KERNELS.items():
+        if only is not None and only not in name:
+            continue
+        for shape in SHAPES:
+            counts = [n for n in tokens if name not in OVER_LOGITS or n <= MAX_ROWS]
+            found = [cell(make(shape, n), calls) for n in counts]
+            yield [name, shape.name, *found, *["-"] * (len(tokens) - len(found))]
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256, 8192])
+    parser.add_argument("--calls", type=int, default=20, help="in one graph")
+    parser.add_argument("--only", default=None, metavar="NAME", help="kernels with this in their name")
+    args = parser.parse_args()
+    facts = machine.facts() | {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    header = ["µs of ours (of torch), GB/s", "shape", *(f"T = {n}" for n in args.tokens)]
+    print(table(header, list(rows_of(args.only, args.tokens, args.calls))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The gate of a feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+SMALL_BLOCK = 1024
+"""Columns of one program: 16 bytes of bfloat16 for each of 128 threads, so that one row alone is many programs."""
+
+LARGE_BLOCK = 2048
+LARGE_FROM = 1 << 20
+"""Elements of the result from which on the larger block is taken: then programs are plenty, and fewer cost less."""
+
+NUM_WARPS = 4
+
+
+@triton.jit
+def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    gate = tl.load(gate_up + row * (2 * SIZE) + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * SIZE + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for contiguous rows [T, 2 * n] of gate, then up -> [T, n], in float32 and rounded once."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        large = rows * size >= LARGE_FROM and size % LARGE_BLOCK == 0
+        block = LARGE_BLOCK if large else SMALL_BLOCK
+        _silu_and_mul_kernel[(rows, triton.cdiv(size, block))](gate_up, out, size, block, num_warps=NUM_WARPS)
+    return out

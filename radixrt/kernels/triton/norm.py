@@ -1,0 +1,62 @@
+"""Residual sum and RMSNorm in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_HIDDEN = 16384
+"""A row is held in the registers of one program."""
+
+ELEMENTS_PER_WARP = 256
+"""One 16-byte access of bfloat16 by each thread: as many loads of a row as there are start at once."""
+
+MAX_WARPS = 32
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    residual, x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_X: tl.constexpr
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * SIZE
+    at = tl.arange(0, BLOCK)
+    inside = at < SIZE
+    # The weight first: it depends on nothing and is on its way while the row is added up.
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_X:
+        total += tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = total.to(residual.dtype.element_ty)
+        tl.store(residual + start + at, rounded, mask=inside)
+        total = rounded.to(tl.float32)
+    rms = tl.rsqrt(tl.sum(total * total, axis=0) / SIZE + eps)
+    tl.store(out + start + at, (total * rms * scale).to(out.dtype.element_ty), mask=inside)
+
+
+def supports(residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor) -> bool:
+    """Whether `add_rms_norm` takes these: rows of at most MAX_HIDDEN, everything contiguous."""
+    return (
+        residual.shape[1] <= MAX_HIDDEN
+        and residual.is_contiguous()
+        and weight.is_contiguous()
+        and (x is None or x.is_contiguous())
+    )
+
+
+def add_rms_norm(
+    residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """As `LayerOps.add_rms_norm`: residual [T, hidden] += x, in place, then its norm as a new [T, hidden] of dtype.
+
+    The sum is rounded to the residual's dtype before it is normalized, so that the result is the norm of what is kept.
+    """
+    rows, size = residual.shape
+    out = torch.empty(rows, size, dtype=dtype, device=residual.device)
+    if rows:
+        block = triton.next_power_of_2(size)
+        warps = min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP))
+        _add_rms_norm_kernel[(rows,)](
+            residual, residual if x is None else x, weight, out, eps, size, block, x is not None, num_warps=warps
+        )
+    return out

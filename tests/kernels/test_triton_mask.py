@@ -1,0 +1,40 @@
+"""The bitmask on some rows of logits: exactly the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 1000, 4096, 49152, 70001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_forbidden_tokens(triton_device: str, vocab: int, dtype: torch.dtype) -> None:
+    from radixrt.kernels.triton.mask import apply_bitmask
+
+    rng = np.random.default_rng(vocab)
+    rows = np.array([4, 0, 3], np.int32)
+    words = rng.integers(-(2**31), 2**31, (3, (vocab + 31) // 32)).astype(np.int32)
+    words[1] = 0
+    words[2] = -1
+    logits = torch.from_numpy(rng.standard_normal((5, vocab)).astype(np.float32)).to(dtype)
+    logits[4, 0] = torch.nan
+    allowed = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
+    expected = logits.clone()
+    for row, kept in zip(rows.tolist(), allowed, strict=True):
+        expected[row, torch.from_numpy(~kept)] = -torch.inf
+    expected[4, 0] = torch.nan
+    found = logits.to(triton_device)
+    apply_bitmask(found, torch.from_numpy(rows).to(triton_device), torch.from_numpy(words).to(triton_device))
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_no_rows(triton_device: str) -> None:
+    from radixrt.kernels.triton.mask import apply_bitmask
+
+    logits = torch.zeros(2, 40, device=triton_device)
+    nothing = torch.zeros(0, dtype=torch.int32, device=triton_device)
+    apply_bitmask(logits, nothing, nothing.view(0, 2))
+    assert (logits == 0).all()
