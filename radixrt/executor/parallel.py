@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from radixrt.errors import ConfigError, EngineError
 from radixrt.executor.one_shot import OneShotSum, make_one_shot
@@ -24,11 +23,6 @@ from radixrt.executor.rank_place import RankPlace
 
 Store = Any
 """A `torch.distributed.Store`, whose type torch does not export."""
-
-_all_gather: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)
-"""The older name is deprecated where there is the newer one."""
 
 
 class TPGroup:
@@ -58,6 +52,9 @@ class TPGroup:
             return
         if store is None:
             raise ValueError("a group of more than one rank needs a store")
+        # The older name is deprecated where there is the newer one.
+        name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        self._all_gather: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(dist, name)
         cuda = device.type == "cuda"
         try:
             # With a device id NCCL connects now, not within the first step or the first graph capture.
@@ -91,7 +88,7 @@ class TPGroup:
             return x
         rows, each = x.shape
         parts = x.new_empty(self.size * rows, each)
-        _all_gather(parts, x.contiguous())
+        self._all_gather(parts, x.contiguous())
         widths = [min(each, max(0, columns - rank * each)) for rank in range(self.size)]
         return torch.cat([part[:, :width] for part, width in zip(torch.split(parts, rows), widths, strict=True)], dim=1)
 
@@ -138,6 +135,8 @@ def launcher_store(place: RankPlace) -> Store:
     Raises:
         EngineError: it cannot be opened or reached.
     """
+    from torch.distributed.rendezvous import rendezvous
+
     try:
         found = rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=place.timeout_s))
         return next(found)[0]

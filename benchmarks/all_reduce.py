@@ -1,0 +1,97 @@
+"""How long the ranks of `--tp` take to add up and to gather, as a step does it: in a CUDA graph, or eagerly on a CPU.
+
+python -m benchmarks.all_reduce --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+
+from radixrt.executor.parallel import TPGroup, join, rank_device
+from radixrt.executor.rank_place import RankPlace
+
+HIDDEN, VOCAB = 4096, 128256
+ROWS = (1, 16, 64, 128, 256, 1024, 8192)
+IN_A_ROW = 20
+
+
+def measure(work: Callable[[], object], device: torch.device, turns: int) -> float:
+    """Seconds that one call takes, of IN_A_ROW in one graph; the median of several replays."""
+    if device.type == "cpu":
+        started = time.perf_counter()
+        for _ in range(turns):
+            work()
+        return (time.perf_counter() - started) / turns
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(IN_A_ROW):
+            work()
+    seconds = []
+    for _ in range(turns):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1000 / IN_A_ROW)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def compare(group: TPGroup, device: torch.device, how: str, turns: int) -> None:
+    """Print a line for each size, from rank 0."""
+    for rows in ROWS:
+        x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device=device)
+        seconds = measure(lambda x=x: group.all_reduce(x), device, turns)  # type: ignore[misc]
+        if group.rank == 0:
+            print(f"| {how} sum of [{rows}, {HIDDEN}] bf16 | {seconds * 1e6:.1f} |", flush=True)
+    logits = torch.zeros(64, VOCAB // group.size, dtype=torch.float32, device=device)
+    seconds = measure(lambda: group.gather_columns(logits, VOCAB), device, turns)
+    ids = torch.zeros(64, dtype=torch.int64, device=device)
+    heard = measure(lambda: group.broadcast(ids), device, turns)
+    if group.rank == 0:
+        print(f"| gather of [64, {VOCAB}] float32 | {seconds * 1e6:.1f} |")
+        print(f"| broadcast of 64 ids | {heard * 1e6:.1f} |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--how", choices=("nccl", "one_shot"), default="nccl", help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is not None:
+        place = RankPlace(args.rank, args.ranks, args.rank, args.ranks, args.store, 60.0, args.how == "one_shot")
+        device = rank_device(torch.device(args.device), place)
+        group = join(place, device)
+        compare(group, device, args.how if args.device == "cuda" else "gloo", args.turns)
+        group.close()
+        return 0
+    print("| what | microseconds |\n|---|---|", flush=True)
+    codes = []
+    for how in ("nccl", "one_shot") if args.device == "cuda" else ("nccl",):
+        with tempfile.TemporaryDirectory() as folder:
+            given = ["--ranks", str(args.ranks), "--device", args.device, "--turns", str(args.turns), "--how", how]
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.all_reduce", *given, f"--store={folder}/store", f"--rank={rank}"]
+                )
+                for rank in range(args.ranks)
+            ]
+            codes += [rank.wait() for rank in ranks]
+    return max(codes, key=abs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Tensor parallelism on GPUs: sums eager and captured, and the same tokens as one GPU's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import radixrt
+from tests.equivalence.test_tiny_models import prompts
+from tests.gpu.test_runner import agreement
+from tests.tiny_models import make_tiny_model
+
+GPUS = torch.cuda.device_count()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="fewer than two CUDA devices")]
+
+OPTIONS: dict[str, Any] = {
+    "kv_cache_tokens": 8192, "device": "cuda", "show_progress": False, "max_running_requests": 32,
+}  # fmt: skip
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+SEEDED = {"temperature": 0.8, "seed": 3, "max_tokens": 24, "ignore_eos": True}
+SCHEMA = {
+    "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False,
+}  # fmt: skip
+SIZES = [size for size in (2, 4) if size <= GPUS]
+
+SUMS = """
+import sys, torch
+from radixrt.executor.parallel import TPGroup, join, rank_device
+from radixrt.executor.rank_place import RankPlace
+rank, size, store, one_shot = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "one_shot"
+place = RankPlace(rank, size, rank, size, store, 60.0, one_shot)
+device = rank_device(torch.device("cuda"), place)
+group = join(place, device)
+if one_shot:
+    assert group._one_shot is not None, "one_shot did not come up"
+for dtype in (torch.float32, torch.bfloat16):
+    for rows in (1, 3, 64, 1000):
+        x = torch.arange(rows * 4096, device=device).remainder(13).to(dtype).view(rows, 4096) + rank
+        expected = size * (torch.arange(rows * 4096, device=device) % 13).to(dtype).view(rows, 4096)
+        expected += size * (size - 1) // 2
+        assert torch.equal(group.all_reduce(x.clone()), expected), (dtype, rows, "eager")
+        static = x.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out = group.all_reduce(static * 1)
+            for _ in range(7):
+                out = group.all_reduce(out / size)
+            wide = group.gather_columns(out[:, :100].float(), 150)
+        for turn in range(20):
+            static.copy_(x + turn)
+            graph.replay()
+            assert torch.equal(out, expected + size * turn), (dtype, rows, turn)
+            both = torch.cat([out[:, :100].float()] * 2, 1)[:, :150]
+            assert torch.equal(wide, both if size == 2 else torch.cat([both] * 2, 1)[:, :150])
+ids = torch.full((5,), rank, dtype=torch.int64, device=device)
+assert group.broadcast(ids).tolist() == [0] * 5
+assert group.minimum(7 + rank) == 7
+torch.cuda.synchronize()
+group.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["nccl", "one_shot"])
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_eager_and_captured(size: int, how: str, tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUMS, str(rank), str(size), str(tmp_path / "store"), how],
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=120)
+            assert rank.returncode == 0, errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 64, which every attention kernel takes, and enough of them for four ranks."""
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "wide", "llama", hidden_size=256, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=64, intermediate_size=512, initializer_range=0.08,
+    )  # fmt: skip
+
+
+def tokens(folder: Path, inputs: list[list[int]], **options: Any) -> list[list[int]]:
+    """Greedy outputs of all prompts at once, again from the cache, and seeded ones."""
+    with radixrt.Engine(str(folder), **{**OPTIONS, **options}) as engine:
+        runs = [engine.generate(inputs, params) for params in ([GREEDY] * 2 + [SEEDED])]
+        engine.check_invariants()
+    return [c.token_ids for run in runs for c in run]
+
+
+@pytest.fixture(scope="module")
+def of_one_gpu(model: Path) -> list[list[int]]:
+    return tokens(model, prompts(), dtype="float32")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_inflight_steps": 1}, {"all_reduce": "one_shot"}], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_float32_equals_one_gpu(size: int, options: dict[str, Any], model: Path, of_one_gpu: list[list[int]]) -> None:
+    assert tokens(model, prompts(), dtype="float32", tp=size, **options) == of_one_gpu
+
+
+@pytest.mark.parametrize("all_reduce", ["nccl", "one_shot"])
+@pytest.mark.parametrize("size", SIZES)
+def test_one_row_is_the_same_however_its_steps_run(size: int, all_reduce: str, model: Path) -> None:
+    """Captured at the start, when first needed, or not at all: a row alone meets the same kernels."""
+    one = prompts()[3:4]
+    ways = [
+        tokens(model, one, dtype="bfloat16", tp=size, all_reduce=all_reduce, cuda_graph=how)
+        for how in ("off", "auto", "start")
+    ]
+    assert ways[0] == ways[1] == ways[2]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_captured_steps_agree_with_one_gpu(size: int, model: Path) -> None:
+    """bfloat16 rounds partial sums, so outputs part ways, but late."""
+    alone = tokens(model, prompts(), dtype="bfloat16")
+    split = tokens(model, prompts(), dtype="bfloat16", tp=size, cuda_graph="start")
+    assert agreement(split, alone) > 0.5
+
+
+def test_a_mixed_batch_over_two_ranks(model: Path) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"json_schema": SCHEMA},
+        {"temperature": 0.9, "top_p": 0.8, "top_k": 20, "seed": 1},
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 1.0, "frequency_penalty": 0.5, "seed": 2},
+    ]
+    params = [{"max_tokens": 24, **kinds[i % 4]} for i in range(12)]
+    with radixrt.Engine(str(model), tp=2, dtype="bfloat16", **OPTIONS) as engine:
+        answers = engine.generate(prompts()[:12], params)
+        engine.check_invariants()
+    for i, answer in enumerate(answers):
+        assert answer.token_ids
+        if i % 4 == 0:
+            assert isinstance(json.loads(answer.text)["a"], int)
+        if i % 4 == 2:
+            assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
+
+
+def test_dummy_weights_are_those_of_one_gpu(model: Path) -> None:
+    options = {"dtype": "float32", "load_format": "dummy"}
+    assert tokens(model, prompts()[:8], tp=2, **options) == tokens(model, prompts()[:8], **options)
+
+
+@pytest.mark.skipif(GPUS >= 4, reason="every rank gets a device")
+def test_more_ranks_than_devices_is_refused(model: Path) -> None:
+    with pytest.raises(radixrt.EngineError, match="needs a CUDA device of its own"):
+        radixrt.Engine(str(model), tp=4, **OPTIONS)
