@@ -1,7 +1,8 @@
 """The engine's host path in one thread, with a device that answers at once: what scheduler, tokenizer and main cost.
 
 The parts are the real ones and every message crosses its wire form; only the model is missing. Time is booked to the
-part that spends it, encoding to the sender and decoding to the receiver.
+part that spends it, encoding to the sender and decoding to the receiver. It is the thread's own processor time, so that
+other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -42,16 +43,19 @@ from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.sharing import CascadeCosts
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
 
 VOCAB = 100_000
 LOWEST, HIGHEST = 10, 10_000
+KV_LAYER_BYTES = 2 * 8 * 128 * 2
+"""Of a token with 8 heads of 128 values in bf16, which is what decides where sharing pays."""
 M = TypeVar("M")
 
 
 class Times:
-    """Seconds by part, and how often."""
+    """Seconds of this thread's processor time by part, and how often."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -59,11 +63,11 @@ class Times:
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             yield
         finally:
-            self.seconds[part] += time.perf_counter() - started
+            self.seconds[part] += time.thread_time() - started
             self.calls[part] += 1
 
     def clear(self) -> None:
@@ -113,7 +117,7 @@ class InstantDevice(Executor):
         with self._times.of("submit"):
             self._wire.send(step)
         if self._answered:
-            self._times.seconds["turnaround"] += time.perf_counter() - self._answered
+            self._times.seconds["turnaround"] += time.thread_time() - self._answered
             self._answered = 0.0
         with self._times.of("device"):
             self._wire.recv()
@@ -129,7 +133,7 @@ class InstantDevice(Executor):
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         answer = self._answers.recv()
         if answer is not None:
-            self._answered = time.perf_counter()
+            self._answered = time.thread_time()
         return answer
 
     def ask(self, question: DebugReq) -> None:
@@ -217,7 +221,7 @@ class Pipe:
         self.device = InstantDevice(self.times)
         self.scheduler = TimedScheduler(
             self.times, *scheduler_parts(self.config, num_slots, context), context_length=context, eos_ids=[1],
-            vocab_size=VOCAB,
+            vocab_size=VOCAB, cascade=CascadeCosts.for_device("cuda:0", KV_LAYER_BYTES),
         )  # fmt: skip
         outbox = TimedOutbox(self._to_tokenizer, self.times, "deltas")
         self.loop = make_loop(self.scheduler, self.device, self._to_scheduler, outbox, depth=depth)
@@ -241,12 +245,12 @@ class Pipe:
         busy = False
         while len(self._to_tokenizer):
             busy = True
-            started = time.perf_counter()
+            started = time.thread_time()
             message = self._to_tokenizer.recv()
             assert message is not None
             self.tokenizer.handle(message)
             part = "tokenizer out" if isinstance(message, TokenBatch) else "tokenizer in"
-            self.times.seconds[part] += time.perf_counter() - started
+            self.times.seconds[part] += time.thread_time() - started
         return busy
 
     def close(self) -> None:

@@ -76,13 +76,13 @@ TEMPERATURE = 0.6
 
 @dataclass(frozen=True)
 class Result:
-    """One workload on one shape. Seconds and tokens a second, one for each run; `scheduler` is what the scheduler
-    counted over all of them, of `SchedulerStats`."""
+    """One workload on one shape: tokens and seconds of each run, the median of their rates, and what the scheduler
+    counted over all of them, of `SchedulerStats`. The floor is the last run's."""
 
     shape: str
     workload: str
     requests: int
-    tokens: int
+    tokens: list[int]
     seconds: list[float]
     rate: float
     floor: Floor
@@ -145,7 +145,8 @@ def run_once(engine: Any, workload: Workload) -> float:
 
 def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int) -> Result:
     """A warm-up run and `runs` measured ones, the prefix cache empty before each."""
-    seconds = []
+    seconds: list[float] = []
+    tokens: list[int] = []
     before: dict[str, float] = {}
     for run in range(-1, runs):
         workload = make_workload(name, seed=seed + run + 1, scale=scale)
@@ -155,11 +156,11 @@ def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed
         taken = run_once(engine, workload)
         if run >= 0:
             seconds.append(taken)
+            tokens.append(workload.counted_tokens)  # lengths are drawn anew for each run
     engine.flush_cache()  # also brings the scheduler's counters up to date
     after = counters(engine)
     spent = {key: after[key] - before[key] for key in after}
-    tokens = workload.counted_tokens
-    rate = tokens / median(seconds)
+    rate = median(count / taken for count, taken in zip(tokens, seconds, strict=True))
     return Result(shape, name, len(workload.paths), tokens, seconds, rate, floor_of(workload, shape_of(shape)), spent)
 
 

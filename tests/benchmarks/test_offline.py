@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.offline import PEERS, Result, parse_options, result_row
+from benchmarks import offline
+from benchmarks.offline import PEERS, Result, measure, parse_options, result_row
 from benchmarks.offline_workloads import HIGHEST_ID, LOWEST_ID, MAKERS, Device, Workload, floor_of, make_workload
 from benchmarks.shapes import CONFIGS, Shape, made_up_tokenizer, shape_folder, shape_of
 from radixrt.config import make_config
@@ -152,10 +153,31 @@ def test_options_that_are_none(pair: str) -> None:
 def test_the_ratio_is_to_the_better_peer() -> None:
     workload = make_workload("single", seed=0)
     result = Result(
-        "llama-3.1-8b", "single", 1, 256, [1.0, 1.28, 2.0], 200.0, floor_of(workload, shape_of("tiny")), {}
+        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 200.0, floor_of(workload, shape_of("tiny")), {}
     )  # fmt: skip
     assert result_row(result, scaled=False) == ["single", "200", "1.280", "1.000-2.000", "200", "200", "235", "1.00"]
     assert result_row(result, scaled=True)[4:] == ["-"] * 4
+
+
+def test_the_figure_is_the_median_of_the_runs_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        stats = None
+        flushes = 0
+
+        def flush_cache(self) -> None:
+            self.flushes += 1
+
+    ran: list[Workload] = []
+    monkeypatch.setattr(offline, "run_once", lambda engine, workload: ran.append(workload) or float(len(ran)))
+    engine = Engine()
+    result = measure(engine, "tiny", "mixed256", runs=3, scale=0.02, seed=0)
+    assert len(ran) == 4  # the first warms up
+    assert len({tuple(map(tuple, workload.prompts())) for workload in ran}) == 4
+    assert engine.flushes == 5
+    assert result.seconds == [2.0, 3.0, 4.0]
+    assert result.tokens == [workload.output_tokens for workload in ran[1:]]
+    rates = sorted(tokens / seconds for tokens, seconds in zip(result.tokens, result.seconds, strict=True))
+    assert result.rate == rates[1]
 
 
 def test_runs_as_a_command(tmp_path: Path) -> None:
