@@ -18,6 +18,7 @@ from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.executor import draw
+from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
 from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
 from radixrt.layers.cuda_ops import CudaOps
@@ -122,6 +123,26 @@ def sampling(s: Shape, rows: int) -> Case:
     return Case(lambda: fused_sample(logits, temperature, u, workspace), with_torch, rows * s.vocab * 4)
 
 
+def top_p(s: Shape, rows: int) -> Case:
+    """All rows with top_p 0.95, as `Sampler` does them; the logits are random, so the nucleus is large."""
+    logits = random(rows, s.vocab, dtype=torch.float32) * 3
+    temperature, part = torch.full((rows,), 0.6, device="cuda"), torch.full((rows,), 0.95, device="cuda").double()
+    u = torch.rand(rows, device="cuda", dtype=torch.float64)
+    which = torch.arange(rows, device="cuda", dtype=torch.int32)
+    top_k, min_p = torch.full_like(which, s.vocab), torch.full((rows,), 0.0, device="cuda")
+    workspace = SampleWorkspace(rows, s.vocab, "cuda")
+
+    def with_kernels() -> None:
+        fused_sample(logits, temperature, u, workspace)
+        filtered_sample(logits, temperature, u, workspace, which, top_k, part, min_p)
+
+    def with_torch() -> None:
+        weights = draw.token_weights(logits, logits.amax(-1), temperature)
+        draw.inverse_cdf(draw.top_p_cutoff(logits, temperature, part, weights).apply(weights, logits), u)
+
+    return Case(with_kernels, with_torch, rows * s.vocab * 4)
+
+
 def masks(s: Shape, rows: int) -> Case:
     logits = random(rows, s.vocab, dtype=torch.float32)
     words = (s.vocab + 31) // 32
@@ -153,10 +174,11 @@ KERNELS: dict[str, Callable[[Shape, int], Case]] = {
     "heads": heads,
     "heads, fp8 pool": heads_fp8,
     "sampling": sampling,
+    "top_p": top_p,
     "mask": masks,
     "output head": output_head,
 }
-OVER_LOGITS = {"sampling", "mask", "output head"}
+OVER_LOGITS = {"sampling", "top_p", "mask", "output head"}
 
 
 def microseconds(run: Run, calls: int, replays: int = 15) -> float:
