@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -26,6 +27,44 @@ M_co = TypeVar("M_co", covariant=True)
 M_contra = TypeVar("M_contra", contravariant=True)
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Keys of one end of a TCP connection (CurveZMQ): it is encrypted, and only who knows the server's public key can
+    connect.
+
+    Attributes:
+        server: the server's public key, on a client; None on the server, which is the end that binds.
+    """
+
+    public: bytes
+    secret: bytes
+    server: bytes | None = None
+
+    @staticmethod
+    def make(server: bytes | None = None) -> Curve:
+        """New keys for a server, or for a client of one."""
+        return Curve(*zmq.curve_keypair(), server)
+
+    def apply(self, socket: zmq.Socket[Any]) -> None:
+        socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
+        if self.server is None:
+            socket.curve_server = True
+        else:
+            socket.curve_serverkey = self.server
+
+
+def _attach(socket: zmq.Socket[Any], endpoint: str, bind: bool, curve: Curve | None) -> str:
+    """Bind or connect; returns the endpoint, with the port that it got where it was left open."""
+    if curve is not None:
+        curve.apply(socket)
+    if not bind:
+        socket.connect(endpoint)
+        return endpoint
+    socket.bind(endpoint)
+    bound: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return bound
+
+
 class Outbox(Protocol[M_contra]):
     def send(self, message: M_contra) -> None:
         """Queue the message for the other side; never blocks."""
@@ -41,14 +80,22 @@ class Inbox(Protocol[M_co]):
 
 
 class ZmqInbox(Generic[M]):
-    """Binds an endpoint and reads messages of one union type. A frame that does not decode is logged and dropped."""
+    """Binds an endpoint and reads messages of one union type. A frame that does not decode is logged and dropped.
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, message_type: Any) -> None:
+    Args:
+        bind: False connects instead, to an outbox that binds.
+        curve: keys, for TCP.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], endpoint: str, message_type: Any, *, bind: bool = True,
+        curve: Curve | None = None,
+    ) -> None:  # fmt: skip
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self.socket.bind(endpoint)
+        self.endpoint = _attach(self.socket, endpoint, bind, curve)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
 
     def recv(self, timeout_s: float | None = 0.0) -> M | None:
@@ -69,21 +116,27 @@ class ZmqInbox(Generic[M]):
 
 
 class ZmqOutbox(Generic[M]):
-    """Connects to an inbox's endpoint, which need not exist yet."""
+    """Connects to an inbox's endpoint, which need not exist yet. See `ZmqInbox` for the arguments."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], endpoint: str, *, bind: bool = False, curve: Curve | None = None
+    ) -> None:
         self.socket = context.socket(zmq.PUSH)
         self.socket.setsockopt(zmq.LINGER, 200)
         self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.connect(endpoint)
+        self.endpoint = _attach(self.socket, endpoint, bind, curve)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: M) -> None:
+        self.send_frame(self._encoder.encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a message in its wire form."""
         # Without a peer ZMQ queues (SNDHWM 0); NOBLOCK makes that explicit. A dead peer is the supervisor's to notice.
         try:
-            self.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
-            logger.error("no room to send %s; the other side is gone", type(message).__name__)
+            logger.error("no room to send a frame of %d bytes; the other side is gone", len(frame))
 
     def close(self) -> None:
         self.socket.close()

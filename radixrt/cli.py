@@ -1,4 +1,4 @@
-"""The command line: launch, generate, replay and schema check. Nothing heavy is imported before it is needed."""
+"""The command line. Nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from radixrt._version import __version__
-from radixrt.config import SECTIONS, ServerConfig, field_type, make_config
+from radixrt.config import SECTIONS, ExecutorConfig, ServerConfig, field_type, make_config
 from radixrt.errors import RadixRTError
 
 
@@ -44,6 +44,13 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.0, help="0 always gives the likeliest answer")
     _add_options(generate, server=False)
 
+    doctor = commands.add_parser(
+        "doctor", help="say what this machine has for serving, and what mends what is missing",
+        description="Say what this machine has for serving, and for everything that is missing the command that mends "
+        "it. Exit code 0 if serving works as asked for, 1 if not.",
+    )  # fmt: skip
+    _add_doctor(doctor)
+
     replay = commands.add_parser(
         "replay", help="send a trace of programs to a server as a load",
         description="Send the calls of a trace (rt.trace) to a server, with the same arrivals and each call after "
@@ -62,6 +69,15 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )  # fmt: skip
     return parser
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    for field in dataclasses.fields(ExecutorConfig):
+        if field.name in ("device", "attention_backend"):
+            flag = "--" + field.name.replace("_", "-")
+            text = f"{field.metadata['help']} (default: {field.default})"
+            parser.add_argument(flag, choices=field.metadata["choices"], default=field.default, help=text)
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +178,12 @@ def _generate(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    from radixrt.doctor import run
+
+    return run(device=args.device, attention_backend=args.attention_backend, as_json=args.json)
+
+
 def _replay(args: argparse.Namespace) -> int:
     from radixrt.lang.replay import command
 
@@ -178,11 +200,20 @@ def _schema(args: argparse.Namespace) -> int:
     return check(args)
 
 
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "launch": _launch,
+    "generate": _generate,
+    "doctor": _doctor,
+    "replay": _replay,
+    "schema": _schema,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's or a missing part is one line on stderr and exit code 2."""
     args = build_parser().parse_args(argv)
     try:
-        return {"launch": _launch, "generate": _generate, "replay": _replay, "schema": _schema}[args.command](args)
+        return COMMANDS[args.command](args)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr)
         return 2

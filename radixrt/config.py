@@ -45,8 +45,12 @@ class CacheConfig:
     page_size: int = option(1, "tokens per page of the KV pool; 1 shares every common token", low=1)
     eviction_policy: str = option("lru", "what leaves the cache first", choices=("lru", "lfu", "fifo", "priority"))
     kv_cache_tokens: int | None = option(None, "tokens that the KV pool holds; default: from free memory", low=1)
+    kv_cache_dtype: str = option(
+        "auto", "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
+        choices=("auto", "fp8_e4m3"),
+    )  # fmt: skip
     memory_fraction: float = option(
-        0.5, "part of the free memory that the KV pool may take, when sized from it", low=0.01
+        0.0, "part of the free memory that the KV pool may take, when sized from it; 0: 0.5, on CUDA 0.9", low=0.0
     )
 
 
@@ -57,9 +61,9 @@ class SchedulerConfig:
         "order of waiting requests: longest cached prefix, arrival, or depth-first over the tree by weight",
         choices=("lpm", "fcfs", "dfs-weight"),
     )
-    max_running_requests: int = option(64, "requests in a batch, at most", low=1)
+    max_running_requests: int = option(0, "requests in a batch, at most; 0: 64, on CUDA 256", low=0)
     max_queued_requests: int = option(1024, "waiting requests, at most; more are refused with 429", low=1)
-    chunked_prefill_size: int = option(1024, "prompt tokens computed in one step, at most", low=1)
+    chunked_prefill_size: int = option(0, "prompt tokens computed in one step, at most; 0: 1024, on CUDA 8192", low=0)
     schedule_conservativeness: float = option(
         1.0, "scales the room reserved for output at admission; lower admits more and retracts more", low=0.0
     )
@@ -70,10 +74,32 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    executor: str = option("mp", "mp: a process for each part; uni: all in one process", choices=("mp", "uni"))
+    executor: str = option(
+        "mp",
+        "mp: a process for each part; external: for ranks that torchrun or SLURM started; uni: all in one process",
+        choices=("mp", "external", "uni"),
+    )
+    tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
+    all_reduce: str = option(
+        "nccl",
+        "how CUDA ranks add up; one_shot: small sums in one kernel each, over memory that ranks of one machine map",
+        choices=("nccl", "one_shot"),
+    )
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(
-        "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu")
+        "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu", "flashinfer")
+    )
+    cuda_graph: str = option(
+        "auto",
+        "CUDA graphs of decode steps; auto: captured when first needed and while the engine idles, start: all before "
+        "serving, off: every step is launched kernel by kernel",
+        choices=("auto", "start", "off"),
+    )
+    step_trace: str | None = option(None, "file for the times of every step, for a trace viewer; default: none")
+    cascade: str = option(
+        "auto",
+        "compute attention over a prefix that decode rows share once for all of them; auto: where that is cheaper",
+        choices=("auto", "off"),
     )
     num_threads: int | None = option(None, "threads of the CPU runner; default: OMP_NUM_THREADS, or the cores", low=1)
     step_timeout_s: float = option(120.0, "a step that takes longer counts as a hung runner", low=0.1)
@@ -183,6 +209,30 @@ def _checked(section: type, name: str, value: Any) -> Any:
     return value
 
 
+DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "cache": {"memory_fraction": 0.5},
+        "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024},
+    },
+    "cuda": {
+        "cache": {"memory_fraction": 0.9},
+        "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192},
+    },
+}
+"""What an option that was left at 0 means, by device."""
+
+
+def with_device_defaults(config: Config, device: str) -> Config:
+    """The same config with every option that depends on the device (cpu or cuda) settled."""
+    settled = {}
+    for section, defaults in DEVICE_DEFAULTS[device].items():
+        values = getattr(config, section)
+        settled[section] = dataclasses.replace(
+            values, **{name: value for name, value in defaults.items() if not getattr(values, name)}
+        )
+    return dataclasses.replace(config, **settled)
+
+
 def _check_together(config: Config) -> None:
     if config.scheduler.max_inflight_steps > 2:
         raise ConfigError("max_inflight_steps must be 1 or 2")
@@ -190,6 +240,10 @@ def _check_together(config: Config) -> None:
         raise ConfigError("memory_fraction must be at most 0.95")
     if not -(2**63) <= config.executor.random_seed < 2**63:
         raise ConfigError("random_seed must fit in 64 bits")
+    if config.executor.tp > 1 and config.executor.executor == "uni":
+        raise ConfigError(
+            f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
+        )
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     if config.cache.kv_cache_tokens is not None and config.cache.kv_cache_tokens < config.cache.page_size:

@@ -212,6 +212,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         cache_salt: namespace of the radix cache; requests share prefixes only within one.
         timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
         program: where it stands in a program.
+        return_prompt_ids: its first TextDelta brings the prompt's token ids; False for a client that has them.
     """
 
     rid: str
@@ -225,6 +226,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     timeout_s: float | None = None
     parts: list[PromptPart] | None = None
     program: ProgramHint | None = None
+    return_prompt_ids: bool = True
 
 
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
@@ -369,7 +371,17 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
-    deltas: list[TokenDelta]
+    """New tokens of a step (scheduler to tokenizer); a request is in one of the two forms, and only once.
+
+    Attributes:
+        deltas: of requests with more to say than one token.
+        rids: the others, which have got one output token each, and nothing else.
+        token_ids: int32[len(rids)] column of these tokens.
+    """
+
+    deltas: list[TokenDelta] = []
+    rids: list[str] = []
+    token_ids: bytes = b""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -409,7 +421,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         token_ids: int32[n] column of the new output tokens.
-        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request.
+        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request unless it said not to.
         finish, usage, timings, constraint: on the last delta, and there only.
         decision: of a ScoreReq, on its only delta, unless it ended with an error or an abort.
     """
@@ -602,6 +614,12 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         score_index: int32[Q] ascending, which of the T new tokens are followed by something that is to be scored.
         score_targets: int32[Q], the token to score at each.
         has_grammar: a GrammarMask for this step follows; the runner samples only when it has come.
+        shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
+            hold the same slots for the rows shared_rows[first : first + count], two or more. Groups of one row are
+            disjoint in positions; together they cover a prefix of it, without this step's token. Empty where sharing
+            does not pay. In DECODE steps; on a CPU also in EXTEND steps, for the decode rows that ride there.
+        shared_rows: int32[N], indices of the step's rows, in depth-first order: of two groups, the rows are apart or
+            those of one are a part of the other's.
     """
 
     step_id: int
@@ -619,6 +637,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     score_index: bytes = b""
     score_targets: bytes = b""
     has_grammar: bool = False
+    shared_segments: bytes = b""
+    shared_rows: bytes = b""
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):
@@ -637,11 +657,19 @@ class GrammarMask(Message, frozen=True, array_like=True, tag=True):
 
 
 class RunnerReady(Message, frozen=True, array_like=True, tag=True):
+    """A rank can take steps.
+
+    Attributes:
+        kv_layer_bytes: keys and values of one token in one layer of this rank, for weighing what rows should read once;
+            0 if no layer can share.
+    """
+
     rank: int
     num_slots: int
     vocab_size: int
     device: str
     dtype: str
+    kv_layer_bytes: int = 0
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):
@@ -667,7 +695,8 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
 
 
 class StepFailed(Message, frozen=True, array_like=True, tag=True):
-    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost."""
+    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost; so it is
+    on a rank that has the model to itself."""
 
     step_id: int
     rank: int

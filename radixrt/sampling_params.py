@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,6 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         prompt_logprobs: the same for the prompt's tokens; such a request computes its whole prompt.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string or stop token in the text.
+        detokenize: False leaves the output's text empty, for callers who want its token ids alone. Neither stop strings
+            nor a constraint go with that: both look at the text.
         json_schema, regex, ebnf, choices, structural_tag: what the output must be; at most one is set. A schema may be
             given as JSON text, a dict, or a Python type (pydantic model, dataclass, TypedDict, Literal, Enum, ...), a
             structural tag as JSON text or a dict; both are kept as JSON text.
@@ -69,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    detokenize: bool = True
     json_schema: Any = None
     regex: str | None = None
     ebnf: str | None = None
@@ -146,9 +148,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         _flag(self, "ignore_eos")
         _flag(self, "skip_special_tokens")
         _flag(self, "include_stop_str_in_output")
+        _flag(self, "detokenize")
         self._validate_stops(vocab_size)
         self._validate_logit_bias(vocab_size)
         self._validate_constraint()
+        if not self.detokenize and (self.stop or self.constraint is not None):
+            wants = "stop strings are" if self.stop else "a constraint is"
+            raise RequestError(f"{wants} about the text, so detokenize must be true", param="detokenize")
         return self
 
     def _validate_stops(self, vocab_size: int | None) -> None:
@@ -233,28 +239,23 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _check(params: SamplingParams, name: str, kind: str, test: Callable[[Any], bool], bounds: str) -> None:
-    value = getattr(params, name)
-    if not test(value):
-        raise RequestError(f"{name} must be {kind} {bounds}, not {shown(value)}", param=name)
-
-
 def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
-    def ok(value: Any) -> bool:
-        return (optional and value is None) or (_is_integer(value) and low <= value <= high)
-
-    _check(params, name, "an integer", ok, f"between {low} and {high}")
+    value = getattr(params, name)
+    if not ((optional and value is None) or (_is_integer(value) and low <= value <= high)):
+        raise RequestError(f"{name} must be an integer between {low} and {high}, not {shown(value)}", param=name)
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
-    def ok(value: Any) -> bool:
-        return _is_number(value) and (low < value if open_low else low <= value) and value <= high
-
-    _check(params, name, "a number", ok, f"{'above' if open_low else 'from'} {low:g} up to {high:g}")
+    value = getattr(params, name)
+    if not (_is_number(value) and (low < value if open_low else low <= value) and value <= high):
+        bounds = f"{'above' if open_low else 'from'} {low:g} up to {high:g}"
+        raise RequestError(f"{name} must be a number {bounds}, not {shown(value)}", param=name)
 
 
 def _flag(params: SamplingParams, name: str) -> None:
-    _check(params, name, "true or false", lambda value: isinstance(value, bool), "")
+    value = getattr(params, name)
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, not {shown(value)}", param=name)
 
 
 def _token_id(token: Any, param: str, vocab_size: int | None) -> None:

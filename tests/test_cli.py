@@ -51,7 +51,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
 # --- help, version, imports ---
 
 
-@pytest.mark.parametrize("command", [[], ["launch"], ["generate"], ["schema"], ["schema", "check"]])
+@pytest.mark.parametrize("command", [[], ["launch"], ["generate"], ["doctor"], ["schema"], ["schema", "check"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "radixrt", *command, "--help"],
@@ -94,6 +94,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert re.search(r"^ +launch +start the OpenAI-compatible server$", out, re.MULTILINE)
     assert re.search(r"^ +generate +answer one prompt on the terminal$", out, re.MULTILINE)
+    assert re.search(r"^ +doctor +say what this machine has", out, re.MULTILINE)
     assert re.search(r"^ +schema +look at a schema, a regex or a grammar$", out, re.MULTILINE)
 
 
@@ -113,6 +114,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["launch", "--dtype", "int4"], ["--dtype", "'int4'", "bfloat16"]),
         (["launch", "--memory-fraction", "nan"], ["memory_fraction", "finite"]),
         (["launch", "--step-timeout-s", "inf"], ["step_timeout_s", "finite"]),
+        (["doctor", "--device", "tpu"], ["--device", "'tpu'"]),
         (["generate"], ["prompt"]),
         (["generate", "hello", "--port", "80"], ["--port"]),
         (["generate", "hello", "--max-tokens", "x"], ["--max-tokens", "'x'"]),

@@ -50,7 +50,7 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
 }
 OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
-FLAGS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"]
+FLAGS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"]
 
 
 def refusal(vocab_size: int | None = None, **fields: Any) -> RequestError:
@@ -268,6 +268,12 @@ def test_flags(name: str) -> None:
         assert refusal(**{name: value}).param == name
 
 
+@pytest.mark.parametrize("wants_text", [{"stop": "a"}, {"regex": "a+"}, {"json_schema": {}}])
+def test_what_looks_at_the_text_needs_it(wants_text: dict[str, Any]) -> None:
+    assert refusal(detokenize=False, **wants_text).param == "detokenize"
+    accepted(detokenize=True, **wants_text)
+
+
 # --- stop strings ---
 
 
@@ -380,7 +386,7 @@ def test_what_is_valid_crosses_the_wire() -> None:
         VOCAB, max_tokens=None, min_tokens=2, temperature=1, top_p=0.5, top_k=3, min_p=0.1, repetition_penalty=2,
         frequency_penalty=-1, presence_penalty=1, logit_bias={3: 5, 4: -1.5}, stop=["a", "é"], stop_token_ids=[7],
         ignore_eos=True, seed=-(2**63), n=3, logprobs=2, prompt_logprobs=0, skip_special_tokens=False,
-        include_stop_str_in_output=True,
+        include_stop_str_in_output=True, detokenize=True,
     )  # fmt: skip
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
     assert back == params

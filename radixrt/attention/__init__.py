@@ -16,26 +16,64 @@ logger = logging.getLogger(__name__)
 
 
 def make_backend(
-    name: str, kv_cache: KVCache, layers: list[AttentionLayer], device: torch.device, kernel_cache: Path
-) -> AttentionBackend:
-    """The backend of a config value: auto, torch_native or cpu.
+    name: str, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
+    context_length: int, kernel_cache: Path,
+) -> AttentionBackend:  # fmt: skip
+    """The backend of a config value: auto, torch_native, cpu or flashinfer.
 
-    auto takes the compiled CPU kernel where it can be had, and says once why not and what would mend it.
+    auto takes the fastest that can be had here, and says once why not and what would mend it.
+
+    Args:
+        dtype: of the model; the pool's may differ.
+        max_rows, context_length: of a step and of a row, at most.
     """
-    from radixrt.attention.cpu import CpuBackend
     from radixrt.attention.torch_native import TorchNativeBackend
     from radixrt.errors import ConfigError
+
+    fp8 = kv_cache.dtype.itemsize == 1
+    if name == "torch_native" and not fp8:
+        return TorchNativeBackend(kv_cache)
+    on_cpu = kv_cache.k[0].device.type == "cpu"
+    wanted = ("cpu" if on_cpu else "flashinfer") if name in ("auto", "torch_native") else name
+    if (wanted == "cpu") != on_cpu:
+        raise ConfigError(f"attention_backend={wanted}, but the model runs on {kv_cache.k[0].device.type}")
+    if fp8 and (on_cpu or name == "torch_native"):
+        raise ConfigError("kv_cache_dtype=fp8_e4m3 needs attention_backend=flashinfer on a CUDA device")
+    make = _make_cpu if on_cpu else _make_flashinfer
+    problem = make(kv_cache, layers, dtype, max_rows, context_length, kernel_cache)
+    if isinstance(problem, str):
+        if name == wanted or fp8:
+            raise ConfigError(f"attention_backend={wanted}: {problem}")
+        logger.warning("attention runs on plain torch operations, several times slower: %s", problem)
+        return TorchNativeBackend(kv_cache)
+    return problem
+
+
+def _make_cpu(
+    kv_cache: KVCache, layers: list[AttentionLayer], dtype: torch.dtype, max_rows: int, context_length: int,
+    kernel_cache: Path,
+) -> AttentionBackend | str:  # fmt: skip
+    from radixrt.attention.cpu import CpuBackend
     from radixrt.kernels.build import KernelUnavailable
 
-    if name == "torch_native" or (name == "auto" and device.type != "cpu"):
-        return TorchNativeBackend(kv_cache)
     try:
         return CpuBackend(kv_cache, layers, kernel_cache)
-    except (KernelUnavailable, ValueError) as error:
-        if name == "cpu":
-            raise ConfigError(f"attention_backend=cpu: {error}") from error
-        logger.warning(
-            "attention runs on plain torch operations, several times slower than the compiled kernel: %s. "
-            "Installing a C++ compiler (g++ or clang++) usually mends this.", error,
-        )  # fmt: skip
-        return TorchNativeBackend(kv_cache)
+    except KernelUnavailable as error:
+        return f"{error}. Installing a C++ compiler (g++ or clang++) usually mends this."
+    except ValueError as error:
+        return str(error)
+
+
+def _make_flashinfer(
+    kv_cache: KVCache, layers: list[AttentionLayer], dtype: torch.dtype, max_rows: int, context_length: int,
+    kernel_cache: Path,
+) -> AttentionBackend | str:  # fmt: skip
+    pages = -(-context_length // kv_cache.page_size)
+    try:
+        from radixrt.attention.flashinfer import FlashInferBackend
+
+        return FlashInferBackend(kv_cache, layers, dtype=dtype, max_rows=max_rows, max_pages=pages)
+    except ImportError as error:
+        return f"{error}. `pip install 'radixrt[cuda]'` mends this; `radixrt doctor` tells more."
+    except ValueError as error:
+        return str(error)

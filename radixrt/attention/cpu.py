@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cpu_plan import MIN_SHARED, TASK_ROWS, SharedPrefix, StepPlan, find_shared_prefixes, plan_step
+from radixrt.attention.cascade import SharedGroups
+from radixrt.attention.cpu_plan import TASK_ROWS, StepPlan, plan_step
 from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.kv_cache import KVCache
 from radixrt.kernels.build import load_kernels
@@ -39,16 +40,15 @@ class CpuBackend(AttentionBackend):
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._attend.restype = None
         self._attend.argtypes = (
-            [pointer] * 8 + [i64] + [pointer] * 4 + [i32] + [pointer, i32] * 2 + [pointer] * 3 + [ctypes.c_float, i32]
+            [pointer] * 8 + [i64] + [pointer] * 4 + [i32] + [pointer, i32] * 2 + [pointer] * 4 + [ctypes.c_float, i32]
         )  # fmt: skip
         self._shapes = {
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
             for layer in layers
         }
-        self._block = library.radixrt_block()
         self._plans: dict[tuple[int, int, bool], StepPlan] = {}
         self._seq_lens = self._extend_lens = self._first_token = np.empty(0, np.int32)
-        self._shared: list[SharedPrefix] = []
+        self._shared: SharedGroups | None = None
 
     @staticmethod
     def _check_shapes(layers: list[AttentionLayer], max_dim: int) -> None:
@@ -65,11 +65,7 @@ class CpuBackend(AttentionBackend):
         self._seq_lens = np.ascontiguousarray(batch.seq_lens_cpu)
         self._extend_lens = np.ascontiguousarray(batch.extend_lens_cpu)
         self._first_token = (np.cumsum(self._extend_lens) - self._extend_lens).astype(np.int32)
-        decode = np.flatnonzero((self._extend_lens == 1) & (self._seq_lens > MIN_SHARED)).astype(np.int32)
-        table = batch.req_to_token.numpy()
-        self._shared = find_shared_prefixes(
-            table, batch.req_pool_indices.numpy()[decode], self._seq_lens[decode], decode, self._block
-        )
+        self._shared = batch.shared
 
     def attend(
         self,
@@ -91,8 +87,8 @@ class CpuBackend(AttentionBackend):
             batch.req_to_token.data_ptr(), batch.req_to_token.stride(0), batch.req_pool_indices.data_ptr(),
             self._seq_lens.ctypes.data, self._extend_lens.ctypes.data, batch.out_cache_loc.data_ptr(),
             tokens, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data, len(plan.groups),
-            plan.group_rows.ctypes.data, self._first_token.ctypes.data, self._shapes[layer.layer_id].ctypes.data,
-            layer.scale, layer.sliding_window or 0,
+            plan.segments.ctypes.data, plan.group_rows.ctypes.data, self._first_token.ctypes.data,
+            self._shapes[layer.layer_id].ctypes.data, layer.scale, layer.sliding_window or 0,
         )  # fmt: skip
         return out
 
@@ -103,7 +99,7 @@ class CpuBackend(AttentionBackend):
         key = (group, layer.num_kv_heads, shares)
         if key not in self._plans:
             self._plans[key] = plan_step(
-                self._seq_lens, self._extend_lens, self._shared if shares else [], group, layer.num_kv_heads,
+                self._seq_lens, self._extend_lens, self._shared if shares else None, group, layer.num_kv_heads,
                 max_queries=self._max_queries, threads=torch.get_num_threads(),
             )  # fmt: skip
         return self._plans[key]

@@ -6,21 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixrt.attention.cascade import FIRST, SharedGroups
 from radixrt.messages import Int32Array
 
 TASK_ROWS = 192
 """Query rows (queries times heads of a group) in one task: enough to pay for unpacking a block of keys."""
-
-MIN_SHARED = 128
-"""Decode rows that have at least this many slots in common go through them together."""
-
-
-@dataclass(frozen=True)
-class SharedPrefix:
-    """Rows of the batch whose first `length` slots are the same (whole blocks, behind which each has more)."""
-
-    rows: Int32Array
-    length: int
 
 
 @dataclass(frozen=True)
@@ -29,73 +19,76 @@ class StepPlan:
 
     Attributes:
         tasks: int32 [n, 6]: row, first kv head, kv heads, the row's first token, first query, queries.
-        groups: int32 [m, 4]: first entry in group_rows, rows, kv head, shared slots.
+        groups: int32 [m, 5]: first entry in group_rows, rows, kv head, first entry in segments, segments.
+        segments: int32 [s, 4]: positions [start, start + length) that rows of a group share, the first of these rows by
+            its number in the group, and how many they are.
         group_rows: int32, the rows of each group once; their tasks are in groups alone.
     """
 
     tasks: Int32Array
     groups: Int32Array
+    segments: Int32Array
     group_rows: Int32Array
 
 
-def find_shared_prefixes(
-    table: Int32Array, table_rows: np.ndarray, seq_lens: Int32Array, rows: Int32Array, block: int
-) -> list[SharedPrefix]:
-    """Groups of decode rows that start with the same slots.
-
-    A slot belongs to one place in the radix tree, so two rows with the same slot at a position have the same slots at
-    all positions before it: one column of the table tells who shares, and no tree is needed.
-
-    Args:
-        table: req_to_token.
-        table_rows: int [B], the rows' places in it.
-        seq_lens, rows: int32 [B], each longer than MIN_SHARED; and the rows' numbers in the batch.
-    """
-    if len(rows) < 2:
-        return []
-    found = []
-    at = table[table_rows, MIN_SHARED - 1]
-    for slot in np.unique(at):
-        members = np.flatnonzero(at == slot)
-        if len(members) < 2:
-            continue
-        # Ends of the blocks that all members have and that leave each of them its newest slot.
-        ends = np.arange(MIN_SHARED, int(seq_lens[members].min()), block) - 1
-        columns = table[table_rows[members][:, None], ends]
-        equal = (columns == columns[0]).all(axis=0)
-        shared = len(ends) if equal.all() else int(equal.argmin())
-        found.append(SharedPrefix(rows[members], int(ends[shared - 1]) + 1))
-    return found
-
-
 def plan_step(
-    seq_lens: Int32Array, extend_lens: Int32Array, shared: list[SharedPrefix], group: int, kv_heads: int, *,
+    seq_lens: Int32Array, extend_lens: Int32Array, shared: SharedGroups | None, group: int, kv_heads: int, *,
     max_queries: int, threads: int,
 ) -> StepPlan:  # fmt: skip
     """Cut a step into tasks.
 
     Args:
         seq_lens, extend_lens: int32 [B].
+        shared: what rows that extend by one token have in common.
         group: query heads that share a kv head.
         max_queries: queries that a task may have.
     """
-    groups, group_rows = _plan_groups(shared, group, kv_heads, threads)
+    groups, segments, group_rows = _plan_groups(shared, group, kv_heads, threads)
     alone = np.setdiff1d(np.arange(len(seq_lens), dtype=np.int32), group_rows)
     tasks = _plan_tasks(seq_lens, extend_lens, alone, group, kv_heads, max_queries, threads)
-    return StepPlan(tasks, groups, group_rows)
+    return StepPlan(tasks, groups, segments, group_rows)
 
 
-def _plan_groups(shared: list[SharedPrefix], group: int, kv_heads: int, threads: int) -> tuple[Int32Array, Int32Array]:
-    entries, rows, start = [], [np.empty(0, np.int32)], 0
-    for prefix in shared:
+def _plan_groups(
+    shared: SharedGroups | None, group: int, kv_heads: int, threads: int
+) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Rows below one first run are a group, in parts."""
+    groups: list[tuple[int, int, int, int, int]] = []
+    segments: list[tuple[int, int, int, int]] = []
+    rows = [np.empty(0, np.int32)]
+    runs = [] if shared is None else shared.segments.tolist()
+    tops = [(first, count) for start, _, first, count in runs if start == 0]
+    placed = 0
+    for top, members in tops:
+        within = [run for run in runs if top <= run[FIRST] < top + members]
         # Few enough rows for the kernel's scratch, and enough parts for every thread to find work.
-        wanted = -(-2 * threads // (kv_heads * len(shared)))
-        size = min(TASK_ROWS // group, max(2, -(-len(prefix.rows) // wanted)))
-        for part in np.split(prefix.rows, range(size, len(prefix.rows), size)):
-            entries += [(start, len(part), head, prefix.length) for head in range(kv_heads)]
-            rows.append(part)
-            start += len(part)
-    return np.array(entries, np.int32).reshape(-1, 4), np.concatenate(rows).astype(np.int32)
+        wanted = -(-2 * threads // (kv_heads * len(tops)))
+        size = min(TASK_ROWS // group, max(2, -(-members // wanted)))
+        for begin in range(top, top + members, size):
+            end = min(begin + size, top + members)
+            clipped = _clip(within, begin, end)
+            if not clipped:
+                continue  # a row by itself
+            assert shared is not None
+            groups += [(placed, end - begin, head, len(segments), len(clipped)) for head in range(kv_heads)]
+            segments += clipped
+            rows.append(shared.rows[begin:end])
+            placed += end - begin
+    return (
+        np.array(groups, np.int32).reshape(-1, 5),
+        np.array(segments, np.int32).reshape(-1, 4),
+        np.concatenate(rows).astype(np.int32),
+    )
+
+
+def _clip(runs: list[list[int]], begin: int, end: int) -> list[tuple[int, int, int, int]]:
+    """What two or more of the rows [begin, end) share, as segments of a group that starts at `begin`."""
+    clipped = []
+    for start, length, first, count in runs:
+        low, high = max(first, begin), min(first + count, end)
+        if high - low > 1:
+            clipped.append((start, length, low - begin, high - low))
+    return clipped
 
 
 def _plan_tasks(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.cascade import SharedGroups
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache
 
@@ -13,7 +14,8 @@ from radixrt.executor.kv_cache import KVCache
 class TorchNativeBackend(AttentionBackend):
     """Gathers each row's keys and values and calls scaled_dot_product_attention; decode rows are padded to one batch.
 
-    It copies the context at every step, which the other backends do not.
+    It copies the context at every step, which the other backends do not. What a batch says that decode rows share is
+    copied and attended to once for all of them, and each row's parts are merged by log-sum-exp.
     """
 
     def __init__(self, kv_cache: KVCache) -> None:
@@ -21,11 +23,15 @@ class TorchNativeBackend(AttentionBackend):
         self._slots: list[torch.Tensor] = []
         self._padded: torch.Tensor | None = None
         self._starts: list[int] = []
+        self._cascade: _CascadePlan | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
         rows = batch.req_to_token[batch.req_pool_indices]
+        self._cascade = None
         if batch.mode is ForwardMode.DECODE:
             self._padded = rows[:, : batch.max_seq_len].to(torch.int64)
+            if batch.shared is not None:
+                self._cascade = _CascadePlan(rows, batch, batch.shared)
             return
         self._padded = None
         self._slots = [row[:n].to(torch.int64) for row, n in zip(rows, batch.seq_lens_cpu.tolist(), strict=True)]
@@ -45,6 +51,8 @@ class TorchNativeBackend(AttentionBackend):
         keys, values = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
         keys.index_copy_(0, batch.out_cache_loc, k)
         values.index_copy_(0, batch.out_cache_loc, v)
+        if self._cascade is not None and layer.sliding_window is None:
+            return self._cascade.attend(layer, q, keys, values)
         if self._padded is not None:
             return self._decode(layer, q, keys, values, batch)
         parts = []
@@ -83,3 +91,37 @@ def _attention(
     v = v.repeat_interleave(group, dim=2).transpose(1, 2)
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, scale=layer.scale)
     return out.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1)
+
+
+class _CascadePlan:
+    """The slots of one step's shared parts, and of what each row has for itself behind them."""
+
+    def __init__(self, rows: torch.Tensor, batch: ForwardBatch, shared: SharedGroups) -> None:
+        device = rows.device
+        self._parts = []
+        for start, length, first, count in shared.segments.tolist():
+            members = torch.from_numpy(shared.rows[first : first + count].astype("int64")).to(device)
+            self._parts.append((members, rows[members[0], start : start + length].to(torch.int64)))
+        ends = torch.from_numpy(shared.ends(len(batch.seq_lens_cpu)).astype("int64")).to(device)
+        own = batch.seq_lens - ends
+        places = torch.arange(int(own.max()), device=device)
+        self._seen = places < own[:, None]
+        self._own = rows.gather(1, (ends[:, None] + places).clamp(max=rows.shape[1] - 1)).to(torch.int64)
+
+    def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        group = layer.num_heads // layer.num_kv_heads
+        queries = q.float().view(-1, layer.num_kv_heads, group, layer.head_dim) * layer.scale
+        own = self._own * self._seen  # padding reads slot 0, which holds numbers
+        scores = torch.einsum("bhgd,bnhd->bhgn", queries, keys[own].float())
+        scores.masked_fill_(~self._seen[:, None, None], -torch.inf)
+        lse = scores.logsumexp(-1)
+        out = torch.einsum("bhgn,bnhd->bhgd", (scores - lse[..., None]).exp(), values[own].float())
+        for members, slots in self._parts:
+            scores = torch.einsum("bhgd,nhd->bhgn", queries[members], keys[slots].float())
+            part_lse = scores.logsumexp(-1)
+            part = torch.einsum("bhgn,nhd->bhgd", (scores - part_lse[..., None]).exp(), values[slots].float())
+            merged = torch.logaddexp(lse[members], part_lse)
+            out[members] *= (lse[members] - merged).exp()[..., None]
+            out[members] += part * (part_lse - merged).exp()[..., None]
+            lse[members] = merged
+        return out.flatten(1).to(q.dtype)

@@ -175,4 +175,5 @@ def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], 
         priority=options.get("priority", 0),
         cache_salt=options.get("cache_salt", ""),
         timeout_s=options.get("timeout_s", NO_DEADLINE_S),
+        return_prompt_ids=text is not None,
     )

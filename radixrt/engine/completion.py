@@ -18,6 +18,7 @@ class Completion:
     Attributes:
         text: the output, without its stop string or end token unless asked for.
         token_ids: output token ids, the stop token included if one ended it.
+        prompt_token_ids: the prompt as the model saw it.
         finish_reason: "stop", "length" or "abort".
         matched_stop: the stop string or token id that ended it.
         logprobs, prompt_logprobs: one entry for each token, when asked for.
@@ -31,7 +32,6 @@ class Completion:
     token_ids: list[int]
     finish_reason: str
     matched_stop: int | str | None
-    prompt_token_ids: list[int]
     usage: Usage
     timings: Timings
     logprobs: list[TokenLogprob] | None = None
@@ -39,6 +39,11 @@ class Completion:
     forced_close: bool = False
     constraint: ConstraintInfo | None = None
     _asked: Asked | None = field(default=None, repr=False, compare=False)
+    _prompt_ids: bytes = field(default=b"", repr=False)
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:  # made when asked for: of long prompts it takes longer than all the rest
+        return unpack_i32(self._prompt_ids).tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def parsed(self) -> Any:
@@ -64,13 +69,13 @@ class Chunk:
 
 
 class Collector:
-    """Puts the deltas of one request together."""
+    """Puts the deltas of one request together; `prompt_ids` is its int32 column where the caller brought it."""
 
-    def __init__(self, asked: Asked | None) -> None:
+    def __init__(self, asked: Asked | None, prompt_ids: bytes | None = None) -> None:
         self._asked = asked
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._prompt_ids: list[int] = []
+        self._prompt_ids = prompt_ids or b""
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
 
@@ -80,7 +85,7 @@ class Collector:
         self._text.append(delta.text)
         self._token_ids += tokens
         if delta.prompt_ids is not None:
-            self._prompt_ids = unpack_i32(delta.prompt_ids).tolist()
+            self._prompt_ids = delta.prompt_ids
         if delta.logprobs is not None:
             self._logprobs = (self._logprobs or []) + delta.logprobs
         if delta.prompt_logprobs is not None:
@@ -95,7 +100,6 @@ class Collector:
             token_ids=self._token_ids,
             finish_reason=finish.reason,
             matched_stop=finish.matched,
-            prompt_token_ids=self._prompt_ids,
             usage=delta.usage or Usage(),
             timings=delta.timings or Timings(),
             logprobs=self._logprobs,
@@ -103,4 +107,5 @@ class Collector:
             forced_close=finish.forced_close,
             constraint=delta.constraint,
             _asked=self._asked,
+            _prompt_ids=self._prompt_ids,
         )

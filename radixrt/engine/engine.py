@@ -14,6 +14,7 @@ from radixrt.engine.arguments import Job, Prompt, RequestOptions, jobs, split, s
 from radixrt.engine.client import EngineClient, new_rid
 from radixrt.engine.completion import Chunk, Collector, Completion
 from radixrt.engine.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
+from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.prompt_parts import token_ids as as_token_ids
@@ -29,11 +30,13 @@ class Engine:
 
     Args:
         model: the embedded default, a local Hugging Face folder, a GGUF file, or a hub id.
-        options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process,
-            `kv_cache_tokens=32768`, `dtype="float32"`.
+        options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process, `tp=2`,
+            `kv_cache_tokens=32768`, `dtype="float32"`. With `executor="external"` rank 0 gets the engine; on the other
+            ranks this never returns: they serve rank 0, and exit with it.
 
     Attributes:
-        config: as given; `settings`: what follows from it and from the model, e.g. the model's folder.
+        config: as given, with the device's defaults.
+        settings: what follows from it and from the model, e.g. the model's folder.
 
     Raises:
         ConfigError, ModelLoadError: an option or the model is wrong; names it and the fix.
@@ -43,9 +46,11 @@ class Engine:
     def __init__(self, model: str | None = None, *, show_progress: bool = True, **options: Any) -> None:
         if model is not None:
             options["model"] = model
-        self.config = make_config(**options)
-        self.settings = resolve_settings(self.config, show_progress=show_progress)
-        kind = Launcher if self.config.executor.executor == "mp" else InProcessEngine
+        config = make_config(**options)
+        if is_other_rank(config):
+            serve_rank(config)
+        self.config, self.settings = resolve_settings(config, show_progress=show_progress)
+        kind = InProcessEngine if self.config.executor.executor == "uni" else Launcher
         self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)
         self.client: EngineClient = self._launcher.start()
 
@@ -117,7 +122,7 @@ class Engine:
                 streams = deque((job, self.client.stream(job.request)) for job in itertools.islice(later, self.window))
                 while streams:
                     job, stream = streams.popleft()
-                    collector = Collector(job.asked)
+                    collector = Collector(job.asked, job.request.input_ids)
                     for delta in stream:
                         chunk = collector.add(delta)
                     assert chunk.completion is not None
@@ -146,7 +151,7 @@ class Engine:
         return out[0] if single and len(out) == 1 else out
 
     async def _collect(self, job: Job, slots: asyncio.Semaphore) -> Completion:
-        collector = Collector(job.asked)
+        collector = Collector(job.asked, job.request.input_ids)
         async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
             async for delta in stream:
                 chunk = collector.add(delta)
@@ -158,7 +163,7 @@ class Engine:
     def stream(self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
         """The pieces of one completion as they come; leaving the loop early aborts it. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
-        collector = Collector(job.asked)
+        collector = Collector(job.asked, job.request.input_ids)
         with _engine_errors():
             for delta in self.client.stream(job.request):
                 yield collector.add(delta)
@@ -168,7 +173,7 @@ class Engine:
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for an event loop."""
         job = streamed_job(prompt, sampling_params, dict(options))
-        collector = Collector(job.asked)
+        collector = Collector(job.asked, job.request.input_ids)
         with _engine_errors():
             async with contextlib.aclosing(self.client.astream(job.request)) as stream:
                 async for delta in stream:

@@ -25,12 +25,14 @@ from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.config import Config, config_to_dict
 from radixrt.engine.client import EngineClient
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.worker import NAMES, Endpoints
+from radixrt.engine.worker import Endpoints, process_kinds, process_name
 from radixrt.errors import EngineError
 from radixrt.messages import ToMain, ToTokenizer
 
 WATCH_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 3.0
+SETTLE_S = 0.05
+"""What dies of the same cause does so within this."""
 
 
 class Launcher:
@@ -59,7 +61,7 @@ class Launcher:
 
     @property
     def pids(self) -> dict[str, int]:
-        return {NAMES[kind]: worker.pid for kind, worker in self._workers.items()}
+        return {process_name(kind): worker.pid for kind, worker in self._workers.items()}
 
     def start(self) -> EngineClient:
         """Start the workers and wait until the engine can answer.
@@ -69,7 +71,7 @@ class Launcher:
         """
         atexit.register(self.close)
         try:
-            for kind in NAMES:
+            for kind in process_kinds(self._config, self._settings):
                 self._workers[kind] = self._spawn(kind)
             for target in (self._receive, self._watch):
                 thread = threading.Thread(target=target, name=f"radixrt-{target.__name__.strip('_')}", daemon=True)
@@ -83,7 +85,7 @@ class Launcher:
 
     def _spawn(self, kind: str) -> subprocess.Popen[str]:
         environment = dict(os.environ)
-        if kind != "runner":
+        if not kind.startswith("runner"):
             environment.setdefault("TOKENIZERS_PARALLELISM", "false")
         worker = subprocess.Popen(
             [sys.executable, "-m", "radixrt.engine.worker", kind],
@@ -118,11 +120,20 @@ class Launcher:
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_INTERVAL_S):
-            for kind, worker in self._workers.items():
-                if worker.poll() is not None:
-                    self.client.fail(_epitaph(kind, worker))
-                    self._stop_workers()
-                    return
+            if any(worker.poll() is not None for worker in self._workers.values()):
+                self.client.fail(self._first_dead())
+                self._stop_workers()
+                return
+
+    def _first_dead(self) -> str:
+        """The epitaph of the process that the others died of: a rank cannot go on without another, nor the scheduler
+        without a rank, and they say so within moments."""
+        time.sleep(SETTLE_S)
+        dead = {kind: worker for kind, worker in self._workers.items() if worker.poll() is not None}
+        runners = {kind: worker for kind, worker in dead.items() if kind.startswith("runner")}
+        ordered = [*runners.items(), *dead.items()]
+        kind, worker = min(ordered, key=lambda item: item[1].returncode >= 0)
+        return _epitaph(kind, worker)
 
     # --- the end ---
 
@@ -168,4 +179,4 @@ def _epitaph(kind: str, worker: subprocess.Popen[str]) -> str:
             said = f": {json.loads(line)}" if line else ""
     code = worker.returncode
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    return f"the {NAMES[kind]} process (pid {worker.pid}) {how}{said}"
+    return f"the {process_name(kind)} process (pid {worker.pid}) {how}{said}"

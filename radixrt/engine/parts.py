@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from radixrt.channel import Inbox, Outbox
 from radixrt.config import Config
 from radixrt.engine.settings import EngineSettings
+from radixrt.executor.rank_place import ONLY_RANK, RankPlace
 from radixrt.messages import (
     FromRunner,
     RunnerReady,
@@ -51,11 +52,16 @@ def make_runner_worker(
     config: Config,
     settings: EngineSettings,
     answers: Outbox[FromRunner],
-    rank: int = 0,
+    place: RankPlace = ONLY_RANK,
     *,
     mask_path: str | None = None,
 ) -> Worker:
-    """A worker around an unloaded runner; `mask_path` is where the scheduler puts grammar masks, in another process."""
+    """A worker around an unloaded runner.
+
+    Args:
+        place: which rank of how many it is; default: the only one.
+        mask_path: where the scheduler puts grammar masks, in another process.
+    """
     from radixrt.executor.model_runner import ModelRunner, RunnerConfig
     from radixrt.executor.worker import Worker
 
@@ -72,13 +78,18 @@ def make_runner_worker(
             page_size=config.cache.page_size,
             kv_cache_tokens=config.cache.kv_cache_tokens,
             memory_fraction=config.cache.memory_fraction,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            max_step_tokens=config.scheduler.chunked_prefill_size,
+            cuda_graph=config.executor.cuda_graph,
             random_seed=config.executor.random_seed,
             kernel_cache=settings.kernel_cache,
-            show_progress=settings.show_progress,
+            show_progress=settings.show_progress and place.rank == 0,
             mask_path=mask_path,
+            place=place,
         )
     )
-    return Worker(runner, answers, rank)
+    trace_path = config.executor.step_trace if place.rank == 0 else None
+    return Worker(runner, answers, place.rank, alone=place.size == 1, trace_path=trace_path)
 
 
 def make_scheduler_loop(
@@ -96,10 +107,12 @@ def make_scheduler_loop(
     from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
+    from radixrt.scheduler.sharing import CascadeCosts
 
     allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
     cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
+    cascade = CascadeCosts.for_device(ready.device, ready.kv_layer_bytes)
     scheduler = Scheduler(
         config.scheduler,
         KVManager(cache, allocator, rows),
@@ -107,6 +120,7 @@ def make_scheduler_loop(
         eos_ids=settings.eos_ids,
         vocab_size=ready.vocab_size,
         random_seed=config.executor.random_seed,
+        cascade=None if config.executor.cascade == "off" else cascade,
     )
     folder = config.model.tokenizer or settings.folder
     grammars = GrammarManager(

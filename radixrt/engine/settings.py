@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixrt.config import Config
+from radixrt.config import Config, with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.executor.rank_place import launched_place
 from radixrt.models.model_config import load_model_spec
+from radixrt.models.partition import check_partition
 from radixrt.models.source import cache_folder, prepare_model, resolve_dtype
 
 
@@ -25,6 +27,7 @@ class EngineSettings:
         context_length: longest sequence, prompt and output together, in tokens.
         eos_ids: the model's own end tokens.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
+        tp: ranks that share the model.
     """
 
     folder: str
@@ -36,19 +39,24 @@ class EngineSettings:
     kernel_cache: str
     grammar_cache: str
     show_progress: bool
+    tp: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
-    """Find (and, the first time, convert or download) the model, and settle what depends on it.
+def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, EngineSettings]:
+    """Find (and, the first time, convert or download) the model, and settle what depends on it and on the device.
+
+    Returns:
+        The config with the device's defaults in it, and what follows from it.
 
     Raises:
         ModelLoadError, ConfigError: names what is missing or does not fit.
     """
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
+    config = with_device_defaults(config, device)
     dtype = resolve_dtype(config.model.dtype, device)
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
@@ -58,7 +66,9 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
     context = config.model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")
-    return EngineSettings(
+    tp = _ranks(config)
+    check_partition(spec, tp)
+    settings = EngineSettings(
         folder=str(prepared.folder),
         model_name=config.model.served_model_name or prepared.name,
         dtype=dtype,
@@ -68,7 +78,24 @@ def resolve_settings(config: Config, *, show_progress: bool) -> EngineSettings:
         kernel_cache=str(cache_folder() / "kernels"),
         grammar_cache=str(cache_folder() / "grammars"),
         show_progress=show_progress,
+        tp=tp,
     )
+    return config, settings
+
+
+def _ranks(config: Config) -> int:
+    """How many ranks there are: as many as were asked for, or as were started.
+
+    Raises:
+        ConfigError: both were said, and differ.
+    """
+    wanted = config.executor.tp
+    if config.executor.executor != "external":
+        return wanted
+    started = launched_place(os.environ, config.executor.start_timeout_s).size
+    if wanted not in (1, started):
+        raise ConfigError(f"tp={wanted}, but {started} ranks were started; start {wanted}, or leave tp out")
+    return started
 
 
 def _has_cuda() -> bool:

@@ -8,6 +8,7 @@ launcher as one JSON line on the original stdout; everything else that prints go
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import zmq
 
@@ -26,6 +27,7 @@ from radixrt.config import Config, make_config
 from radixrt.engine import parts
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import RadixRTError
+from radixrt.executor.rank_place import RankPlace, launched_place
 from radixrt.messages import (
     FromRunner,
     ToMain,
@@ -34,7 +36,28 @@ from radixrt.messages import (
     ToTokenizer,
 )
 
+if TYPE_CHECKING:
+    from radixrt.executor.base import Executor
+    from radixrt.executor.worker import Worker
+
+IDLE_BEFORE_WORK_S = 0.02
+"""How long a runner must have had nothing to do before it does what can wait."""
+
 NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
+
+
+def process_kinds(config: Config, settings: EngineSettings) -> list[str]:
+    """The processes that the launcher starts: those of `NAMES`, runners with their rank where there are several."""
+    if settings.tp == 1:
+        return list(NAMES)
+    here = 1 if config.executor.executor == "external" else settings.tp
+    return ["tokenizer", "scheduler", *(f"runner-{rank}" for rank in range(here))]
+
+
+def process_name(kind: str) -> str:
+    """What a person calls it, e.g. "ModelRunner 1"."""
+    base, _, rank = kind.partition("-")
+    return f"{NAMES[base]} {rank}".rstrip()
 
 
 class Endpoints:
@@ -51,8 +74,20 @@ class Endpoints:
         """File that the scheduler and the runners map for grammar masks."""
         return f"{self.folder}/masks"
 
+    @property
+    def ranks(self) -> str:
+        """File where runners of this machine meet."""
+        return f"{self.folder}/ranks"
 
-def run_tokenizer(config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]) -> None:
+    @property
+    def addresses(self) -> str:
+        """File in which the scheduler says where ranks that were started elsewhere reach it."""
+        return f"{self.folder}/addresses"
+
+
+def run_tokenizer(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
+) -> None:
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer"), ToTokenizer)
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler"))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main"))
@@ -64,15 +99,12 @@ def run_tokenizer(config: Config, settings: EngineSettings, endpoints: Endpoints
             worker.handle(message)
 
 
-def run_scheduler(config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]) -> None:
-    from radixrt.executor.multiproc_executor import MultiprocExecutor
-
+def run_scheduler(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
+) -> None:
     inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler"), ToScheduler)
     to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer"))
-    executor = MultiprocExecutor(
-        context, [endpoints.of("runner-0")], endpoints.of("answers"),
-        mask_path=endpoints.masks, max_rows=config.scheduler.max_running_requests,
-    )  # fmt: skip
+    executor = _make_executor(config, settings, endpoints, context)
     ready = executor.wait_ready(config.executor.start_timeout_s)
     loop = parts.make_scheduler_loop(config, settings, ready, executor, inbox, to_tokenizer, inbox.socket)
     _settle()
@@ -80,16 +112,54 @@ def run_scheduler(config: Config, settings: EngineSettings, endpoints: Endpoints
         loop.run_once(wait=True)
 
 
-def run_runner(config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]) -> None:
-    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.of("runner-0"), ToRunner)
+def _make_executor(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]
+) -> Executor:
+    from radixrt.executor.external_executor import ExternalLauncherExecutor
+    from radixrt.executor.multiproc_executor import MultiprocExecutor
+
+    answers, max_rows = endpoints.of("answers"), config.scheduler.max_running_requests
+    if config.executor.executor == "external":
+        return ExternalLauncherExecutor(
+            context, endpoints.of("runner-0"), answers, mask_path=endpoints.masks, max_rows=max_rows,
+            host=os.environ["MASTER_ADDR"], size=settings.tp, address_file=endpoints.addresses,
+        )  # fmt: skip
+    ranks = [endpoints.of(f"runner-{rank}") for rank in range(settings.tp)]
+    return MultiprocExecutor(context, ranks, answers, mask_path=endpoints.masks, max_rows=max_rows)
+
+
+def run_runner(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
+) -> None:
+    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.of(f"runner-{rank}"), ToRunner)
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.of("answers"))
-    worker = parts.make_runner_worker(config, settings, answers, mask_path=endpoints.masks)
+    timeout_s = config.executor.start_timeout_s
+    if config.executor.executor == "external":
+        from radixrt.engine.external import publish_addresses
+
+        place = launched_place(os.environ, timeout_s)
+        publish_addresses(place, endpoints.addresses)
+    else:
+        place = RankPlace(rank, settings.tp, rank, settings.tp, endpoints.ranks, timeout_s)
+    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
+    worker = parts.make_runner_worker(config, settings, answers, place, mask_path=endpoints.masks)
     worker.start()
     _settle()
+    serve_steps(worker, inbox)
+
+
+def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
+    """The runner's loop."""
+    idle_work = True
     while True:
-        message = inbox.recv(None)
+        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
+        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
         if message is not None:
             worker.handle(message)
+        elif worker.is_waiting:
+            worker.answer_ready()
+        else:
+            idle_work = worker.idle_work()
 
 
 def _settle() -> None:
@@ -98,7 +168,7 @@ def _settle() -> None:
     gc.freeze()
 
 
-RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any]], None]] = {
+RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any], int], None]] = {
     "tokenizer": run_tokenizer,
     "scheduler": run_scheduler,
     "runner": run_runner,
@@ -121,18 +191,18 @@ def main(kind: str) -> int:
     if not line:
         return 0
     given = json.loads(line)
+    name = process_name(kind)
     config = make_config(**given["config"])
     settings = EngineSettings(**{**given["settings"], "eos_ids": tuple(given["settings"]["eos_ids"])})
-    logging.basicConfig(
-        level=config.server.log_level.upper(), format=f"%(asctime)s %(levelname)s {NAMES[kind]}: %(message)s"
-    )
+    logging.basicConfig(level=config.server.log_level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s")
     threading.Thread(target=_exit_with_launcher, args=(given["folder"],), daemon=True).start()
+    base, _, rank = kind.partition("-")
     try:
-        RUN[kind](config, settings, Endpoints(given["folder"]), zmq.Context())
+        RUN[base](config, settings, Endpoints(given["folder"]), zmq.Context(), int(rank or 0))
     except RadixRTError as error:
         last_words.write(json.dumps(f"{error}") + "\n")
     except Exception as error:
-        logging.exception("the %s stopped on a defect", NAMES[kind])
+        logging.exception("the %s stopped on a defect", name)
         last_words.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
     last_words.flush()
     os._exit(1)  # not sys.exit: threads of libraries and unsent messages must not keep a failed worker alive

@@ -82,3 +82,8 @@ class Executor(ABC):
     def socket(self) -> Any | None:
         """ZMQ socket that becomes readable with an answer; None where answers come without one."""
         return None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `submit` returns before the step has run."""
+        return self.socket is not None

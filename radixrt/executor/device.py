@@ -27,13 +27,14 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def pick_threads(wanted: int | None) -> int:
-    """Threads of the CPU runner: what was asked for, else what OMP_NUM_THREADS says, else the cores that this process
-    may use. On cores that are shared with other work, fewer are faster: all threads wait for the slowest."""
+def pick_threads(wanted: int | None, ranks: int = 1) -> int:
+    """Threads of one CPU runner: what was asked for, else what OMP_NUM_THREADS says, else its share, of `ranks`, of the
+    cores that this process may use. On cores that are shared with other work, fewer are faster: all threads wait for
+    the slowest."""
     if wanted is not None:
         return wanted
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(said) if said.isdecimal() and int(said) else len(os.sched_getaffinity(0))
+    return int(said) if said.isdecimal() and int(said) else max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def free_memory(device: torch.device) -> int:

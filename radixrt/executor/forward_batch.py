@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from radixrt.messages import Int32Array
+from radixrt.attention.cascade import SharedGroups
+from radixrt.executor.upload import Uploader
+from radixrt.messages import ForwardStep, Int32Array, RowWrite, unpack_i32
 
 
 class ForwardMode(enum.IntEnum):
@@ -32,8 +36,11 @@ class ForwardBatch:
         extend_lens: [B], new tokens of each row (all 1 in DECODE).
         prefix_lens: [B], seq_lens - extend_lens.
         logits_index: [S], which of the T positions need logits.
+        sample_rows: [S], the req_pool_idx of the rows that sample.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
-        seq_lens_cpu, extend_lens_cpu: the same numbers as int32 numpy arrays, for planning on the host.
+        seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: the same numbers as int32 numpy arrays, for planning on the
+            host.
+        shared: what decode rows have in common and should be read once; None if nothing.
     """
 
     mode: ForwardMode
@@ -45,9 +52,12 @@ class ForwardBatch:
     extend_lens: torch.Tensor
     prefix_lens: torch.Tensor
     logits_index: torch.Tensor
+    sample_rows: torch.Tensor
     req_to_token: torch.Tensor
     seq_lens_cpu: Int32Array
     extend_lens_cpu: Int32Array
+    req_pool_indices_cpu: Int32Array
+    shared: SharedGroups | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -56,3 +66,101 @@ class ForwardBatch:
     @property
     def max_seq_len(self) -> int:
         return int(np.max(self.seq_lens_cpu))
+
+
+class BatchBuilder:
+    """Makes batches, and keeps the two tables that steps write: req_to_token and the future tokens.
+
+    Attributes:
+        req_to_token: int32 [max_requests + 1, context_length].
+        future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 (CUDA: 0) if
+            nothing yet.
+    """
+
+    def __init__(self, max_requests: int, context_length: int, device: torch.device) -> None:
+        self._device = device
+        self._uploader = Uploader(device)
+        self.req_to_token = torch.zeros(max_requests + 1, context_length, dtype=torch.int32, device=device)
+        # After a failed step a later one may gather what was never sampled. On the CPU that raises and ends the step;
+        # on CUDA it would end the process, and the answer is dropped anyway.
+        nothing = 0 if device.type == "cuda" else -1
+        self.future_token_ids = torch.full((max_requests + 1,), nothing, dtype=torch.int64, device=device)
+
+    def write_rows(self, writes: list[RowWrite]) -> None:
+        """What a step changes in req_to_token beside its new slots."""
+        if not writes:
+            return
+        (slots,) = self._uploader.upload([np.frombuffer(b"".join(w.slots for w in writes), "<i4").copy()])
+        first = 0
+        for write in writes:
+            count = len(write.slots) // 4
+            self.req_to_token[write.req_pool_idx, write.start : write.start + count] = slots[first : first + count]
+            first += count
+
+    def build(self, step: ForwardStep) -> ForwardBatch:
+        """The batch of a step, whose new slots are entered into req_to_token."""
+        idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+        out_cache_loc = unpack_i32(step.out_cache_loc)
+        shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+        if step.mode == ForwardMode.DECODE:
+            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc, shared)
+        sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
+        return self.prepare_forward_batch_extend(
+            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled, shared
+        )
+
+    def prepare_forward_batch_extend(
+        self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
+        out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None,
+    ) -> ForwardBatch:  # fmt: skip
+        """A batch of prompt chunks and decode rows riding along (shapes: see `ForwardStep`; sampled: bool [B])."""
+        ends = np.cumsum(extend_lens)
+        prefix_lens = seq_lens - extend_lens
+        positions = np.arange(len(input_ids)) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
+        ids, token_rows, *rest = self._upload(
+            input_ids, np.repeat(req_pool_idx, extend_lens), positions, req_pool_idx, seq_lens, out_cache_loc,
+            extend_lens, prefix_lens, (ends - 1)[sampled], req_pool_idx[sampled],
+        )  # fmt: skip
+        if (input_ids < 0).any():
+            ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
+        return self._make(ForwardMode.EXTEND, ids, token_rows, rest, req_pool_idx, seq_lens, extend_lens, shared)
+
+    def prepare_forward_batch_decode(
+        self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
+        shared: SharedGroups | None = None,
+    ) -> ForwardBatch:  # fmt: skip
+        """A batch in which every row extends by its future token."""
+        ones = np.ones_like(seq_lens)
+        positions, rows, lens, slots, extend_lens, index = self._upload(
+            seq_lens - 1, req_pool_idx, seq_lens, out_cache_loc, ones, np.arange(len(seq_lens))
+        )
+        rest = [positions, rows, lens, slots, extend_lens, positions, index, rows]
+        ids = self.future_token_ids[rows]
+        return self._make(ForwardMode.DECODE, ids, rows, rest, req_pool_idx, seq_lens, ones, shared)
+
+    def _make(
+        self, mode: ForwardMode, ids: torch.Tensor, token_rows: torch.Tensor, rest: list[torch.Tensor],
+        req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array, shared: SharedGroups | None,
+    ) -> ForwardBatch:  # fmt: skip
+        positions, rows, lens, slots, extends, prefixes, logits_index, sample_rows = rest
+        self.req_to_token[token_rows, positions] = slots.to(torch.int32)
+        return ForwardBatch(
+            mode=mode,
+            input_ids=ids,
+            positions=positions,
+            req_pool_indices=rows,
+            seq_lens=lens,
+            out_cache_loc=slots,
+            extend_lens=extends,
+            prefix_lens=prefixes,
+            logits_index=logits_index,
+            sample_rows=sample_rows,
+            req_to_token=self.req_to_token,
+            seq_lens_cpu=seq_lens,
+            extend_lens_cpu=extend_lens,
+            req_pool_indices_cpu=req_pool_idx,
+            shared=shared,
+        )
+
+    def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
+        return self._uploader.upload([array.astype(np.int64) for array in arrays])

@@ -16,6 +16,8 @@ class KVCache:
     Attributes:
         k, v: by layer, [page_size + num_slots, num_kv_heads, head_dim]; the first page is padding. Memory is committed
             by the operating system as slots are first written.
+        page_size: tokens of a page.
+        dtype: of keys and values in the pool.
     """
 
     def __init__(
@@ -26,11 +28,21 @@ class KVCache:
             # before it is written, and must hold numbers.
             shape = (page_size + num_slots, layer.num_kv_heads, layer.head_dim)
             slots = torch.empty(shape, dtype=dtype, device=device)
-            slots[:page_size].zero_()
+            slots[:page_size].view(torch.uint8).zero_()
             return slots
 
         self.k = [pool(layer) for layer in layers]
         self.v = [pool(layer) for layer in layers]
+        self.page_size = page_size
+        self.dtype = dtype
+
+    def store(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write keys and values [T, num_kv_heads, head_dim] at slots (int64 [T]), in the pool's dtype."""
+        for pool, new in ((self.k[layer_id], k), (self.v[layer_id], v)):
+            if pool.dtype.itemsize == 1:  # torch indexes bytes, but not float8
+                pool.view(torch.uint8).index_copy_(0, slots, new.to(pool.dtype).view(torch.uint8))
+            else:
+                pool.index_copy_(0, slots, new.to(pool.dtype))
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:

@@ -7,37 +7,44 @@ each step:  prepare -> forward -> sample
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
+from radixrt.attention.cascade import SharedGroups, kv_layer_bytes
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
-from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
+from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
-from radixrt.executor.sampler import Sampler
+from radixrt.executor.parallel import join, rank_device
+from radixrt.executor.profile_run import largest_step
+from radixrt.executor.rank_place import ONLY_RANK, RankPlace
+from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.weights import load_model
 from radixrt.kernels.build import KernelUnavailable, load_kernels
+from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 from radixrt.messages import (
     ForwardStep,
     GrammarMask,
     Int32Array,
     LogprobColumns,
-    RowWrite,
     unpack_i32,
 )
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.registry import Model
+
+if TYPE_CHECKING:
+    from radixrt.executor.cuda_graph_runner import CudaGraphRunner, StagedStep
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +64,14 @@ class RunnerConfig:
     page_size: int
     kv_cache_tokens: int | None
     memory_fraction: float
+    kv_cache_dtype: str
+    max_step_tokens: int
+    cuda_graph: str
     random_seed: int
     kernel_cache: str
     show_progress: bool = False
     mask_path: str | None = None
+    place: RankPlace = ONLY_RANK
 
 
 @dataclass(frozen=True)
@@ -78,13 +89,29 @@ class LogitsProcessorOutput:
 
 @dataclass(frozen=True)
 class SampledStep:
-    """See `messages.StepOutput`. token_ids: int64 [S] on the CPU."""
+    """What a step leaves for the scheduler.
 
-    token_ids: torch.Tensor
-    logprobs: list[LogprobColumns] = field(default_factory=list)
-    prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
-    row_errors: list[tuple[int, str]] = field(default_factory=list)
-    scores: bytes = b""
+    Attributes:
+        result: of the sampling rows, on the host or on its way there; None if there are none.
+        copied: has happened when `result` is there; None: it is there.
+        prompt_logprobs, scores: see `messages.StepOutput`.
+    """
+
+    result: SampleResult | None
+    copied: torch.cuda.Event | None
+    prompt_logprobs: list[LogprobColumns]
+    scores: bytes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `result` can be read without waiting for the device."""
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> SampleResult | None:
+        """The result, once it is there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.result
 
 
 class ModelRunner:
@@ -94,15 +121,18 @@ class ModelRunner:
         device, dtype: of weights and activations.
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
+        batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
+        kv_layer_bytes: see `RunnerReady`.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self.device = pick_device(config.device)
+        self.device = rank_device(pick_device(config.device), config.place)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self.kv_layer_bytes = 0
         self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
@@ -111,9 +141,11 @@ class ModelRunner:
         Raises:
             ModelLoadError, ConfigError: what is missing or does not fit, and the fix.
         """
-        threads = pick_threads(self._config.num_threads)
+        place = self._config.place
+        threads = pick_threads(self._config.num_threads, place.local_size)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        self._group = join(place, self.device)
         with torch.inference_mode():
             self.load_model()
             self.init_memory_pool()
@@ -124,122 +156,129 @@ class ModelRunner:
         c = self._config
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(),
+            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(), group=self._group,
         )  # fmt: skip
 
     def _make_ops(self) -> LayerOps:
         """Compiled where they can be had; plain torch where that is asked for (the attention backend says why not)."""
-        if self.device.type != "cpu" or self._config.attention_backend == "torch_native":
+        if self._config.attention_backend == "torch_native":
             return TorchOps()
+        if self.device.type == "cuda":
+            try:
+                return CudaOps()
+            except ImportError:
+                return TorchOps()
         try:
             return CpuOps(load_kernels(Path(self._config.kernel_cache)))
         except KernelUnavailable:
             return TorchOps()
 
     def init_memory_pool(self) -> None:
-        """The KV pool, and the tables indexed by req_pool_idx (row 0 is padding)."""
+        """The KV pool, as large as the largest step leaves room for, and the tables indexed by req_pool_idx."""
         c = self._config
         layers = self._model.attention_layers
+        kv_dtype = torch.float8_e4m3fn if c.kv_cache_dtype == "fp8_e4m3" else self.dtype
+        sharers = c.place.local_size if self.device.type == "cpu" else 1
+        step_bytes = self._measure_largest_step(kv_dtype) if self.device.type == "cuda" else 0
         num_slots = size_pool(
             wanted=c.kv_cache_tokens,
-            free_bytes=free_memory(self.device),
+            free_bytes=free_memory(self.device) // sharers - step_bytes,
             fraction=c.memory_fraction,
-            token_bytes=bytes_per_token(layers, self.dtype),
+            token_bytes=bytes_per_token(layers, kv_dtype),
             page_size=c.page_size,
             useful_tokens=c.max_running_requests * c.context_length,
         )
-        self._kv_cache = KVCache(layers, num_slots, c.page_size, self.dtype, self.device)
+        num_slots = self._group.minimum(num_slots)
+        self._allocate(num_slots, c.max_running_requests, kv_dtype)
         self.max_total_num_tokens = num_slots
-        rows = c.max_running_requests + 1
-        self._req_to_token = torch.zeros(rows, c.context_length, dtype=torch.int32, device=self.device)
-        self._future_token_ids = torch.full((rows,), -1, dtype=torch.int64, device=self.device)
-        self._tables = SamplingTables(c.max_running_requests, self.vocab_size, self.device)
+        self.kv_layer_bytes = kv_layer_bytes(layers, kv_dtype.itemsize)
+
+    def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
+        c = self._config
+        self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, kv_dtype, self.device)
+        self.batches = BatchBuilder(max_requests, c.context_length, self.device)
+        self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
         self._sampler = Sampler(self._tables)
         self._prompt_logprobs: dict[int, int] = {}  # alternatives per prompt token, by req_pool_idx
+        self._graphs: CudaGraphRunner | None = None
+
+    def _measure_largest_step(self, kv_dtype: torch.dtype) -> int:
+        """Bytes that the largest step takes for a while. It also loads every kernel that prompts need."""
+        c = self._config
+        step = largest_step(c.max_running_requests, c.max_step_tokens, c.context_length)
+        rows, tokens = len(step.samples), len(step.input_ids) // 4
+        self._allocate(-(-tokens // c.page_size) * c.page_size, rows, kv_dtype)
+        self.init_attention_backend()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        started = time.perf_counter()
+        batch = self.prepare(step)
+        self.sample(self.forward(batch), batch, step, None)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        logger.info(
+            "a step of %d tokens needs %.2f GiB; its first run took %.1f s", tokens, peak / 2**30,
+            time.perf_counter() - started,
+        )  # fmt: skip
+        del self._kv_cache, self.batches, self._attention
+        torch.cuda.empty_cache()
+        return peak
 
     def init_attention_backend(self) -> None:
         c = self._config
         self._attention: AttentionBackend = make_backend(
-            c.attention_backend, self._kv_cache, self._model.attention_layers, self.device, Path(c.kernel_cache)
-        )
+            c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
+            max_rows=c.max_running_requests, context_length=c.context_length, kernel_cache=Path(c.kernel_cache),
+        )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:
-        """Graphs are a CUDA matter; on other devices every step runs as it is."""
+        """Decode steps are captured where the attention backend can be; with cuda_graph=start, all of them now."""
+        if self.device.type != "cuda" or self._config.cuda_graph == "off":
+            return
+        from radixrt.attention.flashinfer import FlashInferBackend
+        from radixrt.executor.cuda_graph_runner import CudaGraphRunner
+
+        if not isinstance(self._attention, FlashInferBackend):
+            return
+        self._graphs = CudaGraphRunner(
+            self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
+            max_rows=self._config.max_running_requests, device=self.device, group=self._group,
+        )  # fmt: skip
+        while self._config.cuda_graph == "start" and self._graphs.capture_next():
+            pass
+
+    def idle_work(self) -> bool:
+        """Something useful while there is no step: one graph more. False if there is nothing left.
+
+        Not with other ranks: they would have to capture the same graph at the same time, and each is idle at its own.
+        """
+        return self._graphs is not None and self._group.size == 1 and self._graphs.capture_next()
 
     # --- one step ---
 
-    def prepare(self, step: ForwardStep) -> ForwardBatch:
-        """Apply what the step writes into the runner's tables, and build its batch."""
-        self._write_rows(step.row_writes)
+    def prepare(self, step: ForwardStep) -> ForwardBatch | StagedStep:
+        """Apply what the step writes into the runner's tables, and put its batch together."""
+        self.batches.write_rows(step.row_writes)
         for row in step.sampling_rows:
             self._tables.write(row)
             self._prompt_logprobs[row.req_pool_idx] = row.prompt_logprobs
-        idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
-        out_cache_loc = unpack_i32(step.out_cache_loc)
-        if step.mode == ForwardMode.DECODE:
-            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc)
-        sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
-        return self.prepare_forward_batch_extend(
-            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled
-        )
+        if self._graphs is not None and step.mode == ForwardMode.DECODE:
+            idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+            shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+            inputs = self._sampler.plain_inputs(idx, seq_lens)
+            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
+            if staged is not None:
+                return staged
+        return self.batches.build(step)
 
-    def prepare_forward_batch_extend(
-        self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
-        out_cache_loc: Int32Array, sampled: npt.NDArray[Any],
-    ) -> ForwardBatch:  # fmt: skip
-        """A batch of prompt chunks and decode rows riding along (shapes: see `ForwardStep`; sampled: bool [B])."""
-        ends = np.cumsum(extend_lens)
-        prefix_lens = seq_lens - extend_lens
-        positions = np.arange(len(input_ids)) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
-        ids = self._tensor(input_ids)
-        from_future = np.flatnonzero(input_ids < 0)
-        if len(from_future):
-            rows = np.repeat(req_pool_idx, extend_lens)[from_future]
-            ids[self._tensor(from_future)] = self._future_token_ids[self._tensor(rows)]
-        return self._make_batch(
-            ForwardMode.EXTEND, ids, positions, req_pool_idx, seq_lens, extend_lens, out_cache_loc,
-            self._tensor((ends - 1)[sampled]),
-        )  # fmt: skip
-
-    def prepare_forward_batch_decode(
-        self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array
-    ) -> ForwardBatch:
-        """A batch in which every row extends by its future token."""
-        ids = self._future_token_ids[self._tensor(req_pool_idx)]
-        return self._make_batch(
-            ForwardMode.DECODE, ids, seq_lens - 1, req_pool_idx, seq_lens, np.ones_like(seq_lens), out_cache_loc,
-            torch.arange(len(seq_lens), device=self.device),
-        )  # fmt: skip
-
-    def _make_batch(
-        self, mode: ForwardMode, ids: torch.Tensor, positions: npt.NDArray[Any], req_pool_idx: Int32Array,
-        seq_lens: Int32Array, extend_lens: Int32Array, out_cache_loc: Int32Array, logits_index: torch.Tensor,
-    ) -> ForwardBatch:  # fmt: skip
-        rows = self._tensor(req_pool_idx)
-        where = self._tensor(positions)
-        slots = self._tensor(out_cache_loc)
-        token_rows = rows if mode is ForwardMode.DECODE else self._tensor(np.repeat(req_pool_idx, extend_lens))
-        self._req_to_token[token_rows, where] = slots.to(torch.int32)
-        return ForwardBatch(
-            mode=mode,
-            input_ids=ids,
-            positions=where,
-            req_pool_indices=rows,
-            seq_lens=self._tensor(seq_lens),
-            out_cache_loc=slots,
-            extend_lens=self._tensor(extend_lens),
-            prefix_lens=self._tensor(seq_lens - extend_lens),
-            logits_index=logits_index,
-            req_to_token=self._req_to_token,
-            seq_lens_cpu=seq_lens,
-            extend_lens_cpu=extend_lens,
-        )
-
-    def forward(self, batch: ForwardBatch) -> LogitsProcessorOutput:
+    def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
         """Run the model over a batch by its mode; an IDLE batch runs nothing and has no logits."""
+        nothing = torch.empty(0, 0, device=self.device)
+        if not isinstance(batch, ForwardBatch):
+            assert self._graphs is not None
+            return LogitsProcessorOutput(self._graphs.forward(batch), nothing)
         if batch.mode is ForwardMode.IDLE:
-            nothing = torch.empty(0, self.vocab_size, device=self.device)
-            return LogitsProcessorOutput(nothing, torch.empty(0, 0, device=self.device))
+            return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
         self._attention.prepare(batch)
         hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
         last = hidden if batch.mode is ForwardMode.DECODE else hidden[batch.logits_index]
@@ -247,21 +286,54 @@ class ModelRunner:
         return LogitsProcessorOutput(logits, hidden)
 
     def sample(
-        self, output: LogitsProcessorOutput, batch: ForwardBatch, step: ForwardStep, mask: GrammarMask | None
-    ) -> SampledStep:
-        """Choose the next token of every sampling row; it becomes the row's future token."""
-        idx, seq_lens = unpack_i32(step.req_pool_idx), batch.seq_lens_cpu
+        self, output: LogitsProcessorOutput, batch: ForwardBatch | StagedStep, step: ForwardStep,
+        mask: GrammarMask | None,
+    ) -> SampledStep:  # fmt: skip
+        """Choose the next token of every sampling row; it becomes the row's future token.
+
+        On CUDA this only enqueues the work: see `SampledStep.is_ready`. Rank 0 chooses; the others hear what it chose,
+        and have nothing to answer.
+        """
+        idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+        if not isinstance(batch, ForwardBatch):
+            assert self._graphs is not None
+            if mask is None and self._sampler.plain(idx):
+                return self._sampled(self._graphs.sample(batch))
+            return self._sampled(self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask))
         if step.mode == ForwardMode.EXTEND:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
             idx, seq_lens = idx[sampled], seq_lens[sampled]
         scored = self._score_prompts(output.hidden_states, batch, step)
         scores = self._score_targets(output.hidden_states, step)
         if len(idx) == 0:
-            return SampledStep(torch.empty(0, dtype=torch.int64), prompt_logprobs=scored, scores=scores)
+            return SampledStep(None, None, scored, scores)
+        return self._sampled(
+            self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask), scored, scores
+        )
+
+    def _choose(
+        self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None
+    ) -> SampleResult | None:
+        """Sample rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these lengths."""
+        if self._group.rank:
+            self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
+            return None
         allowed = None if mask is None else self._unpack_mask(mask)
-        result = self._sampler.sample(output.next_token_logits, idx, seq_lens, allowed)
-        self._future_token_ids[self._tensor(idx)] = result.token_ids
-        return SampledStep(result.token_ids.cpu(), result.logprobs, scored, result.row_errors, scores)
+        result = self._sampler.sample(logits, idx, seq_lens, allowed)
+        self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
+        return result
+
+    def _sampled(
+        self, result: SampleResult | None, scored: list[LogprobColumns] | None = None, scores: bytes = b""
+    ) -> SampledStep:
+        if result is None or self._group.rank:
+            return SampledStep(None, None, [], b"")
+        if self.device.type == "cpu":
+            return SampledStep(result, None, scored or [], scores)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        result = result.to_host()
+        copied.record()
+        return SampledStep(result, copied, scored or [], scores)
 
     def _unpack_mask(self, mask: GrammarMask) -> tuple[Int32Array, Bitmask]:
         rows = unpack_i32(mask.rows)
@@ -289,21 +361,24 @@ class ModelRunner:
         index, targets = unpack_i32(step.score_index), unpack_i32(step.score_targets)
         return target_logprobs(self._model.compute_logits, hidden, index, targets)
 
-    def _write_rows(self, writes: list[RowWrite]) -> None:
-        for write in writes:
-            slots = torch.from_numpy(unpack_i32(write.slots).copy())
-            self._req_to_token[write.req_pool_idx, write.start : write.start + len(slots)] = slots.to(self.device)
-
-    def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self.device)
+    def is_usable(self) -> bool:
+        """After an error: whether the device still works. What filled its memory is let go."""
+        if self.device.type == "cpu":
+            return True
+        try:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return False
+        return True
 
     def mirror_rows(self, rows: Int32Array, lens: Int32Array) -> Int32Array:
         """req_to_token[row, :len] of each row, concatenated (tests)."""
-        table = self._req_to_token.cpu().numpy()
+        table = self.batches.req_to_token.cpu().numpy()
         parts = [table[r, :n] for r, n in zip(rows.tolist(), lens.tolist(), strict=True)]
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        for name in ("_model", "_kv_cache", "_attention", "_req_to_token", "_future_token_ids", "_tables", "_sampler"):
+        for name in ("_graphs", "_model", "_kv_cache", "_attention", "batches", "_tables", "_sampler"):
             self.__dict__.pop(name, None)

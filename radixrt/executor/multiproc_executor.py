@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
@@ -21,6 +22,8 @@ from radixrt.messages import (
     StepFailed,
     ToRunner,
 )
+
+READY_WAIT_S = 0.05
 
 
 class MultiprocExecutor(Executor):
@@ -43,14 +46,15 @@ class MultiprocExecutor(Executor):
         self._max_rows = max_rows
         self._masks: MaskBuffer | None = None
         self._answers: ZmqInbox[FromRunner] = ZmqInbox(context, answer_endpoint, FromRunner)
+        self._encoder = msgspec.msgpack.Encoder()
         self._ranks: list[ZmqOutbox[ToRunner]] = [ZmqOutbox(context, endpoint) for endpoint in rank_endpoints]
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         deadline = time.monotonic() + timeout_s
         ready: dict[int, RunnerReady] = {}
         while len(ready) < len(self._ranks):
-            message = self._answers.recv(max(0.0, deadline - time.monotonic()))
-            if message is None:
+            message = self.take(READY_WAIT_S)
+            if message is None and time.monotonic() > deadline:
                 raise EngineError(f"only {len(ready)} of {len(self._ranks)} runners were ready after {timeout_s:g} s")
             if isinstance(message, StepFailed):
                 raise EngineError(f"runner {message.rank} failed to start: {message.error}")
@@ -85,5 +89,6 @@ class MultiprocExecutor(Executor):
         return self._answers.socket
 
     def _send(self, message: ToRunner) -> None:
+        frame = self._encoder.encode(message)
         for rank in self._ranks:
-            rank.send(message)
+            rank.send_frame(frame)

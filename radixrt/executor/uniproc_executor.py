@@ -43,6 +43,7 @@ class UniProcExecutor(Executor):
         self._deliver(mask)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        self._worker.answer_ready(wait=timeout_s > 0.0)
         return self._answers.recv()
 
     def ask(self, question: DebugReq) -> None:

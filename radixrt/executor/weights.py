@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from contextlib import ExitStack
@@ -14,10 +15,13 @@ from torch import nn
 from tqdm import tqdm
 
 from radixrt.errors import ModelLoadError
+from radixrt.executor.parallel import TPGroup
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
-from radixrt.models.decoder import CheckpointTensor, Decoder
+from radixrt.models.checkpoint import CheckpointTensor
+from radixrt.models.decoder import Decoder
 from radixrt.models.model_config import ModelSpec
+from radixrt.models.partition import check_partition
 from radixrt.models.registry import Model, model_class
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,8 +40,11 @@ def load_model(
     seed: int = 0,
     show_progress: bool = False,
     ops: LayerOps | None = None,
+    group: TPGroup | None = None,
 ) -> Model:
     """Build the model and fill it. At no time are there two copies of more than one layer's weight.
+
+    A rank reads its own part of each tensor, and nothing else.
 
     Args:
         folder: Hugging Face folder with model.safetensors, or with its shards and model.safetensors.index.json.
@@ -46,12 +53,16 @@ def load_model(
         load_format: "auto", or "dummy" for random weights, the same for the same seed.
         show_progress: draw a progress bar on stderr.
         ops: the small operations of our own decoder; default: plain torch.
+        group: the ranks that the model is split over.
 
     Raises:
+        ConfigError: the ranks cannot share the model.
         ModelLoadError: a file or tensor is missing, unexpected, malformed or of another shape; names it.
     """
     if dtype not in DTYPES:
         raise ModelLoadError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if group is not None:
+        check_partition(spec, group.size)
     kind = model_class(spec.architecture)
     if spec.decoder is None:
         return kind.from_folder(  # type: ignore[no-any-return]
@@ -59,7 +70,7 @@ def load_model(
         )
     # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels want one dtype.
     residual_dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES[dtype]
-    model = kind(spec, DTYPES[dtype], residual_dtype, ops or TorchOps())
+    model = kind(spec, DTYPES[dtype], residual_dtype, ops or TorchOps(), group)
     tied = spec.decoder.tie_word_embeddings
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied)
@@ -96,9 +107,15 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[name].get_slice(name).get_shape())
 
-    def read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
+    def read(self, wanted: CheckpointTensor) -> torch.Tensor:
+        """The part of a tensor that is wanted; nothing else of it is read."""
+        if wanted.whole:
+            tensor: torch.Tensor = self._files[wanted.name].get_tensor(wanted.name)
+            return tensor
+        part = self._files[wanted.name].get_slice(wanted.name)
+        span = slice(wanted.taken.start, wanted.taken.stop)
+        sliced: torch.Tensor = part[span] if wanted.dim == 0 else part[:, span]
+        return sliced
 
 
 def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied: bool, show_progress: bool) -> None:
@@ -131,8 +148,11 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
 
 
 def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool) -> None:
-    """Set every parameter of a model on the meta device: norms to one, the rest normal, the same for a seed."""
-    generator = torch.Generator(device).manual_seed(seed)
+    """Set every parameter of a model on the meta device: norms to one, the rest normal, the same for a seed.
+
+    Each tensor of the whole model has a generator of its own, so ranks make the same model without telling each other.
+    """
+    sources = model.checkpoint_tensors()
     for prefix, module in model.named_modules():
         for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
             if tied and name == "lm_head.weight":
@@ -142,22 +162,44 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
             if name.endswith("norm.weight"):
                 values.fill_(1.0)
             else:
-                values.normal_(0.0, DUMMY_STD, generator=generator)
+                for tensor, rows in zip(sources[name], _rows_of(values, sources[name]), strict=True):
+                    _draw(rows, tensor, seed)
             module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
         if isinstance(module, Linear):
             module.finalize()
+
+
+def _draw(rows: torch.Tensor, tensor: CheckpointTensor, seed: int) -> None:
+    """Fill a parameter's rows with what a tensor of random numbers holds there."""
+    digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
+    generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
+    if tensor.whole and len(rows) == tensor.shape[0]:
+        rows.normal_(0.0, DUMMY_STD, generator=generator)
+        return
+    whole = torch.empty(tensor.shape, dtype=rows.dtype, device=rows.device)
+    whole.normal_(0.0, DUMMY_STD, generator=generator)
+    _fill(rows, whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)))
 
 
 def _read_parameter(
     checkpoint: Checkpoint, tensors: tuple[CheckpointTensor, ...], parameter: nn.Parameter, device: torch.device
 ) -> nn.Parameter:
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-    start = 0
-    for tensor in tensors:
-        end = start + tensor.shape[0]
-        values[start:end].copy_(checkpoint.read(tensor.name))
-        start = end
+    for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
+        _fill(rows, checkpoint.read(tensor))
     return nn.Parameter(values, requires_grad=False)
+
+
+def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The rows of a parameter that each tensor fills."""
+    return torch.split(values, [tensor.rows for tensor in tensors])
+
+
+def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
+    """Put the part that this rank takes of a tensor into a parameter's rows, and zeros behind it."""
+    taken = part.shape[0]
+    rows[:taken].copy_(part)
+    rows[taken:].zero_()
 
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: dict[str, tuple[CheckpointTensor, ...]]) -> None:

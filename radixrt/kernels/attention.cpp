@@ -4,10 +4,10 @@
 // computed together, so each key and value is read once for all of them. A decode row's task takes all kv heads, whose
 // keys lie side by side in a slot.
 //
-// Decode rows whose first slots are the same share that part of their context: a group task takes one kv head of several
-// rows, goes through the shared slots once for all of their queries, then through each row's own. The online softmax
-// carries each query from one to the other, so nothing has to be merged afterwards. Softmax is online over blocks of BLOCK
-// positions (Milakov and Gimelshein, arXiv 1805.02867). All arithmetic is float32, whatever the pool holds.
+// Decode rows that share parts of their context go through these together: a group task takes one kv head of several
+// rows, goes through each shared part once for the queries of the rows that share it, then through each row's own. The
+// online softmax carries each query from one to the next, so nothing has to be merged afterwards. Softmax is online over
+// blocks of BLOCK positions (Milakov and Gimelshein, arXiv 1805.02867). All arithmetic is float32, whatever the pool holds.
 
 #include <algorithm>
 
@@ -54,6 +54,8 @@ inline void gemm(const float* a, int lda, const float* b, int ldb, float* c, int
     for (; j < cols; j += LANES) gemm_rows<1>(a, lda, b + j, ldb, c + j, ldc, rows, depth, add);
 }
 
+struct Segment;
+
 template <typename T>
 struct Problem {
     const T *q, *k_pool, *v_pool;
@@ -66,14 +68,18 @@ struct Problem {
     int heads, kv_heads, dim;
     float scale;
     int window;  // positions that a query sees, itself included; 0 for all
+    const Segment* segments;     // of all groups
     const int32_t* rows;         // of all groups
     const int32_t* first_token;  // of each row in the batch
 };
 
 struct Task { int row, first_head, num_heads, first_token, first_query, num_queries; };
 
-// Rows rows[first .. first + num_rows), each with one query, and the slots [0, shared) that they have in common.
-struct Group { int first, num_rows, head, shared; };
+// Positions [start, start + length) hold the same slots for some rows of a group: from its row number `first` on.
+struct Segment { int start, length, first, num_rows; };
+
+// Rows rows[first .. first + num_rows), each with one query. The segments of a row are disjoint, in order, and begin at 0.
+struct Group { int first, num_rows, head, first_segment, num_segments; };
 
 struct Scratch {
     float q[QUERY_BLOCK * 16 * MAX_DIM];
@@ -82,6 +88,7 @@ struct Scratch {
     float scores[QUERY_BLOCK * 16 * BLOCK];
     float acc[QUERY_BLOCK * 16 * MAX_DIM];
     float peak[QUERY_BLOCK * 16], total[QUERY_BLOCK * 16];
+    int shared[QUERY_BLOCK * 16];    // positions of each row of a group that its segments cover
 };
 
 // Scores of one block become probabilities relative to the running peak; acc and total, from row `base` on, are rescaled
@@ -305,18 +312,24 @@ void run_group(const Problem<T>& p, const Group& g, Scratch& s) {
         const int row = p.rows[g.first + i];
         return Task{row, g.head, 1, p.first_token[row], 0, 1};
     };
-    const Task leader = task(0);
-    const Row<T> shared(p, leader, s);
     for (int i = 0; i < g.num_rows; i++) {
         const Task t = task(i);
         load_queries(Row<T>(p, t, s), i * group);
+        s.shared[i] = 0;
     }
-    for (int first = 0; first < g.shared; first += BLOCK)  // every query is behind all of it
-        gemm_block(shared, 0, g.num_rows * group, 0, first, BLOCK, g.shared);
+    for (int j = 0; j < g.num_segments; j++) {
+        const Segment& segment = p.segments[g.first_segment + j];
+        const int end = segment.start + segment.length;
+        const Task leader = task(segment.first);
+        const Row<T> shared(p, leader, s);
+        for (int first = segment.start; first < end; first += BLOCK)  // every query is behind all of it
+            gemm_block(shared, segment.first * group, segment.num_rows * group, 0, first, std::min(BLOCK, end - first), end);
+        for (int i = segment.first; i < segment.first + segment.num_rows; i++) s.shared[i] = end;
+    }
     for (int i = 0; i < g.num_rows; i++) {
         const Task t = task(i);
         const Row<T> r(p, t, s);
-        for (int first = g.shared; first < r.context; first += BLOCK) {
+        for (int first = s.shared[i]; first < r.context; first += BLOCK) {
             const int width = std::min(BLOCK, r.context - first);
             touch(r, p.k_pool, first, width);
             touch(r, p.v_pool, first, width);
@@ -351,14 +364,15 @@ template <typename T>
 void entry(const void* q, const void* k, const void* v, const int64_t* strides, void* k_pool, void* v_pool, void* out,
            const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,
            const int32_t* extend_lens, const int64_t* out_cache_loc, int tokens, const int32_t* tasks, int num_tasks,
-           const int32_t* groups, int num_groups, const int32_t* rows, const int32_t* first_token,
+           const int32_t* groups, int num_groups, const int32_t* segments, const int32_t* rows, const int32_t* first_token,
            const int32_t* shape, float scale, int window) {
     const int heads = shape[0], kv_heads = shape[1], dim = shape[2];
     store_rows<T>(static_cast<const T*>(k), static_cast<const T*>(v), strides[1], strides[2], static_cast<T*>(k_pool),
                   static_cast<T*>(v_pool), out_cache_loc, tokens, kv_heads * dim);
     Problem<T> problem{static_cast<const T*>(q), static_cast<const T*>(k_pool), static_cast<const T*>(v_pool),
                        static_cast<T*>(out), req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens,
-                       strides[0], heads, kv_heads, dim, scale, window, rows, first_token};
+                       strides[0], heads, kv_heads, dim, scale, window,
+                       reinterpret_cast<const Segment*>(segments), rows, first_token};
     attend(problem, reinterpret_cast<const Task*>(tasks), num_tasks, reinterpret_cast<const Group*>(groups), num_groups);
 }
 
@@ -367,17 +381,17 @@ void entry(const void* q, const void* k, const void* v, const int64_t* strides, 
 extern "C" {
 // Limits that the caller plans with.
 int radixrt_query_block() { return QUERY_BLOCK; }
-int radixrt_block() { return BLOCK; }
 int radixrt_max_dim() { return MAX_DIM; }
 
 #define RADIXRT_ENTRY(NAME, TYPE)                                                                                       \
     void NAME(const void* q, const void* k, const void* v, const int64_t* strides, void* k_pool, void* v_pool, void* out, \
               const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens, \
               const int32_t* extend_lens, const int64_t* out_cache_loc, int tokens, const int32_t* tasks, int num_tasks, \
-              const int32_t* groups, int num_groups, const int32_t* rows, const int32_t* first_token,                   \
+              const int32_t* groups, int num_groups, const int32_t* segments, const int32_t* rows,                      \
+              const int32_t* first_token,                                                                               \
               const int32_t* shape, float scale, int window) {                                                          \
         entry<TYPE>(q, k, v, strides, k_pool, v_pool, out, req_to_token, row_stride, req_pool_indices, seq_lens,         \
-                    extend_lens, out_cache_loc, tokens, tasks, num_tasks, groups, num_groups, rows, first_token, shape,  \
+                    extend_lens, out_cache_loc, tokens, tasks, num_tasks, groups, num_groups, segments, rows, first_token, shape,  \
                     scale, window);                                                                                      \
     }
 RADIXRT_ENTRY(radixrt_attend_bf16, bf16)

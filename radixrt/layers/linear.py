@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+if TYPE_CHECKING:
+    from radixrt.executor.parallel import TPGroup
 
 PACK_ROWS = 16
 """Batch rows that oneDNN is told to lay weights out for; 1, 16 and 64 measured alike for 1 to 256 rows."""
@@ -54,6 +58,31 @@ class Linear(nn.Module):
             return y
         assert self.weight is not None
         return F.linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear(Linear):
+    """A linear layer whose inputs are split over ranks: each multiplies its part, and the products are summed.
+
+    The bias is on rank 0 alone; on the others it is zero.
+
+    Args:
+        in_features: of this rank.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup) -> None:
+        super().__init__(in_features, out_features, bias, dtype)
+        self._group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in_features] -> [T, out_features], the same on every rank."""
+        return self._group.all_reduce(super().forward(x))
+
+
+def row_parallel(in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup | None) -> Linear:
+    """A `RowParallelLinear`, or a plain one where there is no group."""
+    if group is None:
+        return Linear(in_features, out_features, bias, dtype)
+    return RowParallelLinear(in_features, out_features, bias, dtype, group)
 
 
 def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:

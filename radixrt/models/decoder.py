@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,39 +10,41 @@ from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.executor.forward_batch import ForwardBatch
-from radixrt.layers.linear import Linear, meta_parameter
+from radixrt.layers.embedding import embed_parallel
+from radixrt.layers.linear import Linear, meta_parameter, row_parallel
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.ops import LayerOps
 from radixrt.layers.rotary import RotaryTable
+from radixrt.models.checkpoint import CheckpointTensor, checkpoint_tensors
 from radixrt.models.model_config import DecoderSpec, ModelSpec
+from radixrt.models.partition import Partition, partition
 
-
-@dataclass(frozen=True)
-class CheckpointTensor:
-    """A tensor that a checkpoint must hold."""
-
-    name: str
-    shape: tuple[int, ...]
+if TYPE_CHECKING:
+    from radixrt.executor.parallel import TPGroup
 
 
 class Attention(nn.Module):
-    """Self-attention with fused q, k and v projections."""
+    """Self-attention with fused q, k and v projections, over this rank's heads."""
 
-    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, ops: LayerOps) -> None:
+    def __init__(
+        self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, ops: LayerOps, part: Partition,
+        group: TPGroup | None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        heads, kv_heads = len(part.heads), len(part.kv_heads)
         self._ops, self._eps = ops, spec.rms_norm_eps
         self.layer = AttentionLayer(
             layer_id=layer_id,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
             head_dim=spec.head_dim,
             scale=spec.head_dim**-0.5,
             sliding_window=spec.sliding_windows[layer_id],
         )
-        rows = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        rows = (heads + 2 * kv_heads) * spec.head_dim
         self.qkv_proj = Linear(spec.hidden_size, rows, spec.qkv_bias, dtype)
-        self.o_proj = Linear(spec.num_heads * spec.head_dim, spec.hidden_size, spec.o_bias, dtype)
+        self.o_proj = row_parallel(heads * spec.head_dim, spec.hidden_size, spec.o_bias, dtype, group)
         self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
 
@@ -70,11 +72,14 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SiLU-gated feed-forward layer with fused gate and up projections."""
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, ops: LayerOps) -> None:
+    def __init__(
+        self, spec: DecoderSpec, dtype: torch.dtype, ops: LayerOps, part: Partition, group: TPGroup | None
+    ) -> None:
         super().__init__()
+        columns = len(part.intermediate)
         self._ops = ops
-        self.gate_up_proj = Linear(spec.hidden_size, 2 * spec.intermediate_size, spec.mlp_bias, dtype)
-        self.down_proj = Linear(spec.intermediate_size, spec.hidden_size, spec.mlp_bias, dtype)
+        self.gate_up_proj = Linear(spec.hidden_size, 2 * columns, spec.mlp_bias, dtype)
+        self.down_proj = row_parallel(columns, spec.hidden_size, spec.mlp_bias, dtype, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -86,14 +91,15 @@ class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm and beside a residual."""
 
     def __init__(
-        self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps
-    ) -> None:
+        self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps,
+        part: Partition, group: TPGroup | None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._ops, self._dtype, self._eps = ops, dtype, spec.rms_norm_eps
         self.input_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, residual_dtype, dtype)
-        self.attention = Attention(spec, layer_id, dtype, ops)
+        self.attention = Attention(spec, layer_id, dtype, ops, part, group)
         self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, residual_dtype, dtype)
-        self.feed_forward = FeedForward(spec, dtype, ops)
+        self.feed_forward = FeedForward(spec, dtype, ops, part, group)
 
     def forward(
         self,
@@ -121,21 +127,31 @@ class Decoder(nn.Module):
         residual_dtype: of the sum that all layers add to. In bfloat16 its rounding is most of the model's error: on
             SmolLM2 the divergence from float32 halves (KL 0.0017 to 0.0008) when the sum alone is kept in float32.
         ops: the small operations, for the device.
+        group: the ranks that the model is split over; None, or a group of one, for all of it.
+
+    Raises:
+        ConfigError: the ranks cannot share it.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps,
+        group: TPGroup | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if spec.decoder is None:
             raise ValueError(f"{spec.architecture} is not an architecture of this decoder")
-        self._spec, self._context_length = spec.decoder, spec.context_length
+        group = None if group is None or group.size == 1 else group
+        part = partition(spec) if group is None else partition(spec, group.rank, group.size)
+        self._group, self._part = group, part
+        self._model_spec, self._spec, self._context_length = spec, spec.decoder, spec.context_length
         self._dtype, self._residual_dtype, self._ops = dtype, residual_dtype, ops
         decoder = spec.decoder
-        self.embed_tokens = meta_parameter(spec.vocab_size, decoder.hidden_size, dtype=dtype)
-        layers = [DecoderLayer(decoder, i, dtype, residual_dtype, ops) for i in range(decoder.num_layers)]
+        self.embed_tokens = meta_parameter(part.vocab_rows, decoder.hidden_size, dtype=dtype)
+        layers = [DecoderLayer(decoder, i, dtype, residual_dtype, ops, part, group) for i in range(decoder.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.attention_layers = [layer.attention.layer for layer in layers]
         self.norm = RMSNorm(decoder.hidden_size, decoder.rms_norm_eps, residual_dtype, residual_dtype)
-        self.lm_head = LMHead(decoder.hidden_size, spec.vocab_size, dtype)
+        self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype)
         self._rotary: RotaryTable | None = None
 
     def finalize(self) -> None:
@@ -157,57 +173,22 @@ class Decoder(nn.Module):
         """
         assert self._rotary is not None, "finalize was not called"
         table = self._rotary.table
-        residual = F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype)
+        if self._group is None:
+            embedded = F.embedding(input_ids, self.embed_tokens)
+        else:
+            embedded = embed_parallel(input_ids, self.embed_tokens, self._part.vocab.start, self._group)
+        residual = embedded.to(self._residual_dtype)
         x: torch.Tensor | None = None
         for layer in self.layers:
             x = layer(residual, x, positions, table, batch, attention)
         return self._ops.add_rms_norm(residual, x, self.norm.weight, self._spec.rms_norm_eps, self._residual_dtype)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, hidden] -> float32 [S, vocab]."""
+        """[S, hidden] -> float32 [S, vocab], on every rank."""
         logits: torch.Tensor = self.lm_head(hidden)
-        return logits
+        return logits if self._group is None else self._group.gather_columns(logits, self._model_spec.vocab_size)
 
     def checkpoint_tensors(self) -> dict[str, tuple[CheckpointTensor, ...]]:
-        """For each parameter, the checkpoint's tensors that make it up, concatenated along dimension 0.
-
-        The head is listed also where it is tied; the loader takes the embedding if the checkpoint has no head.
-        """
-        sources = {}
-        for name, parameter in self.named_parameters():
-            module, _, kind = name.rpartition(".")
-            parts = self._parts(module.rpartition(".")[2]) or {"": parameter.shape[0]}
-            prefix = _checkpoint_prefix(name, fused=len(parts) > 1)
-            sources[name] = tuple(
-                CheckpointTensor(f"{prefix}.{part}.{kind}" if part else prefix, (rows, *parameter.shape[1:]))
-                for part, rows in parts.items()
-            )
-        return sources
-
-    def _parts(self, module: str) -> dict[str, int] | None:
-        """Rows that each projection has in a fused module; None for a module that is not fused."""
-        spec = self._spec
-        if module == "qkv_proj":
-            kv_rows = spec.num_kv_heads * spec.head_dim
-            return {"q_proj": spec.num_heads * spec.head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
-        if module == "gate_up_proj":
-            return {"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size}
-        return None
-
-
-_RENAMED = {
-    "input_norm": "input_layernorm",
-    "attention": "self_attn",
-    "post_attention_norm": "post_attention_layernorm",
-    "feed_forward": "mlp",
-}
-
-
-def _checkpoint_prefix(name: str, *, fused: bool) -> str:
-    """The checkpoint's name of a parameter, or of the module around a fused one."""
-    if name == "embed_tokens":
-        return "model.embed_tokens.weight"
-    if name.startswith("lm_head."):
-        return name
-    path = [_RENAMED.get(part, part) for part in name.split(".")]
-    return ".".join(["model", *(path[:-2] if fused else path)])
+        """For each parameter, where a checkpoint has it. See `radixrt.models.checkpoint`."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
+        return checkpoint_tensors(shapes, self._model_spec, self._part)

@@ -9,6 +9,7 @@ from radixrt.messages import (
     Finish,
     LogprobColumns,
     Timings,
+    TokenBatch,
     TokenDelta,
     Usage,
     pack_f32,
@@ -29,11 +30,15 @@ class _Open:
 
 
 class DeltaWriter:
-    """A request's new tokens stay open until they are taken; those that end it leave in one delta with the end."""
+    """A request's new tokens stay open until they are taken; those that end it leave in one delta with the end.
+
+    What nearly every request has is one token and nothing else; that is kept without an object for each (`_plain`).
+    """
 
     def __init__(self) -> None:
         self._deltas: list[TokenDelta] = []
-        self._open: dict[str, _Open] = {}
+        self._plain: dict[str, int] = {}
+        self._open: dict[str, _Open] = {}  # requests that are not in _plain
         self._prompt_logprobs: dict[str, list[LogprobColumns]] = {}
 
     def store_prompt_logprobs(self, reqs: list[Req], columns: list[LogprobColumns]) -> None:
@@ -47,27 +52,38 @@ class DeltaWriter:
 
     def token(self, req: Req, token: int, logprobs: LogprobColumns | None) -> None:
         """A sampled token."""
-        opened = self._open.get(req.rid)
-        if opened is None:
-            opened = self._open[req.rid] = _Open()
+        rid = req.rid
+        if logprobs is None and rid not in self._plain and rid not in self._open:
+            self._plain[rid] = token
+            return
+        opened = self._opened(rid)
         opened.tokens.append(token)
         if logprobs is not None:
             opened.columns.append(logprobs)
 
+    def _opened(self, rid: str) -> _Open:
+        opened = self._open.get(rid)
+        if opened is None:
+            opened = self._open[rid] = _Open()
+            if rid in self._plain:
+                opened.tokens.append(self._plain.pop(rid))
+        return opened
+
     def take_back(self, req: Req) -> None:
         """The last token written, which is still open, is replaced by what follows."""
-        self._open[req.rid].tokens.pop()
+        self._opened(req.rid).tokens.pop()
 
     def unsampled(self, req: Req, tokens: list[int]) -> None:
         """Tokens that nobody sampled; their log-probabilities, where asked for, are -inf."""
         for token in tokens:
             self.token(req, token, None)
         if tokens and req.sampling.logprobs is not None:
-            self._open[req.rid].columns.append(_no_logprobs(tokens, req.sampling.logprobs))
+            self._opened(req.rid).columns.append(_no_logprobs(tokens, req.sampling.logprobs))
 
     def finish(self, req: Req, finish: Finish, now: float) -> None:
-        opened = self._open.pop(req.rid, None)
-        if opened is None or req.num_output == 0:
+        opened = self._opened(req.rid)
+        del self._open[req.rid]
+        if req.num_output == 0:
             opened = _Open()  # max_tokens 0 samples a token that nobody asked for
         first = req.first_token_at
         scores = self._take_prompt_logprobs(req.rid)
@@ -107,15 +123,22 @@ class DeltaWriter:
             )
         )
 
-    def take(self) -> list[TokenDelta]:
+    def take(self) -> TokenBatch | None:
+        """Everything since the last time; None if that is nothing."""
+        for rid in self._plain.keys() & self._prompt_logprobs.keys():
+            self._opened(rid)  # their first token, with which these leave
         for rid, opened in self._open.items():
-            prompt = self._take_prompt_logprobs(rid) if self._prompt_logprobs else None
+            prompt = self._take_prompt_logprobs(rid)
             self._deltas.append(
                 TokenDelta(rid, pack_i32(opened.tokens), logprobs=_joined(opened.columns), prompt_logprobs=prompt)
             )
+        if not self._deltas and not self._plain:
+            return None
+        batch = TokenBatch(self._deltas, list(self._plain), pack_i32(list(self._plain.values())))
+        self._deltas = []
+        self._plain.clear()
         self._open.clear()
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        return batch
 
     def _take_prompt_logprobs(self, rid: str) -> LogprobColumns | None:
         return _joined(self._prompt_logprobs.pop(rid, []))

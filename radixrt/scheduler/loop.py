@@ -22,7 +22,6 @@ from radixrt.messages import (
     SchedulerReady,
     SchedulerStats,
     StepFailed,
-    TokenBatch,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
@@ -80,7 +79,10 @@ class SchedulerLoop:
         self._tokenizer.send(ready)
 
     def run_once(self, *, wait: bool) -> bool:
-        """One turn: take messages, submit what can be submitted, commit what was answered.
+        """One turn: take messages, submit what can be submitted, commit what was answered, say what came of it.
+
+        After an answer the device may be waiting for the next step, so that goes out before the tokens that the answer
+        brought; not where submitting is computing, which they would wait for.
 
         Args:
             wait: sleep until a message comes if this turn has nothing to do (only with ZMQ).
@@ -91,12 +93,12 @@ class SchedulerLoop:
         Raises:
             EngineError: the runner hangs.
         """
-        busy = self._take_messages()
-        busy |= self._take_grammars()
-        busy |= self._submit()
+        busy = self._advance()
         if wait and not busy:
             self._sleep()
         committed = self._commit()
+        if committed and self._executor.runs_ahead:
+            self._advance()
         self._send_deltas()
         self._housekeeping()
         return busy or committed or bool(self._inflight)
@@ -108,6 +110,13 @@ class SchedulerLoop:
     @property
     def inflight(self) -> int:
         return len(self._inflight)
+
+    def _advance(self) -> bool:
+        """Take what has come and submit what there is room for; True if there was any of it."""
+        busy = self._take_messages()
+        busy |= self._take_grammars()
+        busy |= self._submit()
+        return busy
 
     def _take_messages(self) -> bool:
         taken = False
@@ -204,9 +213,9 @@ class SchedulerLoop:
         return True
 
     def _send_deltas(self) -> None:
-        deltas = self._core.take_deltas()
-        if deltas:
-            self._tokenizer.send(TokenBatch(deltas))
+        batch = self._core.take_deltas()
+        if batch is not None:
+            self._tokenizer.send(batch)
 
     def _sleep(self) -> None:
         if self._poller.sockets:

@@ -8,6 +8,7 @@ import numpy as np
 
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, SamplingRow, pack_i32
 from radixrt.scheduler.req import Req
+from radixrt.scheduler.sharing import NOTHING, SharedColumns
 
 EXTEND = 1
 DECODE = 2
@@ -70,8 +71,9 @@ def sampling_row(req: Req) -> SamplingRow:
 
 
 def decode_batch(
-    step_id: int, reqs: list[Req], idx: Int32Array, slots: Int32Array, writes: list[RowWrite]
-) -> ScheduleBatch:
+    step_id: int, reqs: list[Req], idx: Int32Array, slots: Int32Array, writes: list[RowWrite],
+    shared: SharedColumns = NOTHING,
+) -> ScheduleBatch:  # fmt: skip
     """A DECODE step: one future token for each row. The requests' kv_len already counts the new slot."""
     rows = [sampling_row(r) for r in reqs if r.sampling_row_due]
     grammar_rows = [i for i, r in enumerate(reqs) if r.grammar is not None]
@@ -84,13 +86,16 @@ def decode_batch(
         row_writes=writes,
         sampling_rows=rows,
         has_grammar=bool(grammar_rows),
+        shared_segments=shared.segments,
+        shared_rows=shared.rows,
     )
     return ScheduleBatch(step_id, step, reqs, [], reqs, grammar_rows)
 
 
 def extend_batch(
-    step_id: int, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array, writes: list[RowWrite]
-) -> ScheduleBatch:
+    step_id: int, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array, writes: list[RowWrite],
+    shared: SharedColumns = NOTHING,
+) -> ScheduleBatch:  # fmt: skip
     """An EXTEND step: the chunks, and the decode rows riding along as one future token each."""
     reqs = [c.req for c in chunks] + decode
     samples = [c.is_last and c.req.row is None for c in chunks]
@@ -115,6 +120,8 @@ def extend_batch(
         score_index=scores.index,
         score_targets=scores.targets,
         has_grammar=bool(grammar_rows),
+        shared_segments=shared.segments,
+        shared_rows=shared.rows,
     )
     return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows, scores.rows)
 

@@ -25,7 +25,7 @@ from radixrt.messages import (
     Int32Array,
     ProgramHint,
     StepOutput,
-    TokenDelta,
+    TokenBatch,
     TokenizedReq,
     TokenizedScoreReq,
     unpack_i32,
@@ -33,6 +33,7 @@ from radixrt.messages import (
 from radixrt.scheduler.admission import NewTokenRatio
 from radixrt.scheduler.constrained import ConstrainedRequests, append_token
 from radixrt.scheduler.counters import Counters
+from radixrt.scheduler.deferral import ComputedPrefixes
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.policy import arrange, is_overdue
@@ -40,9 +41,9 @@ from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
+from radixrt.scheduler.sharing import NOTHING, CascadeCosts, SharingPlanner
 
-DEFER_TOKENS = 32
-"""A waiting request is held back while an earlier one computes at least this many tokens that it could reuse."""
+RUNNING = ReqState.RUNNING
 EXPIRY_CHECK_S = 0.05
 """Deadlines are looked at this often, not at every step."""
 
@@ -57,11 +58,12 @@ class Scheduler:
         eos_ids: the model's own end tokens.
         vocab_size: for grammar masks.
         random_seed: of the seeds given to requests that bring none.
+        cascade: what it costs the runner to compute shared runs once; None if it never should.
     """
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
-        random_seed: int = 0,
+        random_seed: int = 0, cascade: CascadeCosts | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
@@ -83,6 +85,7 @@ class Scheduler:
         self.counters = Counters()
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self.programs = Programs(kv, self.counters)
+        self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
 
     # --- what is wanted ---
 
@@ -183,7 +186,8 @@ class Scheduler:
         elif group is not None:
             self._end_group(group, Finish(FINISH_ABORT), now)
 
-    def take_deltas(self) -> list[TokenDelta]:
+    def take_deltas(self) -> TokenBatch | None:
+        """What requests have got since the last time; None if that is nothing."""
         return self._writer.take()
 
     @property
@@ -211,7 +215,7 @@ class Scheduler:
         if self._recovering:
             return None
         while True:
-            decode = [r for r in self._active if r.state is ReqState.RUNNING and r.remaining > 0]
+            decode = [r for r in self._active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
             if self._num_inflight and self._constrained.waits(decode):
                 return None
             decode_slots = self._decode_slots(decode) if decode else np.empty(0, np.int32)
@@ -229,11 +233,14 @@ class Scheduler:
         writes = self._kv.take_row_writes()
         step_id = self._next_step
         if chunks:
-            batch = extend_batch(step_id, chunks, decode, decode_slots, writes)
+            riding = self._sharing if self._sharing is not None and self._sharing.costs.in_extend else None
+            shared = NOTHING if riding is None else riding.columns(decode, len(chunks))
+            batch = extend_batch(step_id, chunks, decode, decode_slots, writes, shared)
             self.counters.extend_steps += 1
         else:
             idx = np.array([r.req_pool_idx for r in decode], np.int32)
-            batch = decode_batch(step_id, decode, idx, decode_slots, writes)
+            shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
+            batch = decode_batch(step_id, decode, idx, decode_slots, writes, shared)
             self.counters.decode_steps += 1
             self._ratio.decoded()
         for req in batch.requests:
@@ -288,11 +295,12 @@ class Scheduler:
     def _admit(self, budget: int, chunks: list[Chunk], now: float) -> None:
         reserved = sum(self._ratio.reserve(r) for r in self._active)
         order = deque(arrange(self._config.schedule_policy, self._waiting, self._kv, now))
+        computing = ComputedPrefixes(self._active, self._kv)
         while order:
             req = order.popleft()
             if budget <= 0 or len(self._active) >= self._config.max_running_requests:
                 return
-            if self._is_deferred(req):
+            if computing.covers(req):
                 continue
             prefix = self._kv.lock_prefix(req)
             req.kv_len = len(prefix)
@@ -307,6 +315,7 @@ class Scheduler:
             self._kv.take_row(req, prefix)
             self._waiting.remove(req)
             self._active.append(req)
+            computing.add(req)
             self._admitted(req, len(prefix), now)
             if req.row is not None and (follower := self._queue_row(self._groups[req.row.rid])) is not None:
                 order.appendleft(follower)
@@ -338,24 +347,6 @@ class Scheduler:
                 self.counters.hinted_cached_tokens += cached_tokens
             if req.row is not None:
                 self._groups[req.row.rid].admitted(prompt_tokens, cached_tokens, now)
-
-    def _is_deferred(self, req: Req) -> bool:
-        """True while an active request is computing a prefix of this one's input that it can reuse a step later."""
-        reusable = req.reusable_ids
-        if len(reusable) < DEFER_TOKENS or not self._kv.cache.shares:
-            return False
-        have = -1
-        for other in self._active:
-            if other.state is not ReqState.PREFILL or other.namespace != req.namespace:
-                continue
-            common = _common_prefix(other.known_ids, reusable)
-            if common < DEFER_TOKENS:
-                continue
-            if have < 0:
-                have = self._kv.match_len(req)
-            if common - have >= DEFER_TOKENS:
-                return True
-        return False
 
     def _retract_one(self) -> bool:
         """Put the least deserving active request back to waiting, if another can go on; its work stays cached."""
@@ -420,6 +411,7 @@ class Scheduler:
         self._take_scores(batch, output.scores, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
+        taken = 0
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
             columns = next(logprobs) if req.sampling.logprobs is not None else None
             if req.finish is not None:
@@ -431,7 +423,7 @@ class Scheduler:
             if i in errors:
                 self._end(req, Finish(FINISH_ERROR, error=FinishError(errors[i])), now)
                 continue
-            self.counters.generated_tokens += 1
+            taken += 1
             if req.first_token_at is None:
                 req.first_token_at = now
             req.last_token_at = now
@@ -442,6 +434,7 @@ class Scheduler:
                 finish = self._constrained.take(req, token, columns)
             if finish is not None:
                 self._end(req, finish, now)
+        self.counters.generated_tokens += taken
 
     def _end(self, req: Req, finish: Finish, now: float) -> None:
         """The request's one end, from any state: give back what it holds and say so."""
@@ -523,10 +516,3 @@ class Scheduler:
 def _lease_len(hint: ProgramHint, prompt_len: int) -> int:
     """Tokens to lease for a fork, of which more than one branch is still to call."""
     return min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
-
-
-def _common_prefix(a: Int32Array, b: Int32Array) -> int:
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return n if n == 0 or not differs[first] else first

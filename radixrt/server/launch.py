@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from radixrt.config import Config
+from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import ConfigError
@@ -27,15 +28,17 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         RadixRTError: the engine or the server cannot start; says why.
     """
     started = time.monotonic()
-    if config.executor.executor != "mp":
+    if config.executor.executor == "uni":
         raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")
+    if is_other_rank(config):
+        serve_rank(config)
     try:
         from radixrt.server.dialect import read_dialect
         from radixrt.server.run import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
-    settings = resolve_settings(config, show_progress=sys.stderr.isatty())
+    config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     launcher = Launcher(config, settings)
 
     def ready(url: str) -> None:

@@ -8,7 +8,8 @@ Request (see `NativeRequest` and `NativeSampling`):
                         of the chat template). Neighbouring texts are tokenized as one. The model's bos comes before a
                         user's text that begins the prompt, as with `text`
     return_prompt_ids   answer with the prompt's token ids
-    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name. A constraint and
+    sampling_params     object of SamplingParams fields; max_new_tokens is max_tokens' other name. With detokenize
+                        false the answer's text is empty and its output_ids are all there is. A constraint and
                         `structured` too, and the other names that the OpenAI routes know for constraints
     stream              events instead of one answer
     return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
@@ -167,6 +168,7 @@ def native_sampling(body: NativeRequest, asked: Asked | None, vocab_size: int) -
             max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            detokenize=given.detokenize is not False,
             **sampling_fields(asked, read_options(given, asked)),
         )
     except RequestError as error:

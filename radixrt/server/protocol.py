@@ -180,6 +180,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     max_new_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    detokenize: bool | None = None
 
 
 class NativeRequest(Unsupported, kw_only=True):

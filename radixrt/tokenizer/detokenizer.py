@@ -110,6 +110,18 @@ class ByteDetokenizer:
         return text
 
 
+class IdsOnly:
+    """For an output whose text nobody wants."""
+
+    __slots__ = ()
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 class WindowDetokenizer:
     """For any other decoder: decodes a short window of tokens twice and emits what the second has more.
 

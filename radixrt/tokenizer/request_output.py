@@ -16,6 +16,7 @@ from radixrt.messages import (
     Usage,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.detokenizer import IdsOnly
 from radixrt.tokenizer.stop_strings import StopMatcher
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ class RequestOutput:
     Attributes:
         stop_found: a stop string ended the text; its last delta is sent once the scheduler has finished the request.
         closed: an error has been sent; whatever comes now is dropped.
+        takes_plain: single tokens may come through `push`.
     """
 
     __slots__ = (
@@ -47,19 +49,23 @@ class RequestOutput:
         "_tokenizer",
         "closed",
         "stop_found",
+        "takes_plain",
     )
 
     def __init__(
-        self, rid: str, sampling: SamplingParams, prompt_ids: bytes, *, stream: bool, tokenizer: Tokenizer
-    ) -> None:
+        self, rid: str, sampling: SamplingParams, prompt_ids: bytes, *, stream: bool, tokenizer: Tokenizer,
+        return_prompt_ids: bool = True,
+    ) -> None:  # fmt: skip
         self._rid = rid
         self._sampling = sampling
         self._stream = stream
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens)
+        special = sampling.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=special) if sampling.detokenize else IdsOnly()
         include = sampling.include_stop_str_in_output
         self._matcher = StopMatcher(sampling.stop, include=include) if sampling.stop else None
-        self._prompt_ids: bytes | None = prompt_ids
+        scores_prompt = sampling.prompt_logprobs is not None
+        self._prompt_ids: bytes | None = prompt_ids if return_prompt_ids or scores_prompt else None
         self._prompt_tokens = len(prompt_ids) // 4
         self._num_tokens = 0
         # Not yet sent:
@@ -69,6 +75,16 @@ class RequestOutput:
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self.stop_found = False
         self.closed = False
+        self.takes_plain = self._matcher is None
+
+    def push(self, token_id: int) -> TextDelta | None:
+        """`take` for one token and nothing else, of a request that `takes_plain`."""
+        text = self._detokenizer.push((token_id,))
+        if text:
+            self._text.append(text)
+        self._num_tokens += 1
+        self._ids.append(token_id.to_bytes(4, "little", signed=True))
+        return self._unsent() if self._stream else None
 
     def take(self, delta: TokenDelta) -> TextDelta | None:
         """What goes to the client now; None if that is nothing."""
@@ -89,6 +105,7 @@ class RequestOutput:
     def fail(self, message: str) -> TextDelta:
         """End the request with an error (status 500), with the text that is unsent."""
         self.closed = True
+        self.takes_plain = False
         return self._delta(Finish("error", error=FinishError(message)), None, None)
 
     def _read(self, delta: TokenDelta) -> None:

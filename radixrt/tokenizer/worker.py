@@ -30,15 +30,17 @@ from radixrt.messages import (
     TextBatch,
     TextDelta,
     TokenBatch,
+    TokenDelta,
     TokenizedReq,
     TokenizeReq,
     ToMain,
     ToScheduler,
     ToTokenizer,
+    pack_i32,
 )
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens
-from radixrt.tokenizer.request_output import RequestOutput
+from radixrt.tokenizer.request_output import RequestOutput, unpack_ids
 from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreOutput
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -111,7 +113,10 @@ class TokenizerWorker:
                 raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
             ids = self._prompts.input_ids(req)
             self._check_logprobs(req.sampling, len(ids) // 4)
-            output = RequestOutput(req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer)
+            output = RequestOutput(
+                req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
+                return_prompt_ids=req.return_prompt_ids,
+            )  # fmt: skip
             self._live[req.rid] = output
             self._to_scheduler.send(
                 TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program)
@@ -178,28 +183,49 @@ class TokenizerWorker:
 
     def _detokenize(self, batch: TokenBatch) -> None:
         texts: list[TextDelta] = []
-        live = self._live
         for delta in batch.deltas:
-            output = live.get(delta.rid)
-            if output is None:
-                logger.debug("tokens of %s, which is not live", delta.rid)
+            self._take(delta, texts)
+        live = self._live
+        for rid, token_id in zip(batch.rids, unpack_ids(batch.token_ids), strict=True):
+            output = live.get(rid)
+            if type(output) is not RequestOutput or not output.takes_plain:
+                self._take(TokenDelta(rid, pack_i32([token_id])), texts)
                 continue
-            had_stop = output.stop_found
             try:
-                text = output.take(delta)
+                text = output.push(token_id)
             except Exception as error:
-                logger.exception("detokenizing for request %s failed", delta.rid)
-                text = output.fail(f"the output could not be detokenized: {error!r:.300}")
-                if delta.finish is None:
-                    self._to_scheduler.send(AbortReq(delta.rid))
+                text = self._failed(rid, output, error)
+                self._to_scheduler.send(AbortReq(rid))
             if text is not None:
                 texts.append(text)
-            if delta.finish is not None:
-                del live[delta.rid]
-            elif output.stop_found and not had_stop:
-                self._to_scheduler.send(AbortReq(delta.rid, "stop"))
         if texts:
             self._to_main.send(TextBatch(texts))
+
+    def _take(self, delta: TokenDelta, texts: list[TextDelta]) -> None:
+        """Give a delta to its request; what goes to the client now is appended to `texts`."""
+        output = self._live.get(delta.rid)
+        if output is None:
+            logger.debug("tokens of %s, which is not live", delta.rid)
+            return
+        had_stop = output.stop_found
+        try:
+            text = output.take(delta)
+        except Exception as error:
+            text = self._failed(delta.rid, output, error)
+            if delta.finish is None:
+                self._to_scheduler.send(AbortReq(delta.rid))
+        if text is not None:
+            texts.append(text)
+        if delta.finish is not None:
+            del self._live[delta.rid]
+        elif output.stop_found and not had_stop:
+            self._to_scheduler.send(AbortReq(delta.rid, "stop"))
+
+    @staticmethod
+    def _failed(rid: str, output: RequestOutput | ScoreOutput, error: Exception) -> TextDelta:
+        """The end of a request whose detokenizing raised; called while that is being handled."""
+        logger.exception("detokenizing for request %s failed", rid)
+        return output.fail(f"the output could not be detokenized: {error!r:.300}")
 
     def _ready(self, ready: SchedulerReady) -> EngineReady:
         self._prompts.max_input_tokens = max_input_tokens(self._context_length, ready.num_slots)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +12,15 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.cpu_plan import SharedPrefix, find_shared_prefixes, plan_step
+from radixrt.attention.cpu_plan import plan_step
 from radixrt.attention.torch_native import TorchNativeBackend
 from radixrt.errors import ConfigError
 from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
 from radixrt.executor.kv_cache import KVCache
 from radixrt.kernels import build
+from tests.attention.shared_batches import random_tree
 
 NUM_SLOTS = 8192
 
@@ -75,9 +79,46 @@ def make_batch(
         extend_lens=torch.from_numpy(ext).long(),
         prefix_lens=torch.from_numpy(seq - ext).long(),
         logits_index=zeros,
+        sample_rows=zeros,
         req_to_token=torch.from_numpy(table),
         seq_lens_cpu=seq,
         extend_lens_cpu=ext,
+        req_pool_indices_cpu=np.arange(1, len(seq) + 1, dtype=np.int32),
+        shared=None if common is None else common_prefixes(common),
+    )
+
+
+def common_prefixes(common: list[int]) -> SharedGroups:
+    """The rows with the first prefix and those with the second, each as one group."""
+    segments, order = [], []
+    for sign in (1, -1):
+        rows = [i for i, n in enumerate(common) if n * sign > 0]
+        if rows:
+            segments.append((0, min(abs(common[i]) for i in rows), len(order), len(rows)))
+            order += rows
+    return SharedGroups(np.array(segments, np.int32), np.array(order, np.int32))
+
+
+def tree_batch(seed: int, num_rows: int = 30) -> ForwardBatch:
+    """A DECODE batch of a random tree, four levels deep."""
+    tree = random_tree(np.random.default_rng(seed), num_rows, levels=4, run=140, own=90)
+    newest = tree.table[tree.rows, tree.seq_lens - 1]
+    return ForwardBatch(
+        mode=ForwardMode.DECODE,
+        input_ids=torch.zeros(num_rows, dtype=torch.int64),
+        positions=torch.from_numpy(tree.seq_lens - 1).long(),
+        req_pool_indices=torch.from_numpy(tree.rows).long(),
+        seq_lens=torch.from_numpy(tree.seq_lens).long(),
+        out_cache_loc=torch.from_numpy(newest).long(),
+        extend_lens=torch.ones(num_rows, dtype=torch.int64),
+        prefix_lens=torch.from_numpy(tree.seq_lens - 1).long(),
+        logits_index=torch.arange(num_rows),
+        sample_rows=torch.from_numpy(tree.rows).long(),
+        req_to_token=torch.from_numpy(tree.table),
+        seq_lens_cpu=tree.seq_lens,
+        extend_lens_cpu=np.ones(num_rows, np.int32),
+        req_pool_indices_cpu=tree.rows,
+        shared=tree.shared,
     )
 
 
@@ -88,33 +129,57 @@ def make_batch(
 def test_equals_the_reference(
     batch: str, shape: str, window: int | None, dtype: torch.dtype, cache_folder: Path
 ) -> None:
-    generator = torch.Generator().manual_seed(len(batch) + len(shape))
     heads, kv_heads, dim = SHAPES[shape]
     layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5, window)
     seq_lens, extend_lens, common = SHARED.get(batch) or (*BATCHES[batch], None)
     made = make_batch(seq_lens, extend_lens, np.random.default_rng(7), common)
+    assert_equal(layer, made, replace(made, shared=None), dtype, cache_folder, "compiled")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["compiled", "reference"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(4))
+def test_several_levels_equal_plain_attention(
+    seed: int, shape: str, kind: str, dtype: torch.dtype, cache_folder: Path
+) -> None:
+    heads, kv_heads, dim = SHAPES[shape]
+    made = tree_batch(seed)
+    for window in (None, 37):
+        layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5, window)
+        assert_equal(layer, made, replace(made, shared=None), dtype, cache_folder, kind)
+
+
+def assert_equal(
+    layer: AttentionLayer, made: ForwardBatch, plain: ForwardBatch, dtype: torch.dtype, cache_folder: Path, kind: str
+) -> None:
+    """A backend gives for `made` what the reference gives for `plain`."""
+    heads, kv_heads, dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    generator = torch.Generator().manual_seed(heads + dim)
 
     def random(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=generator).to(dtype)
 
+    num_slots = int(made.req_to_token.max())
     tokens = made.num_tokens
     # Views of a fused projection, as the decoder hands them over.
     fused = random(tokens, heads + 2 * kv_heads, dim)
     q, k, v = fused.split([heads, kv_heads, kv_heads], dim=1)
-    pool = random(2, NUM_SLOTS + 1, kv_heads, dim)
+    pool = random(2, num_slots + 1, kv_heads, dim)
     results = []
-    for kind in ("reference", "compiled"):
-        kv = KVCache([layer], NUM_SLOTS, 1, dtype, torch.device("cpu"))
+    for name, batch in (("reference", plain), (kind, made)):
+        kv = KVCache([layer], num_slots, 1, dtype, torch.device("cpu"))
         kv.k[0].copy_(pool[0])
         kv.v[0].copy_(pool[1])
         backend: AttentionBackend = (
-            TorchNativeBackend(kv) if kind == "reference" else CpuBackend(kv, [layer], cache_folder / "kernels")
+            TorchNativeBackend(kv) if name == "reference" else CpuBackend(kv, [layer], cache_folder / "kernels")
         )
-        backend.prepare(made)
-        results.append((backend.attend(layer, q, k, v, made), kv.k[0], kv.v[0]))
+        backend.prepare(batch)
+        results.append((backend.attend(layer, q, k, v, batch), kv.k[0], kv.v[0]))
     (expected, k1, v1), (got, k2, v2) = results
     assert got.shape == (tokens, heads * dim)
     assert got.is_contiguous()
+    assert got.dtype == dtype
     assert torch.equal(k1, k2)
     assert torch.equal(v1, v2)
     if dtype == torch.float32:
@@ -124,25 +189,36 @@ def test_equals_the_reference(
         assert error < 5e-3
 
 
-def test_rows_that_share_slots_are_found() -> None:
-    made = make_batch(*SHARED["two-groups-and-one-alone"][:2], np.random.default_rng(1), [180, -150, 180, -150, 0])
-    rows = np.array([0, 1, 2, 3], np.int32)
-    found = find_shared_prefixes(
-        made.req_to_token.numpy(), made.req_pool_indices.numpy()[rows], made.seq_lens_cpu[rows], rows, 64
-    )
-    assert sorted((f.rows.tolist(), f.length) for f in found) == [([0, 2], 128), ([1, 3], 128)]
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_row_and_head_is_planned_once(threads: int, seed: int) -> None:
+    made = tree_batch(seed)
+    assert made.shared is not None
+    plan = plan_step(
+        made.seq_lens_cpu, made.extend_lens_cpu, made.shared, 3, 3, max_queries=64, threads=threads
+    )  # fmt: skip
+    work: dict[tuple[int, int], int] = {}
+    ends = made.shared.ends(len(made.seq_lens_cpu))
+    table = made.req_to_token.numpy()
+    for first, count, head, first_segment, segments in plan.groups.tolist():
+        rows = plan.group_rows[first : first + count]
+        covered = np.zeros(count, np.int32)
+        for start, length, member, members in plan.segments[first_segment : first_segment + segments].tolist():
+            assert members > 1
+            assert (covered[member : member + members] == start).all()
+            covered[member : member + members] = start + length
+            slots = table[made.req_pool_indices.numpy()[rows[member : member + members]], start : start + length]
+            assert (slots == slots[0]).all()
+        assert (covered <= ends[rows]).all()
+        for row in rows.tolist():
+            work[(row, head)] = work.get((row, head), 0) + 1
+    for row, head, heads, _, _, queries in plan.tasks.tolist():
+        for h in range(head, head + heads):
+            work[(row, h)] = work.get((row, h), 0) + queries
+    assert work == {(r, h): 1 for r in range(len(made.seq_lens_cpu)) for h in range(3)}
 
 
-def test_every_row_and_head_is_planned_once() -> None:
-    seq_lens, extend_lens = np.array([300, 120, 260, 500, 900], np.int32), np.array([1, 50, 1, 1, 300], np.int32)
-    shared = [SharedPrefix(np.array([0, 2, 3], np.int32), 192)]
-    for threads in (1, 2, 16):
-        plan = plan_step(seq_lens, extend_lens, shared, 3, 3, max_queries=64, threads=threads)
-        work = {(int(r), int(h)): 1 for g in plan.groups for r in plan.group_rows[g[0] : g[0] + g[1]] for h in [g[2]]}
-        for row, head, heads, _, _, queries in plan.tasks.tolist():
-            for h in range(head, head + heads):
-                work[(row, h)] = work.get((row, h), 0) + queries
-        assert work == {(r, h): int(extend_lens[r]) for r in range(5) for h in range(3)}
+LIMITS: dict[str, Any] = {"dtype": torch.float32, "max_rows": 4, "context_length": 64}
 
 
 def test_without_a_compiler_it_falls_back_and_says_what_mends_it(
@@ -151,18 +227,18 @@ def test_without_a_compiler_it_falls_back_and_says_what_mends_it(
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     layer = AttentionLayer(0, 2, 1, 32, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, torch.device("cpu"))
-    backend = make_backend("auto", kv, [layer], torch.device("cpu"), tmp_path)
+    backend = make_backend("auto", kv, [layer], **LIMITS, kernel_cache=tmp_path)
     assert isinstance(backend, TorchNativeBackend)
     assert "C++ compiler" in caplog.text
     with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
-        make_backend("cpu", kv, [layer], torch.device("cpu"), tmp_path)
+        make_backend("cpu", kv, [layer], **LIMITS, kernel_cache=tmp_path)
 
 
 def test_shapes_that_it_does_not_take_go_to_the_reference(cache_folder: Path) -> None:
     layer = AttentionLayer(0, 2, 1, 20, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, torch.device("cpu"))
     assert isinstance(
-        make_backend("auto", kv, [layer], torch.device("cpu"), cache_folder / "kernels"), TorchNativeBackend
+        make_backend("auto", kv, [layer], **LIMITS, kernel_cache=cache_folder / "kernels"), TorchNativeBackend
     )
     with pytest.raises(ConfigError, match="head_dim 20"):
-        make_backend("cpu", kv, [layer], torch.device("cpu"), cache_folder / "kernels")
+        make_backend("cpu", kv, [layer], **LIMITS, kernel_cache=cache_folder / "kernels")

@@ -194,7 +194,7 @@ def test_closing_ends_what_is_running_with_an_engine_error(tiny_model: Callable[
 
 def test_messages_may_cross_their_wire_form(engine: Engine, tiny_model: Callable[[str], Path]) -> None:
     config = make_config(model=str(tiny_model("llama")), **OPTIONS)
-    encoded = InProcessEngine(config, resolve_settings(config, show_progress=False), encode=True)
+    encoded = InProcessEngine(*resolve_settings(config, show_progress=False), encode=True)
     client = encoded.start()
     try:
         params = {**GREEDY, "logprobs": 2, "prompt_logprobs": 1, "repetition_penalty": 1.2, "logit_bias": {9: 1.0}}

@@ -77,7 +77,7 @@ def smollm(engine: radixrt.Engine) -> Path:
     from radixrt.config import make_config
     from radixrt.engine.settings import resolve_settings
 
-    return Path(resolve_settings(make_config(dtype="float32"), show_progress=False).folder)
+    return Path(resolve_settings(make_config(dtype="float32"), show_progress=False)[1].folder)
 
 
 def test_the_boundary_is_healed(engine: radixrt.Engine, smollm: Path) -> None:

@@ -21,7 +21,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def folder(cache_folder: Path) -> Path:
-    return Path(resolve_settings(make_config(dtype="float32"), show_progress=False).folder)
+    return Path(resolve_settings(make_config(dtype="float32"), show_progress=False)[1].folder)
 
 
 @pytest.fixture(scope="module")

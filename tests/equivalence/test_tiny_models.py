@@ -105,7 +105,7 @@ def test_over_the_wire_form(kind: str, tiny_model: Callable[[str], Path]) -> Non
 
     folder = tiny_model(kind)
     config = make_config(model=str(folder), dtype="float32", kv_cache_tokens=2048, executor="uni", num_threads=1)
-    launched = InProcessEngine(config, resolve_settings(config, show_progress=False), encode=True)
+    launched = InProcessEngine(*resolve_settings(config, show_progress=False), encode=True)
     e = object.__new__(radixrt.Engine)
     e.config, e._launcher = config, launched
     e.client = launched.start()
@@ -170,6 +170,9 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
             page_size=1,
             kv_cache_tokens=256,
             memory_fraction=0.5,
+            kv_cache_dtype="auto",
+            max_step_tokens=128,
+            cuda_graph="off",
             random_seed=0,
             kernel_cache=str(folder / "kernels"),
         )
@@ -179,7 +182,7 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
     expected = reference_logits(folder, ids)
     row, first = np.array([1], np.int32), 40
     with torch.inference_mode():
-        batch = runner.prepare_forward_batch_extend(
+        batch = runner.batches.prepare_forward_batch_extend(
             np.array(ids[:first], np.int32),
             row,
             np.array([first], np.int32),
@@ -191,8 +194,10 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
         assert out.hidden_states.shape == (first, 64)
         torch.testing.assert_close(out.next_token_logits[0], expected[first - 1], atol=1e-4, rtol=0)
         for n in range(first, len(ids)):
-            runner._future_token_ids[1] = ids[n]
-            batch = runner.prepare_forward_batch_decode(row, np.array([n + 1], np.int32), np.array([n + 1], np.int32))
+            runner.batches.future_token_ids[1] = ids[n]
+            batch = runner.batches.prepare_forward_batch_decode(
+                row, np.array([n + 1], np.int32), np.array([n + 1], np.int32)
+            )
             assert batch.mode is ForwardMode.DECODE
             logits = runner.forward(batch).next_token_logits
             torch.testing.assert_close(logits[0], expected[n], atol=1e-4, rtol=0)

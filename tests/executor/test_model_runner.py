@@ -18,6 +18,7 @@ from radixrt.executor.uniproc_executor import UniProcExecutor
 from radixrt.messages import TokenBatch, TokenizedReq, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
+from tests.scheduler.fake_runner import deltas_of
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
 
@@ -26,7 +27,7 @@ class Bench:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         config = make_config(model=str(folder), dtype="float32", num_threads=1, executor="uni", **options)
-        settings = resolve_settings(config, show_progress=False)
+        config, settings = resolve_settings(config, show_progress=False)
         answers: LocalChannel = LocalChannel()
         self.inbox: LocalChannel = LocalChannel()
         self.outbox: LocalChannel = LocalChannel()
@@ -46,7 +47,7 @@ class Bench:
     def turn(self) -> bool:
         busy = self.loop.run_once(wait=False)
         while (message := self.outbox.recv()) is not None:
-            for delta in message.deltas if isinstance(message, TokenBatch) else []:
+            for delta in deltas_of(message) if isinstance(message, TokenBatch) else []:
                 self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
                 if delta.finish is not None:
                     self.finishes[delta.rid] = delta.finish

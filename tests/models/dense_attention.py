@@ -68,9 +68,11 @@ def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> Forwar
         extend_lens=torch.tensor(new.astype(np.int64)),
         prefix_lens=torch.tensor(prefix.astype(np.int64)),
         logits_index=torch.arange(len(input_ids)),
+        sample_rows=torch.arange(len(input_ids)),
         req_to_token=torch.zeros(1, 1, dtype=torch.int32),
         seq_lens_cpu=prefix + new,
         extend_lens_cpu=new,
+        req_pool_indices_cpu=rows,
     )
 
 

@@ -24,6 +24,7 @@ from radixrt.messages import (
     LogprobColumns,
     StepFailed,
     StepOutput,
+    TokenBatch,
     TokenDelta,
     TokenizedReq,
     TokenizedScoreReq,
@@ -38,7 +39,11 @@ from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.sharing import CascadeCosts
 from radixrt.tokenizer.choice_tree import ChoiceTree
+
+FREE = CascadeCosts(step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True)
+"""With these, decode rows share all that they can."""
 
 VOCAB = 50
 EOS = 0
@@ -141,12 +146,29 @@ class FakeRunner:
             if samples[i]:
                 sampled.append(_nearest(next_token(state), allowed.get(len(sampled))))
                 self.future[row] = sampled[-1]
+        self._check_shared(step, idx, seq_lens, extends)
         index, targets = unpack_i32(step.score_index).tolist(), unpack_i32(step.score_targets).tolist()
         assert index == sorted(index)
         scores = [target_score(states[i], token) for i, token in zip(index, targets, strict=True)]
         return StepOutput(
             step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores)
         )  # fmt: skip
+
+    def _check_shared(self, step: ForwardStep, idx: np.ndarray, seq_lens: np.ndarray, extends: np.ndarray) -> None:
+        """Groups hold the same slots for two rows or more, and cover a prefix of each that its own token is not in."""
+        rows = unpack_i32(step.shared_rows).tolist()
+        covered = dict.fromkeys(rows, 0)
+        for start, length, first, count in unpack_i32(step.shared_segments).reshape(-1, 4).tolist():
+            members = rows[first : first + count]
+            assert len(set(members)) == count >= 2
+            assert length > 0
+            slots = self.mirror[idx[members], start : start + length]
+            assert (slots == slots[0]).all()
+            for row in members:
+                assert extends[row] == 1
+                assert covered[row] == start
+                covered[row] = start + length
+                assert covered[row] < seq_lens[row]
 
     def _check_prefix(self, row: int, length: int) -> None:
         for slot in self.mirror[row, :length].tolist():
@@ -171,6 +193,16 @@ def _columns(n: int) -> LogprobColumns:
     return LogprobColumns(pack_f32(np.zeros(n)), b"", b"", 0)
 
 
+def deltas_of(batch: TokenBatch | None) -> list[TokenDelta]:
+    """Everything in a batch as deltas; a request must be in it only once."""
+    if batch is None:
+        return []
+    plain = zip(batch.rids, unpack_i32(batch.token_ids).tolist(), strict=True)
+    deltas = batch.deltas + [TokenDelta(rid, pack_i32([token])) for rid, token in plain]
+    assert len({delta.rid for delta in deltas}) == len(deltas)
+    return deltas
+
+
 class Harness:
     """A scheduler and a fake runner, stepped by hand."""
 
@@ -178,13 +210,13 @@ class Harness:
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, **config: object,
     ) -> None:  # fmt: skip
-        self.config = SchedulerConfig(**{"max_running_requests": 4, **config})  # type: ignore[arg-type]
+        self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
         self.cache = RadixCache(allocator, eviction) if cache else ChunkCache(allocator)
         rows = ReqToTokenPool(self.config.max_running_requests, max_context)
         self.scheduler = Scheduler(
             self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
-            vocab_size=VOCAB,
+            vocab_size=VOCAB, cascade=FREE,
         )  # fmt: skip
         self.runner = FakeRunner(num_slots + page_size, self.config.max_running_requests, max_context)
         self.max_len = min(max_context, num_slots)
@@ -271,8 +303,7 @@ class Harness:
         self._take()
 
     def _take(self) -> None:
-        deltas: list[TokenDelta] = self.scheduler.take_deltas()
-        for delta in deltas:
+        for delta in deltas_of(self.scheduler.take_deltas()):
             assert delta.rid not in self.finishes, "a delta after the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
             if delta.scores is not None:

@@ -11,7 +11,7 @@ from radixrt.constrained.constraint import StructuredOptions
 from radixrt.messages import ConstraintInfo, TokenizedReq, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import constrained
-from tests.scheduler.fake_runner import VOCAB, Harness
+from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 from tests.scheduler.test_scheduler import FixedSequence, _free_run
 
@@ -102,7 +102,7 @@ def test_forced_and_closing_tokens_are_reported(depth):
         bits = np.full((len(batch.grammar_rows), h.scheduler.mask_words), 0xFFFFFFFF, np.uint32)
         h.scheduler.fill_mask(batch, bits, 0.0)
         h.scheduler.commit(batch, h.runner.run(batch.step), 0.0)
-        deltas += h.scheduler.take_deltas()
+        deltas += deltas_of(h.scheduler.take_deltas())
     info = deltas[-1].constraint
     assert (info.backend, info.ignored, info.compile_s) == ("scripted", ["/a: not"], 0.5)
     assert info.forced_tokens == h.scheduler.counters.forced_tokens

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from radixrt.messages import ProgramHint, TokenDelta
+from radixrt.messages import ProgramHint
 from radixrt.scheduler.programs import KEEP_S, MAX_PROGRAMS, PROGRAM_SHARE, TOTAL_SHARE
-from tests.scheduler.fake_runner import Harness
+from tests.scheduler.fake_runner import Harness, deltas_of
 
 FORK = list(range(1, 33))
 
@@ -231,7 +231,7 @@ def test_a_failed_step_forgets_all_holds() -> None:
     h.fail()
     h.drain()
     assert h.scheduler.programs.stats().holds == 0
-    deltas: list[TokenDelta] = h.scheduler.take_deltas()
+    deltas = deltas_of(h.scheduler.take_deltas())
     assert not deltas
 
 

@@ -10,7 +10,7 @@ from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.messages import unpack_i32
 from radixrt.scheduler.policy import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
-from tests.scheduler.fake_runner import VOCAB, Harness, expected_output
+from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of, expected_output
 
 
 def lens(step) -> list[int]:
@@ -231,7 +231,7 @@ def test_a_live_rid_cannot_be_used_twice():
     h = Harness()
     h.add("r", [1, 2, 3], max_tokens=3)
     h.scheduler.add(h.requests["r"], h.now)
-    deltas = h.scheduler.take_deltas()
+    deltas = deltas_of(h.scheduler.take_deltas())
     assert deltas[0].finish.error.param == "rid"
     h.drain()
     h.assert_output("r")

@@ -38,6 +38,12 @@ def test_input_ids_and_sampling_params(caller: Caller) -> None:
     assert request.sampling.logit_bias == {1: 1.5}
 
 
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_detokenize(caller: Caller, wanted: bool | None) -> None:
+    caller.post("/generate", {"text": "hi", "sampling_params": {"detokenize": wanted}})
+    assert caller.engine.requests[0].sampling.detokenize is (wanted is not False)
+
+
 def test_batches_answer_with_lists(caller: Caller) -> None:
     assert isinstance(caller.post("/generate", {"text": "a"}).json(), dict)
     assert len(caller.post("/generate", {"text": ["a"]}).json()) == 1

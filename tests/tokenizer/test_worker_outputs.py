@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from radixrt.messages import (
     AbortReq,
     Finish,
     FinishError,
+    GenerateReq,
     LogprobColumns,
     TextDelta,
     TokenBatch,
@@ -23,6 +25,7 @@ from radixrt.messages import (
     pack_i32,
     unpack_i32,
 )
+from radixrt.sampling_params import SamplingParams
 from tests.tokenizer.worker_bench import TIMINGS, Bench
 
 
@@ -130,6 +133,24 @@ def test_the_stop_token_is_left_out_of_the_text(
     (delta,) = bench.tokens(ids, finish=Finish("stop", token if matched else None))
     assert delta.text == text
     assert delta.token_ids == pack_i32(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_detokenizing_there_are_ids_alone(bench: Bench, stream: bool) -> None:
+    bench.start(detokenize=False, stream=stream)
+    first, rest = bench.tokenizer.encode("good")[:1], bench.tokenizer.encode("bye 🙂")
+    deltas = bench.tokens(first) + bench.tokens(rest, finish=Finish("length"))
+    assert [delta.text for delta in deltas] == [""] * (2 if stream else 1)
+    assert b"".join(delta.token_ids for delta in deltas) == pack_i32(first + rest)
+    assert deltas[-1].finish == Finish("length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_the_prompts_ids_does_not_get_them_again(bench: Bench, stream: bool) -> None:
+    column = pack_i32(bench.tokenizer.encode("hi"))
+    bench.handle(GenerateReq("r", SamplingParams(), input_ids=column, stream=stream, return_prompt_ids=False))
+    deltas = bench.tokens("one") + bench.tokens("two", finish=Finish("length"))
+    assert [delta.prompt_ids for delta in deltas] == [None] * len(deltas)
 
 
 def test_a_finish_by_length_or_by_a_grammar_leaves_nothing_out(bench: Bench) -> None:
@@ -281,3 +302,39 @@ def test_columns_that_do_not_fit_end_the_request(bench: Bench, wrong: LogprobCol
     assert delta.finish is not None
     assert delta.finish.reason == "error"
     assert bench.scheduler.recv() == AbortReq("r")
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": "ree"}, {"detokenize": False}, {"skip_special_tokens": False}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_plain_tokens_come_to_the_same_as_deltas(bench: Bench, stream: bool, options: dict[str, Any]) -> None:
+    ids = bench.tokenizer.encode("one 🙂 two<|im_end|> three")
+    answers = []
+    for rid, plain in (("a", False), ("b", True)):
+        bench.start(rid, stream=stream, **options)
+        deltas = []
+        for token in ids[:-1]:
+            if plain:
+                bench.handle(TokenBatch(rids=[rid], token_ids=pack_i32([token])))
+                deltas += bench.deltas()
+            else:
+                deltas += bench.tokens([token], rid=rid)
+        deltas += bench.tokens(ids[-1:], rid=rid, finish=Finish("length"))
+        answers.append([msgspec.structs.replace(delta, rid="r") for delta in deltas])
+    assert answers[0] == answers[1]
+    assert bench.worker.num_live == 0
+
+
+def test_a_plain_token_that_cannot_be_detokenized_ends_its_request_alone(bench: Bench) -> None:
+    for rid in ("good", "bad", "scored"):
+        bench.start(rid)
+    bench.handle(TokenBatch(rids=["good", "bad", "unknown"], token_ids=pack_i32([20, -5, 20])))
+    deltas = {delta.rid: delta for delta in bench.deltas()}
+    assert set(deltas) == {"good", "bad"}
+    assert deltas["good"].finish is None
+    finish = deltas["bad"].finish
+    assert finish is not None
+    assert finish.error is not None
+    assert bench.scheduler.recv() == AbortReq("bad")
+    bench.handle(TokenBatch(rids=["bad"], token_ids=pack_i32([20])))
+    assert bench.tokens([], rid="bad", finish=Finish("abort")) == []
+    assert bench.worker.num_live == 2

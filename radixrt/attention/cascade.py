@@ -1,0 +1,57 @@
+"""`SharedGroups`: which decode rows of a step have which positions in common, for backends that read these once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radixrt.messages import I32, Int32Array, unpack_i32
+
+if TYPE_CHECKING:
+    from radixrt.attention.base import AttentionLayer
+
+START, LENGTH, FIRST, COUNT = range(4)
+"""Columns of `SharedGroups.segments`."""
+
+
+@dataclass(frozen=True)
+class SharedGroups:
+    """Positions [start, start + length) hold the same slots for rows[first : first + count], two or more: a group.
+
+    Groups of one row are disjoint in positions and together cover a prefix of its sequence, without its newest token.
+    Groups nest, and `rows` are in depth-first order: the rows of two groups are apart, or those of the one that begins
+    further down are a part of the other's.
+
+    Attributes:
+        segments: int32 [G, 4], start, length, first, count; a group stands after those that it lies below.
+        rows: int32 [N], indices of the step's rows.
+    """
+
+    segments: Int32Array
+    rows: Int32Array
+
+    @staticmethod
+    def from_columns(segments: bytes, rows: bytes) -> SharedGroups | None:
+        """From a `ForwardStep`'s columns; None if it shares nothing."""
+        return SharedGroups(unpack_i32(segments).reshape(-1, 4), unpack_i32(rows)) if segments else None
+
+    def ends(self, num_rows: int) -> Int32Array:
+        """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""
+        start, length, first, count = self.segments.T
+        before = np.cumsum(count) - count
+        members = self.rows[np.arange(count.sum()) + np.repeat(first - before, count)]
+        ends = np.zeros(num_rows, I32)
+        np.maximum.at(ends, members, np.repeat(start + length, count))
+        return ends
+
+
+def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:
+    """Keys and values of one token in one layer whose rows can share; 0 if none can.
+
+    With a sliding window they cannot: it may end within a shared part, at another place for each row.
+    """
+    sizes = [2 * x.num_kv_heads * x.head_dim * element_bytes for x in layers if x.sliding_window is None]
+    return max(sizes, default=0)

@@ -1,0 +1,215 @@
+"""How the shared part of a decode step is cut into work for the CUDA kernel: pure numpy, when the groups change.
+
+An item is one tile of a group's rows over one range of its positions, for every kv head. Items are dealt out to lanes;
+a lane times a kv head is a program of the kernel. Long groups are split over several items so that all of the device's
+processors have work; each split writes partial results of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixrt.attention.cascade import COUNT, FIRST, LENGTH, START, SharedGroups
+from radixrt.messages import I32, Int32Array
+
+SPLIT_STEP = 64
+"""Splits are whole blocks of this many positions, which the kernel takes at once, but for a group's last."""
+MIN_SPLIT = 256
+ITEM_POSITIONS = 96
+"""What an item costs beside its positions, in positions: loading queries, writing partial results."""
+LOAD_ROWS = 64
+"""Loading a block of keys and values takes about as long as computing it for so many query rows."""
+ROUNDS = (1, 2, 3, 4)
+"""Splits that are tried: of a lane's share of all positions, or a half of that, and so on."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A size of the kernel: query rows (rows times heads of a group) of an item, and programs on a processor."""
+
+    block_m: int
+    programs: int
+
+
+TILES = (Tile(64, 2), Tile(128, 1))
+
+
+@dataclass(frozen=True)
+class CascadeLimits:
+    """What the device's buffers hold and what there is to fill.
+
+    Attributes:
+        heads, kv_heads: of one rank.
+        processors: of the device (SMs).
+        max_rows: rows of a step.
+        max_partials: partial results, for each of which there is one [heads, dim].
+        max_items: items of a step.
+        tiles: sizes of the kernel to choose from.
+    """
+
+    heads: int
+    kv_heads: int
+    processors: int
+    max_rows: int
+    max_partials: int
+    max_items: int
+    tiles: tuple[Tile, ...] = TILES
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a kv head."""
+        return self.heads // self.kv_heads
+
+    def lanes(self, tile: Tile) -> int:
+        return max(1, self.processors * tile.programs // self.kv_heads)
+
+    @property
+    def sections(self) -> tuple[int, int, int, int]:
+        """int32 numbers of each section of `CascadePlan.packed`, in order.
+
+        Each begins at a multiple of 16 bytes, so that the kernels are compiled once, wherever a plan lies.
+        """
+        lanes = max(self.lanes(tile) for tile in self.tiles)
+        return _up(lanes + 1, 4), _up(self.max_rows + 1, 4), _up(2 * self.max_partials, 4), 6 * self.max_items
+
+    @property
+    def packed_size(self) -> int:
+        """int32 numbers of a plan."""
+        return sum(self.sections)
+
+
+@dataclass(frozen=True)
+class CascadePlan:
+    """One step's work.
+
+    Attributes:
+        tile: size of the kernel that the items are cut for.
+        lanes: programs for each kv head.
+        num_items, num_partials: in use.
+        ends: int32 [B], the position from which on each row is alone; see `SharedGroups.ends`.
+        packed: int32 [packed_size], what goes to the device, `CascadeLimits.sections` one after the other:
+            lane_ptr: lane i does items [lane_ptr[i], lane_ptr[i + 1]).
+            row_ptr: row i of the step has partials [row_ptr[i], row_ptr[i + 1]).
+            members [:, 2]: a row of the step, and the partial that is written for it.
+            items [:, 6]: row of req_to_token, first position, positions, first member, members, 0.
+    """
+
+    tile: Tile
+    lanes: int
+    num_items: int
+    num_partials: int
+    ends: Int32Array
+    packed: Int32Array
+
+
+def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: CascadeLimits) -> CascadePlan | None:
+    """Cut a step's groups into items, or None if they do not fit into the device's buffers.
+
+    Args:
+        req_pool_idx: int32 [B], each row's place in req_to_token; B at most max_rows.
+    """
+    if len(req_pool_idx) > limits.max_rows:
+        return None
+    tile = _pick_tile(shared, limits)
+    tile_rows = tile.block_m // limits.group
+    split = _pick_split(shared, tile_rows, limits.lanes(tile), limits)
+    if split is None:
+        return None
+    lanes = _deal(_item_lengths(shared, tile_rows, split), limits.lanes(tile))[1]
+    items, members = _cut(shared, req_pool_idx, tile_rows, split)
+    order = np.array([item for lane in lanes for item in lane], np.int64)
+    lane_ptr = np.cumsum([0] + [len(lane) for lane in lanes])
+    # A row's partials lie together, in the order of the items.
+    partial = np.empty(len(members), I32)
+    partial[np.argsort(members, kind="stable")] = np.arange(len(members), dtype=I32)
+    row_ptr = np.searchsorted(np.sort(members), np.arange(limits.sections[1]))
+    parts = (lane_ptr, row_ptr, np.stack([members, partial], axis=1), items[order])
+    packed = np.zeros(limits.packed_size, I32)
+    start = 0
+    for part, size in zip(parts, limits.sections, strict=True):
+        packed[start : start + part.size] = part.reshape(-1)
+        start += size
+    # Lanes that this tile does not have begin and end where the last one ends; they are not launched.
+    packed[len(lane_ptr) : limits.sections[0]] = lane_ptr[-1]
+    return CascadePlan(tile, limits.lanes(tile), len(items), len(members), shared.ends(len(req_pool_idx)), packed)
+
+
+def _pick_tile(shared: SharedGroups, limits: CascadeLimits) -> Tile:
+    """The size with the least work: few large tiles load keys and values less often, small ones are fuller."""
+    lengths, counts = shared.segments[:, LENGTH].astype(np.int64), shared.segments[:, COUNT].astype(np.int64)
+
+    def cost(tile: Tile) -> int:
+        tiles = -(-counts // (tile.block_m // limits.group))
+        return int((tiles * lengths).sum()) * (tile.block_m + LOAD_ROWS)
+
+    return min((t for t in limits.tiles if t.block_m >= limits.group), key=cost)
+
+
+def _pick_split(shared: SharedGroups, tile_rows: int, lanes: int, limits: CascadeLimits) -> int | None:
+    """The longest range of one item, chosen by when the last lane would be done."""
+    lengths, counts = shared.segments[:, LENGTH].astype(np.int64), shared.segments[:, COUNT].astype(np.int64)
+    tiles = -(-counts // tile_rows)
+    share = -(-int((tiles * lengths).sum()) // lanes)
+    longest = int(lengths.max())
+    tried = {max(MIN_SPLIT, -(-share // rounds)) for rounds in ROUNDS} | {longest}
+    best, best_end = None, 0
+    for split in sorted({min(_up(size, SPLIT_STEP), longest) for size in tried}, reverse=True):
+        splits = -(-lengths // split)
+        if (tiles * splits).sum() > limits.max_items or (counts * splits).sum() > limits.max_partials:
+            continue
+        end = _deal(_item_lengths(shared, tile_rows, split), lanes)[0]
+        if best is None or end < best_end:
+            best, best_end = split, end
+    return best
+
+
+def _ranges(length: int, split: int) -> list[tuple[int, int]]:
+    """(first, positions) of a group's items: as few as fit, of equal length but for the last."""
+    count = -(-length // split)
+    size = -(-length // count)
+    size = _up(size, SPLIT_STEP)
+    return [(first, min(size, length - first)) for first in range(0, length, size)]
+
+
+def _item_lengths(shared: SharedGroups, tile_rows: int, split: int) -> list[int]:
+    """Positions of each item, in the order of `_cut`."""
+    return [
+        positions
+        for length, count in shared.segments[:, [LENGTH, COUNT]].tolist()
+        for _, positions in _ranges(length, split)
+        for _ in range(0, count, tile_rows)
+    ]
+
+
+def _deal(lengths: list[int], lanes: int) -> tuple[int, list[list[int]]]:
+    """Items to lanes, the longest first, each to the lane free first: when the last is done, and who does what."""
+    dealt: list[list[int]] = [[] for _ in range(lanes)]
+    heap = [(0, lane) for lane in range(lanes)]
+    for item in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        done, lane = heap[0]
+        dealt[lane].append(item)
+        heapq.heapreplace(heap, (done + lengths[item] + ITEM_POSITIONS, lane))
+    return max(done for done, _ in heap), dealt
+
+
+def _cut(shared: SharedGroups, req_pool_idx: Int32Array, tile_rows: int, split: int) -> tuple[Int32Array, Int32Array]:
+    """Items int32 [n, 6], and the rows of each one after the other."""
+    items, members, first_member = [], [], 0
+    for segment in shared.segments.tolist():
+        rows = shared.rows[segment[FIRST] : segment[FIRST] + segment[COUNT]]
+        table_row = int(req_pool_idx[rows[0]])
+        for first, positions in _ranges(segment[LENGTH], split):
+            for at in range(0, len(rows), tile_rows):
+                tile = rows[at : at + tile_rows]
+                items.append((table_row, segment[START] + first, positions, first_member, len(tile), 0))
+                members.append(tile)
+                first_member += len(tile)
+    return np.array(items, I32), np.concatenate(members)
+
+
+def _up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-value // step) * step

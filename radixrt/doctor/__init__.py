@@ -1,0 +1,22 @@
+"""`radixrt doctor`: what this machine has for serving, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import json
+
+from radixrt.doctor.advice import advise
+from radixrt.doctor.probes import gather
+from radixrt.doctor.report import as_dict, as_text
+
+
+def run(*, device: str, attention_backend: str, as_json: bool) -> int:
+    """Look at the machine and print what was found; 0 if serving works as asked, else 1. Never raises because of what
+    a probe meets.
+
+    Args:
+        device, attention_backend: values of the options of these names.
+    """
+    facts = gather(device=device, attention_backend=attention_backend)
+    findings = advise(facts)
+    print(json.dumps(as_dict(facts, findings), indent=2) if as_json else as_text(facts, findings))
+    return int(any(finding.severity == "error" for finding in findings))

@@ -1,0 +1,74 @@
+"""Probes that import what may crash: `python -m radixrt.doctor.child PROBE ...` prints one JSON line for each.
+
+A probe of a name that is not in PROBES imports the module of that package. A line holds "probe", and "error" where the
+import or the probe failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MODULES = {"flashinfer-python": "flashinfer", "pyzmq": "zmq"}
+"""Packages whose module has another name."""
+
+
+def probe_torch() -> dict[str, Any]:
+    import torch
+
+    answer: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
+    if torch.version.cuda is None:
+        return answer
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        for i in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(i)
+            free, total = torch.cuda.mem_get_info(i)
+            gpu = {"name": about.name, "major": about.major, "minor": about.minor, "total": total, "free": free}
+            answer["gpus"].append(gpu)
+    except Exception as error:
+        answer["gpus"] = []
+        answer["cuda_error"] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    return answer
+
+
+def probe_cpu_kernels() -> dict[str, Any]:
+    """Loads the compiled CPU kernels, after building them where they are not in the cache."""
+    from radixrt.kernels.build import load_kernels
+    from radixrt.models.source import cache_folder
+
+    load_kernels(cache_folder() / "kernels")
+    return {}
+
+
+PROBES: dict[str, Callable[[], dict[str, Any]]] = {"torch": probe_torch, "CPU kernels": probe_cpu_kernels}
+
+
+def probe(name: str) -> dict[str, Any]:
+    """The answer of one probe; "missing" in place of an error where the package itself is not installed."""
+    module = MODULES.get(name, name)
+    try:
+        if name in PROBES:
+            return PROBES[name]()
+        importlib.import_module(module)
+        return {}
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, "torch"):
+            return {"missing": True}
+        return {"error": f"{type(error).__name__}: {error}".strip()[:300]}
+
+
+def main(names: list[str]) -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    for name in names:
+        with contextlib.suppress(BrokenPipeError):
+            answers.write(json.dumps({"probe": name, **probe(name)}) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

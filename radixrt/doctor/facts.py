@@ -1,0 +1,95 @@
+"""`Facts`: what the probes found out about a machine. Plain values, so that advice on them is a pure function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device as torch sees it; memory in bytes."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_total: int
+    memory_free: int
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program on the PATH; `version` is None where it did not say."""
+
+    path: str
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """A folder for what is made once: kernels, models, grammars. `size` in bytes, 0 where there is none yet."""
+
+    what: str
+    path: str
+    size: int
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """See the module's docstring. None stands for "there is none", or for "not known" where `unknown` says so.
+
+    Attributes:
+        device, attention_backend: what was asked for, as the options of these names.
+        driver: version of the NVIDIA driver.
+        driver_gpus: devices by the driver's own account, e.g. "NVIDIA H200, 143771 MiB".
+        torch, torch_cuda: versions of torch and of the CUDA that it was built for.
+        cuda_error: why torch cannot use CUDA, though it was built for it.
+        cuda_home: folder of the CUDA toolkit, by the environment.
+        nvcc, compiler, ninja: what kernels are built with.
+        packages: versions of Python packages, None for those that are not installed.
+        broken: packages that are installed and do not import, with the reason.
+        cpu_kernels: "" if the compiled CPU kernels load, else why not; None where torch is missing.
+        flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
+        default_model: the embedded default model is installed.
+        installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
+        unknown: what could not be found out, and why.
+    """
+
+    device: str = "auto"
+    attention_backend: str = "auto"
+    radixrt: str = ""
+    python: str = ""
+    system: str = ""
+    cpu: str = ""
+    cpu_features: tuple[str, ...] = ()
+    cores: int = 0
+    memory_total: int = 0
+    memory_free: int = 0
+    driver: str | None = None
+    driver_gpus: tuple[str, ...] = ()
+    torch: str | None = None
+    torch_cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    cuda_error: str | None = None
+    cuda_home: str | None = None
+    nvcc: Tool | None = None
+    compiler: Tool | None = None
+    ninja: Tool | None = None
+    packages: dict[str, str | None] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    cpu_kernels: str | None = None
+    flashinfer_kernels: int = 0
+    default_model: bool = False
+    caches: tuple[CacheFolder, ...] = ()
+    installer: str | None = None
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def failure(self, package: str) -> str | None:
+        """Why a package that is installed does not import; None if it does, or if it is not there."""
+        return self.broken.get(package) or self.unknown.get(package)
+
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether the engine would run on CUDA here."""
+        return self.device != "cpu" and bool(self.gpus)

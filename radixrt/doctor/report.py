@@ -1,0 +1,79 @@
+"""How `radixrt doctor` says what it found: for people and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from radixrt.doctor.advice import Finding
+from radixrt.doctor.facts import GIB, Facts, Tool
+
+MIB = 1 << 20
+
+
+def as_dict(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """{"works": bool, "findings": [{severity, what, fix}], "facts": {...}}"""
+    return {
+        "works": all(finding.severity != "error" for finding in findings),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "facts": dataclasses.asdict(facts),
+    }
+
+
+def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
+    lines = [f"{name:<12}{value}" for name, value in _lines(facts)]
+    for finding in findings:
+        lines += ["", f"{finding.severity}: {finding.what}"]
+        if finding.fix is not None:
+            lines.append(f"  mend it with: {finding.fix}")
+    return "\n".join([*lines, "", _verdict(facts, findings)])
+
+
+def _verdict(facts: Facts, findings: Sequence[Finding]) -> str:
+    if any(finding.severity == "error" for finding in findings):
+        return "Serving does not work here as asked for."
+    return f"Serving works here, on {'CUDA' if facts.uses_cuda else 'the CPU'}."
+
+
+def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
+    yield "radixrt", f"{facts.radixrt}, Python {facts.python}, {facts.system}"
+    yield "asked for", f"--device {facts.device} --attention-backend {facts.attention_backend}"
+    features = f" ({' '.join(facts.cpu_features)})" if facts.cpu_features else ""
+    yield "CPU", f"{facts.cpu or 'not known'}, {facts.cores} cores{features}"
+    yield "memory", f"{facts.memory_free / GIB:.1f} of {facts.memory_total / GIB:.1f} GiB free"
+    yield "driver", _known(facts, "driver", facts.driver)
+    for i, gpu in enumerate(facts.gpus):
+        memory = f"{gpu.memory_free / GIB:.1f} of {gpu.memory_total / GIB:.1f} GiB free"
+        yield f"GPU {i}", f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {memory}"
+    if not facts.gpus:
+        for i, gpu_name in enumerate(facts.driver_gpus):
+            yield f"GPU {i}", f"{gpu_name} (not usable by torch)"
+    built = f"built for CUDA {facts.torch_cuda}" if facts.torch_cuda else "built without CUDA"
+    yield "torch", _known(facts, "torch", None if facts.torch is None else f"{facts.torch}, {built}")
+    for name, tool in (("nvcc", facts.nvcc), ("C++", facts.compiler), ("ninja", facts.ninja)):
+        yield name, _known(facts, name, _tool(tool))
+    if facts.cpu_kernels is not None or "CPU kernels" in facts.unknown:
+        yield "CPU kernels", _known(facts, "CPU kernels", facts.cpu_kernels or "load")
+    yield "packages", ", ".join(_package(facts, name) for name in facts.packages)
+    for folder in facts.caches:
+        yield "cache", f"{folder.path}: {folder.what}, {folder.size / MIB:.1f} MiB"
+    for name, reason in facts.unknown.items():
+        yield "not known", f"{name}: {reason}"
+
+
+def _known(facts: Facts, name: str, value: str | None) -> str:
+    if value is not None:
+        return value
+    return "not known" if name in facts.unknown else "none"
+
+
+def _tool(tool: Tool | None) -> str | None:
+    return None if tool is None else f"{tool.version or 'version not known'}, {tool.path}"
+
+
+def _package(facts: Facts, name: str) -> str:
+    version = facts.packages[name]
+    if name in facts.broken:
+        return f"{name} {version or ''} (does not import)"
+    return f"{name} {version}" if version is not None else f"no {name}"

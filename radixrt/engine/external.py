@@ -1,0 +1,113 @@
+"""Ranks that torchrun or SLURM started. Every rank runs the same command; rank 0's is the engine, with its processes as
+its children, and each other rank becomes one runner that lives until rank 0 is gone.
+
+Rank 0's runner publishes in the store of torch.distributed's rendezvous where the scheduler listens, and the key
+without which it lets nobody in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import zmq
+
+from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
+from radixrt.config import Config
+from radixrt.engine import parts
+from radixrt.engine.settings import EngineSettings, resolve_settings
+from radixrt.engine.worker import serve_steps
+from radixrt.errors import EngineError, RadixRTError
+from radixrt.executor.external_executor import ConnectionWatch
+from radixrt.executor.rank_place import RankPlace, launched_place
+from radixrt.messages import FromRunner, StepFailed, ToRunner
+
+logger = logging.getLogger(__name__)
+
+STORE_KEY = "radixrt/scheduler"
+LAST_WORDS_S = 0.3
+"""How long a rank that cannot start lives on, so that its message leaves."""
+
+
+def is_other_rank(config: Config) -> bool:
+    """Whether this process is a rank above 0, which is no engine but one of its runners.
+
+    Raises:
+        ConfigError: executor=external, and the environment does not say which rank this is.
+    """
+    executor = config.executor
+    return executor.executor == "external" and launched_place(os.environ, executor.start_timeout_s).rank > 0
+
+
+def publish_addresses(place: RankPlace, path: str) -> None:
+    """Tell the other ranks, from rank 0's runner, what the scheduler wrote.
+
+    Raises:
+        EngineError: the scheduler wrote nothing, or there is no store.
+    """
+    from radixrt.executor.parallel import launcher_store
+
+    deadline = time.monotonic() + place.timeout_s
+    while not Path(path).exists():
+        if time.monotonic() > deadline:
+            raise EngineError(f"the scheduler did not open its ports within {place.timeout_s:g} s (start_timeout_s)")
+        time.sleep(0.01)
+    launcher_store(place).set(STORE_KEY, Path(path).read_text(encoding="utf-8"))
+
+
+def serve_rank(config: Config) -> NoReturn:
+    """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
+    place = launched_place(os.environ, config.executor.start_timeout_s)
+    logging.basicConfig(
+        level=config.server.log_level.upper(), force=True,
+        format=f"%(asctime)s %(levelname)s ModelRunner {place.rank}: %(message)s",
+    )  # fmt: skip
+    try:
+        _run(*resolve_settings(config, show_progress=False), place)
+    except RadixRTError as error:
+        print(f"radixrt: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+
+def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn:
+    from radixrt.executor.parallel import launcher_store
+
+    store = launcher_store(place)
+    try:
+        store.wait([STORE_KEY])
+    except RuntimeError as error:
+        raise EngineError(f"rank 0 did not say where its scheduler is: {error}") from error
+    addresses = json.loads(store.get(STORE_KEY))
+    context: zmq.Context[Any] = zmq.Context()
+    keys = Curve.make(server=addresses["key"].encode())
+    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, addresses["ranks"][str(place.rank)], ToRunner, bind=False, curve=keys)
+    answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, addresses["answers"], curve=keys)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach every rank; rank 0 decides when it is over
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(
+        target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, accepts=False),), daemon=True
+    ).start()
+    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
+    worker = parts.make_runner_worker(config, settings, answers, place)
+    try:
+        worker.start()
+    except RadixRTError as error:
+        answers.send(StepFailed(-1, place.rank, str(error), fatal=True))
+        time.sleep(LAST_WORDS_S)
+        raise
+    logger.info("rank %d of %d is ready", place.rank, place.size)
+    serve_steps(worker, inbox)
+
+
+def _exit_with_scheduler(watch: ConnectionWatch) -> None:
+    while not watch.lost():
+        watch.socket.poll()
+    os._exit(0)

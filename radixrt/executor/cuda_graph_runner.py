@@ -1,0 +1,273 @@
+"""`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows (and way of sharing prefixes).
+
+The first graph of a pair goes from the future tokens to the logits, the second samples from them and writes the future
+tokens again. Between them stands whatever a step needs beside that: a grammar's mask, or a sampler with filters instead
+of the second graph. Both read their numbers from static buffers, which one copy fills for each step. A step with fewer
+rows than the bucket is padded with rows of one token that read and write slot 0 and row 0 alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from radixrt.attention.cascade import SharedGroups
+from radixrt.attention.cascade_plan import Tile
+from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
+from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.executor.graph_buckets import bucket_for, graph_buckets
+from radixrt.executor.parallel import TPGroup
+from radixrt.executor.sampler import Sampler, SampleResult
+from radixrt.executor.upload import Uploader, layout, view
+from radixrt.messages import Int32Array
+from radixrt.models.registry import Model
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class _Inputs:
+    """The static buffers of one bucket: one allocation on the device, filled by one copy."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.rows = rows
+        blank = self._arrays(rows)
+        self._offsets, size = layout(blank)
+        self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
+        views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, blank, strict=True)]
+        self.req_pool_idx, self.seq_lens, self.slots, self.uniforms, self.temperature = views[:5]
+        self.starts, self.indptr, self.last_page_len = views[5:]
+
+    @staticmethod
+    def _arrays(rows: int) -> list[npt.NDArray[Any]]:
+        return [
+            np.zeros(rows, np.int64), np.ones(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.float64),
+            np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.zeros(rows + 1, np.int32),
+            np.ones(rows, np.int32),
+        ]  # fmt: skip
+
+    def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
+        uploader.upload_into(self._packed, arrays, self._offsets)
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """One bucket, ready to be replayed."""
+
+    inputs: _Inputs
+    state: DecodeState
+    forward: torch.cuda.CUDAGraph
+    sample: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+    result: SampleResult
+
+
+@dataclass(frozen=True)
+class StagedStep:
+    """A decode step whose numbers are in the static buffers of its bucket; good until the next one is staged."""
+
+    captured: _Captured
+    num_rows: int
+
+    @property
+    def sample_rows(self) -> torch.Tensor:
+        """int64 [B], the req_pool_idx of each row."""
+        return self.captured.inputs.req_pool_idx[: self.num_rows]
+
+
+class CudaGraphRunner:
+    """See the module's docstring.
+
+    Args:
+        max_rows: most rows of a step.
+        group: the ranks that share the model. All of them capture the same buckets at the same places among their
+            steps, because that follows from the steps alone.
+    """
+
+    def __init__(
+        self, model: Model, attention: FlashInferBackend, sampler: Sampler, builder: BatchBuilder, *, vocab_size: int,
+        max_rows: int, device: torch.device, group: TPGroup,
+    ) -> None:  # fmt: skip
+        self._group = group
+        self._model, self._attention, self._sampler, self._builder = model, attention, sampler, builder
+        self._device = device
+        self._buckets = graph_buckets(max_rows)
+        self._captured: dict[tuple[int, Tile | None], _Captured] = {}
+        self._failed = False
+        self._uploader = Uploader(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self._workspace = sampler.workspace(max_rows)
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._captured)
+
+    def capture_next(self) -> bool:
+        """Capture one bucket more, small ones first; False if there is none left.
+
+        Graphs for steps that share prefixes are captured when they are first needed: most never are.
+        """
+        if self._failed:
+            return False
+        for rows in self._buckets:
+            if (rows, None) not in self._captured:
+                return self._capture_guarded(rows, None) is not None
+        return False
+
+    def stage(
+        self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
+        temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
+    ) -> StagedStep | None:  # fmt: skip
+        """Put a decode step's numbers in place, capturing its bucket first where that has not been done.
+
+        Args:
+            req_pool_idx, seq_lens, slots: int32 [B].
+            shared: what the rows have in common.
+            temperature, uniforms: [B], of `Sampler.plain_inputs`.
+
+        Returns:
+            None if no graph fits the step.
+        """
+        rows = bucket_for(len(seq_lens), self._buckets)
+        if rows is None or self._failed or not self._attention.fits_graph(seq_lens, rows):
+            return None
+        plan = self._attention.plan_shared(shared, req_pool_idx)
+        tile = None if plan is None else plan.tile
+        captured = self._captured.get((rows, tile)) or self._capture_guarded(rows, tile)
+        if captured is None:
+            return None
+        if plan is not None:
+            self._attention.upload_shared(plan)
+        ends = None if plan is None else plan.ends
+        self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, ends, temperature, uniforms)
+        return StagedStep(captured, len(seq_lens))
+
+    def forward(self, step: StagedStep) -> torch.Tensor:
+        """float32 [B, vocab], overwritten by the next step."""
+        step.captured.forward.replay()
+        return step.captured.logits[: step.num_rows]
+
+    def sample(self, step: StagedStep) -> SampleResult:
+        """Sample a step that `forward` was called for, all of whose rows are plain (see `Sampler.plain`)."""
+        step.captured.sample.replay()
+        result = step.captured.result
+        return SampleResult(result.token_ids[: step.num_rows], result.best[: step.num_rows])
+
+    def _fill(
+        self, inputs: _Inputs, state: DecodeState, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array,
+        ends: Int32Array | None, temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
+    ) -> None:  # fmt: skip
+        rows = inputs.rows
+        lens = np.ones(rows, np.int32)
+        lens[: len(seq_lens)] = seq_lens
+        starts = np.zeros(rows, np.int32)
+        if ends is not None:
+            starts[: len(ends)] = ends
+        indptr, last_page_len = state.plan(lens - starts)
+        inputs.fill(
+            self._uploader,
+            [
+                _padded(req_pool_idx, rows, np.int64), lens.astype(np.int64), _padded(slots, rows, np.int64),
+                _padded(uniforms, rows, np.float64), _padded(temperature, rows, np.float32), starts, indptr,
+                last_page_len,
+            ],
+        )  # fmt: skip
+
+    # --- capture ---
+
+    def _capture_guarded(self, rows: int, tile: Tile | None) -> _Captured | None:
+        started = time.perf_counter()
+        try:
+            captured = self._captured[rows, tile] = self._capture(rows, tile)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            if self._group.size > 1:  # the others go on with the graph
+                raise RuntimeError(f"capturing {rows} rows failed: {error}; cuda_graph=off does without") from error
+            # Without graphs everything still works, only slower: better than no answers at all.
+            self._failed = True
+            logger.warning("decode steps run without CUDA graphs: capturing %d rows failed: %s", rows, error)
+            return None
+        took = time.perf_counter() - started
+        logger.debug("captured the decode graph for %d rows%s in %.2f s", rows, ", shared" if tile else "", took)
+        return captured
+
+    def _capture(self, rows: int, tile: Tile | None) -> _Captured:
+        inputs = _Inputs(rows, self._device)
+        state = self._attention.graph_state(rows, tile, inputs.indptr, inputs.last_page_len)
+        nothing = np.zeros(0, np.int32)
+        self._fill(inputs, state, nothing, nothing, nothing, None, np.zeros(0, np.float32), np.zeros(0))
+        logits = self._logits[:rows]
+        batch = self._batch(inputs)
+
+        def forward() -> None:
+            self._forward(inputs, state, batch, logits)
+
+        def sample() -> SampleResult:
+            found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
+            if self._group.rank == 0:
+                found = self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, self._workspace)
+            self._builder.future_token_ids[inputs.req_pool_idx] = self._group.broadcast(found.token_ids)
+            return found
+
+        forward_graph, _ = self._record(forward)
+        sample_graph, result = self._record(sample)
+        return _Captured(inputs, state, forward_graph, sample_graph, logits, result)
+
+    def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Run once for everything that happens only once (kernels are compiled, workspaces made), then record."""
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            # Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            made = work()
+            graph.capture_end()
+        return graph, made
+
+    def _batch(self, inputs: _Inputs) -> ForwardBatch:
+        ones = torch.ones_like(inputs.seq_lens)
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            input_ids=inputs.seq_lens,  # the captured step gathers its own
+            positions=inputs.seq_lens,
+            req_pool_indices=inputs.req_pool_idx,
+            seq_lens=inputs.seq_lens,
+            out_cache_loc=inputs.slots,
+            extend_lens=ones,
+            prefix_lens=inputs.seq_lens,
+            logits_index=inputs.req_pool_idx,
+            sample_rows=inputs.req_pool_idx,
+            req_to_token=self._builder.req_to_token,
+            seq_lens_cpu=np.ones(inputs.rows, np.int32),
+            extend_lens_cpu=np.ones(inputs.rows, np.int32),
+            req_pool_indices_cpu=np.zeros(inputs.rows, np.int32),
+        )
+
+    def _forward(self, inputs: _Inputs, state: DecodeState, batch: ForwardBatch, logits: torch.Tensor) -> None:
+        table = self._builder.req_to_token
+        ids = self._builder.future_token_ids[inputs.req_pool_idx]
+        positions = inputs.seq_lens - 1
+        table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
+        state.begin(table, inputs.req_pool_idx, inputs.starts)
+        hidden = self._model.forward(ids, positions, batch, self._attention)
+        logits.copy_(self._model.compute_logits(hidden))
+
+
+def _padded(values: npt.NDArray[Any], rows: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """The values as that dtype, with zeros behind them."""
+    padded = np.zeros(rows, dtype)
+    padded[: len(values)] = values
+    return padded

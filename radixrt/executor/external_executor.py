@@ -1,0 +1,129 @@
+"""`ExternalLauncherExecutor`: steps for ranks that torchrun or SLURM started, on this machine or on others.
+
+Rank 0's runner is a child of the engine, as always; the others connect over TCP, with keys that they find in the store
+of torch.distributed's rendezvous. Messages, not a broadcast in the process group: a rank that has nothing to do then
+waits for a message as long as it takes, and rank 0's runner spends no time on the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
+from radixrt.errors import ConfigError, EngineError
+from radixrt.executor.multiproc_executor import MultiprocExecutor
+from radixrt.messages import FromRunner, ToRunner
+
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""What ZMQ mostly says right before it ends a connection whose other end did not show that it knows the key."""
+
+
+class ConnectionWatch:
+    """Notices that the other end of a socket is gone. One that was never let in is not missed.
+
+    Args:
+        accepts: the socket is on the end that binds, and was not connected to yet.
+    """
+
+    def __init__(self, watched: zmq.Socket[Any], *, accepts: bool) -> None:
+        events = REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self.socket = watched.get_monitor_socket(events)
+        self._accepts = accepts
+        self._strangers: set[int] = set()  # connections, by file descriptor, since the last one that was let in
+        self._refused = False
+
+    def lost(self) -> bool:
+        """Whether a connection has ended since the last call. Never waits."""
+        while True:
+            try:
+                message = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return False
+            event, descriptor = message["event"], message["value"]
+            refused, self._refused = self._refused, bool(event & REFUSED)
+            if event == zmq.EVENT_ACCEPTED:
+                self._strangers.add(descriptor)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:  # does not say whose
+                self._strangers.clear()
+            elif event == zmq.EVENT_DISCONNECTED:
+                stranger = refused or (self._accepts and descriptor in self._strangers)
+                self._strangers.discard(descriptor)
+                if not stranger:
+                    return True
+
+
+class ExternalLauncherExecutor(MultiprocExecutor):
+    """As its base class towards rank 0; one TCP port for each other rank, and one for what they say.
+
+    Args:
+        rank_endpoint, answer_endpoint, mask_path, max_rows: of rank 0, see the base class.
+        host: name or address of this machine that the others reach it by; nothing listens on others of its addresses.
+        size: ranks in all.
+        address_file: written when the ports are open, for rank 0's runner to publish.
+
+    Raises:
+        ConfigError: host is no address of this machine.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], rank_endpoint: str, answer_endpoint: str, *, mask_path: str, max_rows: int,
+        host: str, size: int, address_file: str,
+    ) -> None:  # fmt: skip
+        super().__init__(context, [rank_endpoint], answer_endpoint, mask_path=mask_path, max_rows=max_rows)
+        keys = Curve.make()
+        try:
+            anywhere = f"tcp://{socket.gethostbyname(host)}:*"
+            self._remote: ZmqInbox[FromRunner] = ZmqInbox(context, anywhere, FromRunner, curve=keys)
+            others: list[ZmqOutbox[ToRunner]] = [
+                ZmqOutbox(context, anywhere, bind=True, curve=keys) for _ in range(1, size)
+            ]
+        except (OSError, zmq.ZMQError) as error:
+            raise ConfigError(
+                f"cannot listen on {host}: {error}; MASTER_ADDR must be rank 0's own address, which the others reach"
+            ) from error
+        self._ranks += others
+        self._watches = {rank: ConnectionWatch(other.socket, accepts=True) for rank, other in enumerate(others, 1)}
+        self._poller = zmq.Poller()
+        for readable in (self._remote.socket, *(watch.socket for watch in self._watches.values())):
+            self._poller.register(readable, zmq.POLLIN)
+        addresses = {
+            "answers": self._remote.endpoint,
+            "ranks": {rank: other.endpoint for rank, other in enumerate(others, 1)},
+            "key": keys.public.decode(),
+        }
+        _write(address_file, json.dumps(addresses))
+
+    def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        """As in the base class; also what other ranks say: that they are ready, or that they failed.
+
+        Raises:
+            EngineError: a rank is gone.
+        """
+        message = super().take(timeout_s)
+        if message is not None or not self._poller.poll(0):
+            return message
+        if (message := self._remote.recv()) is not None:
+            return message
+        for rank, watch in self._watches.items():
+            if watch.lost():
+                raise EngineError(f"the process of rank {rank} is gone; its own output says why")
+        return None
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.socket.close()
+        self._remote.close()
+        super().close()
+
+
+def _write(path: str, text: str) -> None:
+    """The file appears when it is complete; only this user can read it."""
+    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    os.rename(f"{path}.new", path)

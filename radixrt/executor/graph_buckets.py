@@ -1,0 +1,29 @@
+"""For which numbers of rows decode graphs are captured, and which of them a step uses."""
+
+from __future__ import annotations
+
+import bisect
+
+
+def graph_buckets(max_rows: int) -> list[int]:
+    """Ascending numbers of rows, the last one max_rows: a step is padded by an eighth at most, or by seven rows.
+
+    Padding rows cost what other rows cost in the matrix products, and nothing in attention; a graph costs a quarter of
+    a second to capture and a few megabytes.
+    """
+    buckets, n = [], 1
+    while n < max_rows:
+        buckets.append(n)
+        if n < 8:
+            n *= 2
+        elif n < 64:
+            n += 8
+        else:
+            n += 2 ** (n.bit_length() - 4)
+    return [*buckets, max_rows]
+
+
+def bucket_for(rows: int, buckets: list[int]) -> int | None:
+    """The smallest bucket that holds that many rows; None if none does."""
+    at = bisect.bisect_left(buckets, rows)
+    return buckets[at] if at < len(buckets) else None

@@ -1,0 +1,163 @@
+"""`TPGroup`: the ranks that share one model, and the few things that they say to each other.
+
+All communication of a step is here: the sums of partial products, the gathered logits, and the ids that rank 0
+sampled. It runs on the current stream and allocates nothing that a CUDA graph could not capture. What is captured or
+launched must be the same on all ranks in the same order, so a rank may decide nothing by what only it knows (its clock,
+its free memory).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from radixrt.errors import ConfigError, EngineError
+from radixrt.executor.one_shot import OneShotSum, make_one_shot
+from radixrt.executor.rank_place import RankPlace
+
+Store = Any
+"""A `torch.distributed.Store`, whose type torch does not export."""
+
+_all_gather: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
+"""The older name is deprecated where there is the newer one."""
+
+
+class TPGroup:
+    """One rank's end. With size 1 there is no process group, and nothing here does anything.
+
+    Args:
+        rank: of this process, below size.
+        size: ranks that share the model.
+        device: of the tensors that are exchanged; NCCL on CUDA, gloo elsewhere.
+        store: where the ranks find each other; needed with more than one.
+        timeout_s: the longest that ranks wait for each other, while loading too.
+        one_shot: on CUDA, try `radixrt.executor.one_shot` for small sums.
+
+    Raises:
+        EngineError: the others did not come.
+    """
+
+    def __init__(
+        self, rank: int, size: int, device: torch.device, store: Store | None = None, timeout_s: float = 600.0,
+        *, one_shot: bool = False,
+    ) -> None:  # fmt: skip
+        self.rank = rank
+        self.size = size
+        self._device = device
+        self._one_shot: OneShotSum | None = None
+        if size == 1:
+            return
+        if store is None:
+            raise ValueError("a group of more than one rank needs a store")
+        cuda = device.type == "cuda"
+        try:
+            # With a device id NCCL connects now, not within the first step or the first graph capture.
+            dist.init_process_group(
+                "nccl" if cuda else "gloo", store=store, rank=rank, world_size=size,
+                timeout=timedelta(seconds=timeout_s), device_id=device if cuda else None,
+            )  # fmt: skip
+        except (RuntimeError, ValueError) as error:
+            raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
+        if cuda and one_shot:
+            self._one_shot = make_one_shot(rank, size, device)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum x over the ranks, in place; returns x."""
+        if self._one_shot is not None and self._one_shot.takes(x):
+            return self._one_shot.sum(x)
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def gather_columns(self, x: torch.Tensor, columns: int) -> torch.Tensor:
+        """Each rank's [S, n] side by side in rank order, on every rank -> [S, columns], contiguous.
+
+        Every rank gets them, not rank 0 alone: through NVLink that takes no longer, it is one collective in place of
+        sends and receives, and what scores a prompt is the same code on every rank.
+
+        Args:
+            columns: at most size * n; what is behind them is padding.
+        """
+        if self.size == 1:
+            return x
+        rows, each = x.shape
+        parts = x.new_empty(self.size * rows, each)
+        _all_gather(parts, x.contiguous())
+        widths = [min(each, max(0, columns - rank * each)) for rank in range(self.size)]
+        return torch.cat([part[:, :width] for part, width in zip(torch.split(parts, rows), widths, strict=True)], dim=1)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's x on every rank, in place; returns x."""
+        if self.size > 1:
+            dist.broadcast(x, src=0)
+        return x
+
+    def minimum(self, value: int) -> int:
+        """The smallest of the ranks' values; waits for all of them."""
+        if self.size == 1:
+            return value
+        smallest = torch.tensor(value, dtype=torch.int64, device=self._device)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
+
+    def close(self) -> None:
+        """Leave the group; all ranks do."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(place: RankPlace, device: torch.device) -> TPGroup:
+    """The group of a rank; waits until all have come. Raises EngineError as `TPGroup` does."""
+    if place.size == 1:
+        return TPGroup(0, 1, device)
+    if place.store is None:
+        store = launcher_store(place)
+    else:
+        # The ranks are on this machine: no port, and their connections stay on the loopback interface, unless the
+        # environment names another.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
+    return TPGroup(place.rank, place.size, device, store, place.timeout_s, one_shot=place.one_shot)
+
+
+@functools.cache
+def launcher_store(place: RankPlace) -> Store:
+    """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now. It lives as long as the
+    process, because others read it.
+
+    Raises:
+        EngineError: it cannot be opened or reached.
+    """
+    try:
+        found = rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=place.timeout_s))
+        return next(found)[0]
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(f"rank {place.rank} of {place.size} cannot reach the others: {error}") from error
+
+
+def rank_device(device: torch.device, place: RankPlace) -> torch.device:
+    """The device of a rank, made current where there is more than one.
+
+    Raises:
+        ConfigError: this machine has too few.
+    """
+    if device.type != "cuda" or place.size == 1:
+        return device
+    count = torch.cuda.device_count()
+    if place.local_rank >= count:
+        raise ConfigError(
+            f"tp={place.size}: rank {place.rank} needs a CUDA device of its own, and this machine shows {count};"
+            " lower tp, or show more devices (CUDA_VISIBLE_DEVICES)"
+        )
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)

@@ -1,0 +1,84 @@
+"""`Uploader`: takes a step's numbers to the device in one copy that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+ALIGNMENT = 16
+"""Bytes; every array of a packed copy starts at a multiple, so that a kernel may read it in wide words."""
+
+RING = 4
+"""Host buffers in turn. Two steps are in flight at most, so the one to be written next was read long ago."""
+
+
+class PinnedRing:
+    """Page-locked host buffers that are written in turn; each grows as it must."""
+
+    def __init__(self) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(RING)]
+        self._copied: list[torch.cuda.Event | None] = [None] * RING
+        self._next = 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size] that no copy reads any more. After enqueuing its copy, call `enqueued`."""
+        self._next = (self._next + 1) % RING
+        copied = self._copied[self._next]
+        if copied is not None:
+            copied.synchronize()
+        if self._buffers[self._next].numel() < size:
+            self._buffers[self._next] = torch.empty(max(2 * size, 4096), dtype=torch.uint8, pin_memory=True)
+        return self._buffers[self._next][:size]
+
+    def enqueued(self) -> None:
+        """The copy out of the buffer taken last stands in the current stream."""
+        event = self._copied[self._next]
+        if event is None:
+            event = self._copied[self._next] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+
+
+class Uploader:
+    """On the CPU a tensor shares its array's memory; to CUDA all arrays of a call go in one asynchronous copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ring = PinnedRing() if device.type == "cuda" else None
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
+        """A tensor on the device for each array, same shape and dtype."""
+        if self._ring is None:
+            return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        offsets, size = layout(arrays)
+        packed = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self.upload_into(packed, arrays, offsets)
+        return [view(packed, offset, array) for offset, array in zip(offsets, arrays, strict=True)]
+
+    def upload_into(self, target: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], offsets: Sequence[int]) -> None:
+        """Copy the arrays to their byte offsets within a uint8 tensor on the CUDA device; gaps get anything."""
+        assert self._ring is not None
+        host = self._ring.take(target.numel())
+        packed = host.numpy()
+        for array, offset in zip(arrays, offsets, strict=True):
+            packed[offset : offset + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+        target.copy_(host, non_blocking=True)
+        self._ring.enqueued()
+
+
+def layout(arrays: Sequence[npt.NDArray[Any]]) -> tuple[list[int], int]:
+    """Byte offset of each array in a packed buffer, and the size of that buffer."""
+    offsets, size = [], 0
+    for array in arrays:
+        offsets.append(size)
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, size
+
+
+def view(packed: torch.Tensor, offset: int, like: npt.NDArray[Any]) -> torch.Tensor:
+    """The part of a packed uint8 tensor that holds an array of this shape and dtype."""
+    dtype = torch.from_numpy(np.empty(0, like.dtype)).dtype
+    return packed[offset : offset + like.nbytes].view(dtype).view(like.shape)

@@ -1,0 +1,42 @@
+"""The list of pages that each row of a batch reads, made on the device from req_to_token."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+SPLITS = 8
+"""Programs for each row: one alone would walk a long context for longer than the attention itself takes."""
+
+
+@triton.jit
+def _kv_indices_kernel(table, stride, rows, starts, indptr, out, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    row = tl.load(rows + i)
+    start = tl.load(starts + i)
+    first = tl.load(indptr + i)
+    pages = tl.load(indptr + i + 1) - first
+    source = table + row.to(tl.int64) * stride + start
+    for begin in range(tl.program_id(1) * BLOCK, pages, BLOCK * tl.num_programs(1)):
+        at = begin + tl.arange(0, BLOCK)
+        slots = tl.load(source + at * PAGE, mask=at < pages, other=0)
+        tl.store(out + first + at, slots // PAGE, mask=at < pages)
+
+
+def write_kv_indices(
+    table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, indptr: torch.Tensor, page_size: int,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """out[indptr[i] + j] = the page that holds positions [starts[i] + j * page_size, ...) of row i.
+
+    Args:
+        table: int32 [max_requests + 1, max_context_len], req_to_token.
+        rows: int [B], rows of the table.
+        starts: int32 [B], multiples of page_size.
+        indptr: int32 [B + 1], where each row's pages begin in out.
+        out: int32 [at least indptr[B]]; what lies beyond is left alone.
+    """
+    grid = (rows.shape[0], SPLITS)
+    _kv_indices_kernel[grid](table, table.stride(0), rows, starts, indptr, out, PAGE=page_size, BLOCK=BLOCK)

@@ -1,0 +1,98 @@
+"""How tensor parallelism splits a decoder: which heads, feed-forward columns and vocabulary rows a rank holds.
+
+The split is Megatron-LM's (Shoeybi et al., arXiv 1909.08053): q, k, v, gate and up by output, o and down by input, so
+that a layer needs two sums over the ranks; embedding and head by rows of the vocabulary. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixrt.errors import ConfigError
+from radixrt.models.model_config import DecoderSpec, ModelSpec
+
+VOCAB_ALIGN = 64
+"""A rank's vocabulary rows are a multiple of this where there is more than one rank; matrix products like it."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What one rank holds. The ranges count heads, columns and rows of the whole model.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: the key and value heads that these read; with more ranks than such heads, several ranks hold the same.
+        intermediate: columns of the feed-forward layer.
+        vocab: rows of the vocabulary.
+        vocab_rows: of embedding and head on every rank; those behind `vocab` are padding.
+    """
+
+    rank: int
+    size: int
+    heads: range
+    kv_heads: range
+    intermediate: range
+    vocab: range
+    vocab_rows: int
+
+
+def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
+    """The part of a decoder that a rank of `size` ranks holds.
+
+    Args:
+        spec: a spec whose `decoder` is set.
+
+    Raises:
+        ConfigError: as `check_partition`.
+    """
+    decoder = check_partition(spec, size)
+    assert decoder is not None
+    heads, kv_heads = decoder.num_heads // size, max(1, decoder.num_kv_heads // size)
+    first_kv = rank * decoder.num_kv_heads // size
+    vocab_rows = spec.vocab_size
+    if size > 1:
+        vocab_rows = -(-spec.vocab_size // (size * VOCAB_ALIGN)) * VOCAB_ALIGN
+    start = min(rank * vocab_rows, spec.vocab_size)
+    return Partition(
+        rank=rank,
+        size=size,
+        heads=range(rank * heads, (rank + 1) * heads),
+        kv_heads=range(first_kv, first_kv + kv_heads),
+        intermediate=_share(decoder.intermediate_size, rank, size),
+        vocab=range(start, min(start + vocab_rows, spec.vocab_size)),
+        vocab_rows=vocab_rows,
+    )
+
+
+def check_partition(spec: ModelSpec, size: int) -> DecoderSpec | None:
+    """The spec's decoder, once it is known that `size` ranks can share it.
+
+    Raises:
+        ConfigError: they cannot; names the sizes and the values of tp that fit.
+    """
+    decoder = spec.decoder
+    if size == 1:
+        return decoder
+    if decoder is None:
+        raise ConfigError(
+            f"tp={size}: {spec.architecture} runs through transformers' modeling code, which is not split over ranks;"
+            " use tp=1"
+        )
+    if not _fits(decoder, size):
+        fitting = [n for n in range(1, decoder.num_heads + 1) if _fits(decoder, n)]
+        raise ConfigError(
+            f"tp={size} does not divide {spec.architecture}: {decoder.num_heads} attention heads and"
+            f" {decoder.intermediate_size} feed-forward columns must be multiples of tp, and {decoder.num_kv_heads}"
+            f" key-value heads a multiple or a divisor of it; tp may be {', '.join(map(str, fitting))}"
+        )
+    return decoder
+
+
+def _fits(decoder: DecoderSpec, size: int) -> bool:
+    kv_fit = decoder.num_kv_heads % size == 0 or size % decoder.num_kv_heads == 0
+    return decoder.num_heads % size == 0 and decoder.intermediate_size % size == 0 and kv_fit
+
+
+def _share(count: int, rank: int, size: int) -> range:
+    each = count // size
+    return range(rank * each, (rank + 1) * each)

@@ -1,0 +1,85 @@
+"""Batches of decode rows that share prefixes several levels deep, and plain attention over them to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixrt.attention.cascade import SharedGroups
+
+
+@dataclass(frozen=True)
+class SharedBatch:
+    """Decode rows: table int32 [B + 1, positions] with row i's slots in table[i + 1], seq_lens int32 [B]."""
+
+    table: np.ndarray
+    seq_lens: np.ndarray
+    shared: SharedGroups
+    num_slots: int
+
+    @property
+    def rows(self) -> np.ndarray:
+        return np.arange(1, len(self.seq_lens) + 1, dtype=np.int32)
+
+
+def random_tree(rng: np.random.Generator, num_rows: int, *, levels: int, run: int, own: int) -> SharedBatch:
+    """Rows in random groups, groups of groups and so on, `levels` deep at most; some share nothing.
+
+    Args:
+        run, own: most positions of a shared run, and of what a row has for itself; at least one each.
+    """
+    order = rng.permutation(num_rows)
+    paths: list[list[int]] = [[] for _ in range(num_rows)]
+    segments: list[tuple[int, int, int, int]] = []
+    used = 0
+
+    def take(count: int) -> list[int]:
+        nonlocal used
+        used += count
+        return list(range(used - count + 1, used + 1))
+
+    def grow(first: int, count: int, start: int, level: int) -> None:
+        length = int(rng.integers(1, run + 1))
+        slots = take(length)
+        for row in order[first : first + count]:
+            paths[row] += slots
+        segments.append((start, length, first, count))
+        divide(first, count, start + length, level + 1)
+
+    def divide(first: int, count: int, start: int, level: int) -> None:
+        at = first
+        while level < levels and at < first + count:
+            size = int(rng.integers(1, max(2, first + count - at + 1)))
+            if size >= 2 and (size < count or level == 0):
+                grow(at, size, start, level)
+            at += size
+
+    divide(0, num_rows, 0, 0)
+    for path in paths:
+        path += take(int(rng.integers(1, own + 1)))
+    shuffled = np.concatenate([[0], rng.permutation(used) + 1])  # where a slot lies says nothing about who has it
+    table = np.zeros((num_rows + 1, max(map(len, paths)) + 3), np.int32)
+    for row, path in enumerate(paths):
+        table[row + 1, : len(path)] = shuffled[path]
+    groups = SharedGroups(np.array(segments, np.int32).reshape(-1, 4), order.astype(np.int32))
+    return SharedBatch(table, np.array([len(path) for path in paths], np.int32), groups, used)
+
+
+def plain_attention(
+    batch: SharedBatch, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
+    starts: np.ndarray | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention of each row over positions [starts[i], seq_len), in float64: output [B, heads, dim], lse [B, heads]."""
+    group = q.shape[1] // keys.shape[1]
+    outs, sums = [], []
+    for row, length in enumerate(batch.seq_lens.tolist()):
+        start = 0 if starts is None else int(starts[row])
+        slots = torch.from_numpy(batch.table[row + 1, start:length].astype(np.int64)).to(keys.device)
+        k = keys[slots].to(q.dtype).double().repeat_interleave(group, dim=1)
+        v = values[slots].to(q.dtype).double().repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,nhd->hn", q[row].double(), k) * scale
+        sums.append(scores.logsumexp(-1))
+        outs.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), v))
+    return torch.stack(outs), torch.stack(sums)

@@ -1,0 +1,55 @@
+"""Greedy text is that of transformers whether decode rows share what they have in common or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from radixrt.scheduler.sharing import CascadeCosts, SharedColumns, SharingPlanner
+from tests.equivalence.test_tiny_models import assert_same, engine
+from tests.scheduler.fake_runner import FREE
+
+
+def tree_prompts() -> list[list[int]]:
+    """Two roots, two branches each, three leaves each, of odd lengths; one prompt is another's prefix; all shuffled."""
+    rng = random.Random(7)
+
+    def text(n: int) -> list[int]:
+        return [rng.randrange(3, 500) for _ in range(n)]
+
+    prompts = []
+    for _ in range(2):
+        root = text(rng.randrange(17, 30))
+        for _ in range(2):
+            branch = root + text(rng.randrange(3, 20))
+            prompts += [branch] + [branch + text(rng.randrange(1, 9)) for _ in range(3)]
+    rng.shuffle(prompts)
+    return prompts
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_sharing_changes_no_text(
+    kind: str, backend: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[SharedColumns] = []
+    columns = SharingPlanner.columns
+
+    def spy(self: SharingPlanner, *args: object) -> SharedColumns:
+        shared.append(columns(self, *args))  # type: ignore[arg-type]
+        return shared[-1]
+
+    monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda device, kv_layer_bytes: FREE))
+    monkeypatch.setattr(SharingPlanner, "columns", spy)
+    folder, inputs = tiny_model(kind), tree_prompts()
+    lengths = [5 + i % 9 for i in range(len(inputs))]
+    params = [{"temperature": 0, "max_tokens": n, "min_tokens": n} for n in lengths]
+    for cascade, chunk in (("auto", 1024), ("auto", 16), ("off", 1024)):
+        shared.clear()
+        with engine(folder, attention_backend=backend, cascade=cascade, chunked_prefill_size=chunk) as e:
+            assert_same(folder, inputs, e.generate(inputs, params), lengths)
+            assert_same(folder, inputs, e.generate(inputs, params), lengths)
+        assert any(len(c.segments) > 3 * 16 for c in shared) == (cascade == "auto")

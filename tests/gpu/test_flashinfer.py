@@ -1,0 +1,100 @@
+"""The FlashInfer backend against the reference in float32: every shape of step, page size, window and pool dtype.
+
+Tolerance: queries, keys, values and the result are bfloat16, whose unit roundoff is 2^-9; errors of 1e-2 of the norm
+would be a wrong mask or slot, not rounding. With float8 keys and values the tolerance is 6e-2 (3 bits of mantissa).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt.attention.base import AttentionLayer
+from radixrt.attention.torch_native import TorchNativeBackend
+from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.executor.kv_cache import KVCache
+from radixrt.messages import ForwardStep, RowWrite, pack_i32
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+DEVICE = torch.device("cuda")
+STEPS = {
+    "decode": [(1, 1), (37, 1), (512, 1), (1025, 1), (7, 1)],
+    "prompts": [(5, 5), (130, 130), (1, 1), (64, 64)],
+    "chunks": [(700, 120), (33, 32), (400, 1), (90, 90)],
+}
+SHAPES = {"llama": (32, 8, 128), "qwen": (16, 8, 128), "small": (9, 3, 64)}
+
+
+def make_batch(rows: list[tuple[int, int]], page_size: int, seed: int) -> tuple[ForwardBatch, int]:
+    """A step of rows (sequence length, new tokens) in scattered pages, and the slots of the pool."""
+    rng = np.random.default_rng(seed)
+    pages = [-(-n // page_size) for n, _ in rows]
+    order = rng.permutation(sum(pages)) + 1
+    builder = BatchBuilder(len(rows), max(n for n, _ in rows) + page_size, DEVICE)
+    writes, new, first = [], [], 0
+    for i, ((n, extend), count) in enumerate(zip(rows, pages, strict=True)):
+        slots = (order[first : first + count, None] * page_size + np.arange(page_size)).reshape(-1)[:n]
+        first += count
+        writes.append(RowWrite(i + 1, 0, pack_i32(slots[: n - extend])))
+        new.append(slots[n - extend :])
+    builder.write_rows([w for w in writes if w.slots])
+    decode = all(extend == 1 for _, extend in rows)
+    tokens = sum(extend for _, extend in rows)
+    step = ForwardStep(
+        step_id=0, mode=2 if decode else 1, req_pool_idx=pack_i32(np.arange(1, len(rows) + 1)),
+        seq_lens=pack_i32([n for n, _ in rows]), out_cache_loc=pack_i32(np.concatenate(new)),
+        extend_lens=b"" if decode else pack_i32([e for _, e in rows]),
+        input_ids=b"" if decode else pack_i32(np.zeros(tokens)), samples=b"" if decode else bytes([1] * len(rows)),
+    )  # fmt: skip
+    return builder.build(step), sum(pages) * page_size
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("rows", STEPS)
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn])
+def test_equals_the_reference(rows: str, window: int | None, shape: str, page_size: int, pool: torch.dtype) -> None:
+    if (window is not None or pool is torch.float8_e4m3fn) and (shape != "llama" or page_size != 1):
+        pytest.skip("each combination compiles kernels of its own; windows and float8 are tried with one shape")
+    from radixrt.attention.flashinfer import FlashInferBackend
+
+    heads, kv_heads, dim = SHAPES[shape]
+    layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5, window)
+    batch, slots = make_batch(STEPS[rows], page_size, seed=1)
+    generator = torch.Generator(DEVICE).manual_seed(2)
+
+    def random(tokens: int, count: int) -> torch.Tensor:
+        return torch.randn(tokens, count, dim, device=DEVICE, generator=generator).bfloat16()
+
+    q, k, v = (random(batch.num_tokens, n) for n in (heads, kv_heads, kv_heads))
+    ours = KVCache([layer], slots, page_size, pool, DEVICE)
+    exact = KVCache([layer], slots, page_size, torch.float32, DEVICE)
+    for mine, theirs in ((ours.k[0], exact.k[0]), (ours.v[0], exact.v[0])):
+        theirs.copy_(random(slots + page_size, kv_heads))
+        mine.copy_(theirs.to(pool))
+    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=8, max_pages=2048)
+    reference = TorchNativeBackend(exact)
+    backend.prepare(batch)
+    reference.prepare(batch)
+    got = backend.attend(layer, q, k, v, batch).float()
+    expected = reference.attend(layer, q.float(), k.float(), v.float(), batch)
+    error = (got - expected).norm() / expected.norm()
+    assert error < (1e-2 if pool is torch.bfloat16 else 6e-2)
+    # Each row by itself: a short one must not hide behind long ones.
+    rows_error = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert rows_error.max() < (3e-2 if pool is torch.bfloat16 else 0.2)
+
+
+def test_float32_is_left_to_the_reference(caplog: pytest.LogCaptureFixture, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from radixrt.attention import make_backend
+
+    layer = AttentionLayer(0, 2, 1, 64, 1.0)
+    kv = KVCache([layer], 64, 1, torch.float32, DEVICE)
+    backend = make_backend(
+        "auto", kv, [layer], dtype=torch.float32, max_rows=2, context_length=64, kernel_cache=tmp_path
+    )
+    assert isinstance(backend, TorchNativeBackend)
+    assert "float32" in caplog.text

@@ -1,0 +1,144 @@
+"""The runner on a GPU, under the real scheduler: captured steps, overlap, masks, failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixrt import Engine
+from radixrt.errors import RadixRTError
+from tests.tiny_models import make_tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+PROMPTS = [[(7 * i + j) % 500 + 3 for j in range(5 + 11 * i)] for i in range(12)]
+GREEDY = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny models with heads that FlashInfer takes."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("gpu-models") / kind
+            overrides: dict[str, Any] = {"head_dim": 64}
+            if kind == "mistral":
+                overrides["sliding_window"] = 24
+            made[kind] = make_tiny_model(folder, kind, **overrides)
+        return made[kind]
+
+    return get
+
+
+OPTIONS: dict[str, Any] = {"show_progress": False, "kv_cache_tokens": 8192, "executor": "uni"}
+
+
+def greedy(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[list[int]]:
+    with Engine(str(folder), **{**OPTIONS, **options}) as engine:
+        return [c.token_ids for c in engine.generate(prompts, GREEDY)]
+
+
+def agreement(a: list[list[int]], b: list[list[int]]) -> float:
+    """Part of the tokens before the first difference of each pair."""
+    same = total = 0
+    for x, y in zip(a, b, strict=True):
+        total += len(x)
+        same += next((i for i, (s, t) in enumerate(zip(x, y, strict=True)) if s != t), len(x))
+    return same / total
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_float32_equals_the_cpu(kind: str, model: Callable[[str], Path]) -> None:
+    """Token for token: the reference backend, batches, chunks and overlap on the device."""
+    expected = greedy(model(kind), device="cpu", dtype="float32")
+    assert greedy(model(kind), device="cuda", dtype="float32") == expected
+    assert greedy(model(kind), device="cuda", dtype="float32", chunked_prefill_size=16, page_size=8) == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_bfloat16_stays_close_to_float32(kind: str, model: Callable[[str], Path]) -> None:
+    """Random weights part ways sooner or later (0.4 to 0.7 on a CPU); a wrong mask or slot would at once."""
+    expected = greedy(model(kind), device="cuda", dtype="float32")
+    assert agreement(greedy(model(kind), device="cuda", dtype="bfloat16"), expected) > 0.3
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_one_row_is_the_same_however_its_steps_run(kind: str, model: Callable[[str], Path]) -> None:
+    """Graphs or not, one or two steps in flight: a row alone meets the same kernels, so the tokens are the same."""
+    one = PROMPTS[5:6]
+    expected = greedy(model(kind), one, cuda_graph="off", max_inflight_steps=1)
+    assert greedy(model(kind), one, cuda_graph="off", max_inflight_steps=2) == expected
+    for depth in (1, 2):
+        assert (
+            greedy(model(kind), one, cuda_graph="start", max_inflight_steps=depth, max_running_requests=16) == expected
+        )
+    assert greedy(model(kind), one, cuda_graph="auto", page_size=16) == expected
+
+
+def test_padded_graphs_agree_with_uncaptured_steps(model: Callable[[str], Path]) -> None:
+    """Padding changes which matrix kernels run, so bfloat16 may part ways, but late."""
+    expected = greedy(model("llama"), cuda_graph="off")
+    assert agreement(greedy(model("llama"), cuda_graph="start", max_running_requests=16), expected) > 0.7
+
+
+def test_sampling_with_seeds_does_not_depend_on_graphs(model: Callable[[str], Path]) -> None:
+    params = {"temperature": 0.8, "max_tokens": 30, "ignore_eos": True, "seed": 5}
+
+    def sampled(**options: Any) -> list[int]:
+        with Engine(str(model("llama")), **OPTIONS, **options) as engine:
+            return engine.generate(PROMPTS[3], params).token_ids
+
+    assert sampled(cuda_graph="off") == sampled(cuda_graph="start", max_running_requests=8)
+
+
+def test_a_mixed_batch_of_constrained_filtered_and_plain_rows(model: Callable[[str], Path]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    with Engine(str(model("llama")), show_progress=False, kv_cache_tokens=8192, max_running_requests=16) as engine:
+        params: list[dict[str, Any]] = []
+        for i in range(12):
+            extra: dict[str, Any] = [
+                {"json_schema": schema},
+                {"temperature": 0.9, "top_p": 0.8, "top_k": 20, "seed": i},
+                {"temperature": 0.0, "logprobs": 2},
+                {"temperature": 1.0, "frequency_penalty": 0.5, "seed": i},
+            ][i % 4]
+            params.append({"max_tokens": 24, **extra})
+        answers = engine.generate(PROMPTS, params)
+    for i, answer in enumerate(answers):
+        assert answer.token_ids
+        if i % 4 == 0:
+            assert isinstance(json.loads(answer.text)["a"], int)
+        if i % 4 == 2:
+            assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
+            assert all(entry.logprob == entry.top[0].logprob for entry in answer.logprobs)
+
+
+def test_an_out_of_memory_step_ends_its_requests_and_nothing_else(tmp_path: Path) -> None:
+    """Real memory: all that is free is taken, a prompt of thousands of tokens fails, and works once it is back."""
+    folder = make_tiny_model(tmp_path / "model", "llama", head_dim=64, max_position_embeddings=16384)
+    long = [i % 400 + 3 for i in range(8000)]
+    with Engine(str(folder), **{**OPTIONS, "kv_cache_tokens": 20_000}) as engine:
+        torch.cuda.empty_cache()
+        taken, size = [], 2**34
+        while size > 2**16:
+            try:
+                taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.OutOfMemoryError:
+                size //= 2
+        with pytest.raises(RadixRTError, match="out of GPU memory"):
+            engine.generate(long, GREEDY)
+        taken.clear()
+        torch.cuda.empty_cache()
+        assert len(engine.generate(long, GREEDY).token_ids) == GREEDY["max_tokens"]

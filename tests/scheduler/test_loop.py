@@ -1,0 +1,158 @@
+"""The loop around the scheduler: what goes out first."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from radixrt.channel import LocalChannel
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.executor.base import Executor
+from radixrt.messages import (
+    DebugReq,
+    ForwardStep,
+    FromRunner,
+    GrammarMask,
+    RunnerReady,
+    SchedulerStats,
+    StepOutput,
+    TokenBatch,
+    TokenizedReq,
+    pack_i32,
+    unpack_i32,
+)
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.loop import SchedulerLoop
+from tests.scheduler.fake_runner import FakeRunner, Harness, deltas_of, expected_output
+
+
+class Recorder(Executor):
+    """Runs a step when it is submitted and answers when it is let; writes down what was sent in which order."""
+
+    def __init__(self, runner: FakeRunner, log: list[str], *, runs_ahead: bool) -> None:
+        self._runner = runner
+        self._log = log
+        self._runs_ahead = runs_ahead
+        self.held: deque[StepOutput] = deque()
+        self.ready: deque[StepOutput] = deque()
+
+    def wait_ready(self, timeout_s: float) -> RunnerReady:
+        raise NotImplementedError
+
+    def submit(self, step: ForwardStep) -> None:
+        self._log.append(f"step {step.step_id}")
+        self.held.append(self._runner.run(step))
+
+    def send_mask(self, mask: GrammarMask) -> None:
+        raise NotImplementedError
+
+    def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        if not self.ready:
+            return None
+        self._log.append(f"answer {self.ready[0].step_id}")
+        return self.ready.popleft()
+
+    def ask(self, question: DebugReq) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self._runs_ahead
+
+
+class Outbox:
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: set[str] = set()
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, SchedulerStats):
+            return
+        assert isinstance(message, TokenBatch)
+        self._log.append("tokens")
+        for delta in deltas_of(message):
+            self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
+            if delta.finish is not None:
+                self.finished.add(delta.rid)
+
+    def close(self) -> None: ...
+
+
+class Loop:
+    """A real loop over a fake runner."""
+
+    def __init__(self, *, depth: int, runs_ahead: bool) -> None:
+        self.log: list[str] = []
+        self.harness = Harness()
+        self.executor = Recorder(self.harness.runner, self.log, runs_ahead=runs_ahead)
+        self.inbox: LocalChannel[Any] = LocalChannel()
+        self.outbox = Outbox(self.log)
+        self.loop = SchedulerLoop(
+            self.harness.scheduler, self.executor, self.inbox, self.outbox,
+            GrammarManager(_no_vocabulary, inline=True), max_inflight=depth, step_timeout_s=60.0, check_invariants=True,
+        )  # fmt: skip
+
+    def add(self, rid: str, prompt: list[int], **sampling: Any) -> TokenizedReq:
+        message = TokenizedReq(rid, pack_i32(prompt), SamplingParams(temperature=0.0, ignore_eos=True, **sampling))
+        self.inbox.send(message)
+        return message
+
+    def answer(self) -> list[str]:
+        """Answer the oldest step and turn once; what was sent in that turn."""
+        self.executor.ready.append(self.executor.held.popleft())
+        self.log.clear()
+        self.loop.run_once(wait=False)
+        return list(self.log)
+
+
+def _no_vocabulary() -> Any:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_next_step_leaves_before_the_tokens_of_the_answer(depth: int) -> None:
+    at = Loop(depth=depth, runs_ahead=True)
+    at.add("a", [1, 2, 3], max_tokens=6)
+    at.loop.run_once(wait=False)
+    assert at.log == [f"step {i}" for i in range(depth)]
+    assert at.answer() == ["answer 0", f"step {depth}", "tokens"]
+    assert at.answer() == ["answer 1", f"step {depth + 1}", "tokens"]
+
+
+def test_where_submitting_is_computing_tokens_do_not_wait_for_it() -> None:
+    at = Loop(depth=1, runs_ahead=False)
+    at.add("a", [1, 2, 3], max_tokens=6)
+    at.loop.run_once(wait=False)
+    assert at.answer() == ["answer 0", "tokens"]
+    at.loop.run_once(wait=False)
+    assert at.log[-1] == "step 1"
+
+
+def test_a_request_that_came_with_the_answer_joins_the_very_next_step() -> None:
+    at = Loop(depth=1, runs_ahead=True)
+    at.add("a", [1, 2, 3], max_tokens=6)
+    at.loop.run_once(wait=False)
+    at.add("b", [4, 5, 6], max_tokens=6)
+    at.answer()
+    assert len(unpack_i32(at.executor.held[-1].token_ids)) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_outputs_are_the_same_either_way(depth: int, runs_ahead: bool) -> None:
+    at = Loop(depth=depth, runs_ahead=runs_ahead)
+    asked = [at.add(rid, [i, i + 1, 9, 9], max_tokens=5 + i) for i, rid in enumerate("abcdef")]
+    for _ in range(200):
+        if at.executor.held:
+            at.executor.ready.append(at.executor.held.popleft())
+        at.loop.run_once(wait=False)
+    for message in asked:
+        prompt = unpack_i32(message.input_ids).tolist()
+        expected, _ = expected_output(prompt, message.sampling, at.harness.max_len)
+        assert at.outbox.tokens[message.rid] == expected
+    assert at.outbox.finished == set("abcdef")

@@ -1,0 +1,200 @@
+"""Finding what decode rows share, on random trees, against an oracle that compares slots; and what it may cost."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages import unpack_i32
+from radixrt.scheduler.sharing import CascadeCosts, Run, SharingPlanner, find_runs
+from tests.scheduler.fake_runner import FREE, Harness
+
+# Few tokens, so that paths share and branch at every depth.
+KEYS = st.lists(
+    st.tuples(st.lists(st.integers(0, 1), max_size=7), st.sampled_from(["", "", "other"])), min_size=1, max_size=14
+)
+COSTS = st.builds(
+    CascadeCosts,
+    step_tokens=st.sampled_from([0.0, 0.0, 5.0]),
+    run_tokens=st.sampled_from([0.0, 1.0, 4.0]),
+    row_tokens=st.sampled_from([0.0, 0.5, 2.0]),
+    compute=st.sampled_from([0.0, 0.125, 0.5]),
+    min_length=st.integers(1, 3),
+)
+
+
+class Tree:
+    """Rows of a cache, each locked at the end of its path."""
+
+    def __init__(self, keys: list[tuple[list[int], str]], page_size: int = 1) -> None:
+        self.allocator = TokenToKVPoolAllocator(256 * page_size, page_size)
+        self.cache = RadixCache(self.allocator)
+        self.nodes: list[TreeNode] = []
+        self.slots: list[list[int]] = []
+        for tokens, namespace in keys:
+            self.insert([t for t in tokens for _ in range(page_size)], namespace)
+            match = self.cache.match_prefix(
+                np.array([t for t in tokens for _ in range(page_size)], np.int32), namespace
+            )
+            self.cache.inc_lock_ref(match[1])
+            self.slots.append(match[0].tolist())
+            self.nodes.append(match[1])
+
+    def insert(self, tokens: list[int], namespace: str) -> None:
+        slots = self.allocator.alloc_extend(0, len(tokens), 0) if tokens else np.empty(0, np.int32)
+        assert slots is not None
+        existing = self.cache.insert(np.array(tokens, np.int32), slots, namespace).existing_len
+        if existing:
+            self.allocator.free(slots[:existing].copy())
+
+    def find(self, costs: CascadeCosts) -> tuple[list[int], list[Run]]:
+        return find_runs(self.nodes, [len(s) for s in self.slots], costs)
+
+
+def shared_sets(slots: list[list[int]]) -> dict[tuple[int, frozenset[int]], None]:
+    """(position, rows) of all that two rows or more have in common, by comparing slots."""
+    found = {}
+    for position in range(max((len(s) for s in slots), default=0)):
+        by_slot: dict[int, set[int]] = {}
+        for row, path in enumerate(slots):
+            if position < len(path):
+                by_slot.setdefault(path[position], set()).add(row)
+        found |= {(position, frozenset(rows)): None for rows in by_slot.values() if len(rows) > 1}
+    return found
+
+
+def check_coverage(slots: list[list[int]], order: list[int], runs: list[Run]) -> None:
+    """Runs have two rows or more and the same slots for all of them; those of a row cover a prefix of it, in order."""
+    assert len(set(order)) == len(order)
+    covered = [0] * len(slots)
+    for run in runs:
+        rows = order[run.first : run.first + run.count]
+        assert len(rows) == run.count >= 2
+        assert run.end > run.start
+        assert len({tuple(slots[row][run.start : run.end]) for row in rows}) == 1
+        for row in rows:
+            assert covered[row] == run.start
+            covered[row] = run.end
+            assert run.end <= len(slots[row])
+
+
+@given(KEYS, st.sampled_from([1, 1, 2]))
+@settings(max_examples=300, deadline=None)
+def test_where_it_costs_nothing_all_that_rows_share_is_found(keys, page_size) -> None:
+    tree = Tree(keys, page_size)
+    order, runs = tree.find(FREE)
+    check_coverage(tree.slots, order, runs)
+    found = {(p, frozenset(order[r.first : r.first + r.count])) for r in runs for p in range(r.start, r.end)}
+    assert found == shared_sets(tree.slots).keys()
+    rows_of = [frozenset(order[r.first : r.first + r.count]) for r in runs]
+    assert len(set(rows_of)) == len(runs), "two runs of the same rows are one"
+
+
+@given(KEYS, COSTS)
+@settings(max_examples=300, deadline=None)
+def test_what_is_chosen_covers_prefixes_and_saves_more_than_all_or_nothing(keys, costs) -> None:
+    tree = Tree(keys)
+    order, runs = tree.find(costs)
+    check_coverage(tree.slots, order, runs)
+    assert all(run.end - run.start >= costs.min_length for run in runs)
+    saved = sum(run.saved(costs) for run in runs) - costs.step_tokens
+    every = tree.find(FREE)[1]
+    long_enough = all(run.end - run.start >= costs.min_length for run in every)
+    everything = sum(run.saved(costs) for run in every) - costs.step_tokens
+    if runs:
+        assert saved > 0
+        assert saved >= everything or not long_enough
+    elif long_enough:
+        assert everything <= 0
+
+
+def test_levels_that_do_not_pay_join_the_next_or_go() -> None:
+    a, b, c = [1] * 40, [2] * 2, [3] * 30
+    rows = [a + b + c + [i] for i in range(4, 10)] + [[*a, 9]]
+    tree = Tree([(row, "") for row in rows])
+    costs = CascadeCosts(step_tokens=0, run_tokens=4, row_tokens=1)
+    # One row leaves after 40; the two positions after them go with the next 30.
+    assert [(r.start, r.end, r.count) for r in tree.find(costs)[1]] == [(0, 40, 7), (40, 72, 6)]
+    # With the branch too small to pay for itself, it is left to its two rows.
+    small = Tree([([*a, 5, 6], ""), ([*a, 5, 7], ""), ([*a, 8], "")])
+    assert [(r.start, r.end, r.count) for r in small.find(costs)[1]] == [(0, 40, 3)]
+    # A root so short that it is cheaper read by each branch.
+    short = Tree([([1] * 2 + [branch] * 40 + [leaf], "") for branch in (2, 3) for leaf in (4, 5)])
+    assert [(r.start, r.end, r.count) for r in short.find(costs)[1]] == [(0, 42, 2), (0, 42, 2)]
+
+
+def test_a_step_that_saves_less_than_it_costs_shares_nothing() -> None:
+    tree = Tree([([1] * 30 + [leaf], "") for leaf in (2, 3)])
+    assert tree.find(CascadeCosts(step_tokens=29, run_tokens=0, row_tokens=0))[1]
+    assert not tree.find(CascadeCosts(step_tokens=30, run_tokens=0, row_tokens=0))[1]
+
+
+def test_costs_by_device() -> None:
+    assert CascadeCosts.for_device("cuda:0", 0) is None
+    gpu, cpu = CascadeCosts.for_device("cuda:0", 4096), CascadeCosts.for_device("cpu", 768)
+    assert gpu is not None
+    assert cpu is not None
+    assert not gpu.in_extend
+    assert cpu.in_extend
+    # 256 rows with 4096 positions in common pay on any device; two rows with 100 do not on a GPU.
+    assert Run(0, 4096, 0, 256).saved(gpu) > 1000 * gpu.step_tokens / 5
+    assert Run(0, 100, 0, 2).saved(gpu) < gpu.step_tokens
+    # Fewer bytes a token: more of them are read in the time that a kernel takes to start.
+    small = CascadeCosts.for_device("cuda", 1024)
+    assert small is not None
+    assert small.step_tokens == 4 * gpu.step_tokens
+
+
+class Row:
+    def __init__(self, node: TreeNode, length: int) -> None:
+        self.last_node = node
+        self.protected_len = length
+
+
+def test_runs_are_found_anew_only_when_rows_or_their_ends_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Tree([([1] * 30 + [leaf], "") for leaf in range(2, 6)])
+    rows = [Row(node, 31) for node in tree.nodes]
+    planner = SharingPlanner(FREE)
+    first = planner.columns(rows)
+    assert unpack_i32(first.segments).tolist() == [0, 30, 0, 4]
+    assert sorted(unpack_i32(first.rows).tolist()) == [0, 1, 2, 3]
+    tree.insert([1] * 10 + [9], "")  # splits the common node: positions and slots stay
+    assert planner.columns(list(rows)) is first
+    fewer = planner.columns(rows[:3])
+    assert unpack_i32(fewer.segments).tolist() == [0, 30, 0, 3]
+    assert unpack_i32(planner.columns(rows[:3], first_row=2).rows).min() == 2
+    rows[0].last_node, rows[0].protected_len = tree.nodes[0].parent, 30
+    assert unpack_i32(planner.columns(rows[:3]).segments).tolist() == [0, 30, 0, 3]
+
+
+def test_decode_rows_that_ride_with_a_chunk_share_only_where_that_is_wanted() -> None:
+    for in_extend in (True, False):
+        h = Harness(chunked_prefill_size=8, num_slots=128)
+        costs = CascadeCosts(0, 0, 0, min_length=1, in_extend=in_extend)
+        h.scheduler._sharing = SharingPlanner(costs)
+        for leaf in (5, 6):
+            h.add(f"r{leaf}", [1, 2, 3, 4, leaf], max_tokens=12)
+        h.turn()
+        h.turn()
+        h.turn()
+        h.add("long", list(range(10, 40)))
+        h.drain()
+        mixed = [s for s in h.steps if s.mode == 1 and len(s.samples) > 1 and -1 in unpack_i32(s.input_ids)]
+        assert mixed
+        assert any(s.shared_segments for s in mixed) == in_extend
+        assert any(s.shared_segments for s in h.steps if s.mode == 2)
+        for rid in ("r5", "r6", "long"):
+            h.assert_output(rid)
+
+
+def test_without_a_radix_cache_nothing_is_shared() -> None:
+    h = Harness(cache=False, num_slots=128)
+    for leaf in (5, 6):
+        h.add(f"r{leaf}", [1, 2, 3, 4, leaf], max_tokens=6)
+    h.drain()
+    assert not any(s.shared_segments for s in h.steps)
