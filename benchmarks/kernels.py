@@ -1,6 +1,6 @@
 """Microseconds of each small kernel on CUDA beside torch's own operations, and the bandwidth that it reaches.
 
-    python -m benchmarks.kernels [--tokens 1 64 256 8192] [--calls 20] [--only heads]
+    python -m benchmarks.kernels [--tokens 1 64 256 8192] [--calls 20] [--only heads] [--early]
 
 Calls are captured in one CUDA graph and replayed, so that no time of the host is in it. A cell is microseconds of ours,
 of torch in brackets, and GB/s of ours: bytes that must be read or written once. Below some 50 MB everything lies in the
@@ -18,6 +18,7 @@ from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.executor import draw
+from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
 from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
 from radixrt.layers.cuda_ops import CudaOps
@@ -65,23 +66,23 @@ def random(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def norm(s: Shape, tokens: int) -> Case:
+def norm(ours: LayerOps, s: Shape, tokens: int) -> Case:
     residual, x, weight = random(tokens, s.hidden), random(tokens, s.hidden), random(s.hidden)
 
     def run(ops: LayerOps) -> Run:
         return lambda: ops.add_rms_norm(residual, x, weight, EPS, BF16)
 
-    return Case(run(CudaOps()), run(TorchOps()), 4 * tokens * s.hidden * 2)
+    return Case(run(ours), run(TorchOps()), 4 * tokens * s.hidden * 2)
 
 
-def activation(s: Shape, tokens: int) -> Case:
+def activation(ours: LayerOps, s: Shape, tokens: int) -> Case:
     gate_up = random(tokens, 2 * s.intermediate)
-    ours, reference = CudaOps(), TorchOps()
+    reference = TorchOps()
     nbytes = 3 * tokens * s.intermediate * 2
     return Case(lambda: ours.silu_and_mul(gate_up), lambda: reference.silu_and_mul(gate_up), nbytes)
 
 
-def heads(s: Shape, tokens: int, dtype: torch.dtype = BF16) -> Case:
+def heads(ours: LayerOps, s: Shape, tokens: int, dtype: torch.dtype = BF16) -> Case:
     layer = AttentionLayer(0, s.heads, s.kv_heads, s.head_dim, s.head_dim**-0.5)
     qkv = random(tokens, s.heads + 2 * s.kv_heads, s.head_dim)
     weight = random(s.head_dim) if s.qk_norm else None
@@ -89,7 +90,7 @@ def heads(s: Shape, tokens: int, dtype: torch.dtype = BF16) -> Case:
     positions = torch.randint(0, CONTEXT, (tokens,), device="cuda")
     slots = 1 + torch.randperm(4 * tokens, device="cuda")[:tokens]
     keys, values = random(2, 4 * tokens + 1, s.kv_heads, s.head_dim, dtype=dtype)
-    ours, reference = CudaOps(), TorchOps()
+    reference = TorchOps()
 
     def with_torch() -> None:
         _, k, v = reference.prepare_heads(qkv, layer, positions, rotary, weight, weight, EPS, None, slots)
@@ -105,11 +106,11 @@ def heads(s: Shape, tokens: int, dtype: torch.dtype = BF16) -> Case:
     return Case(with_kernel, with_torch, tokens * s.head_dim * moved)
 
 
-def heads_fp8(s: Shape, tokens: int) -> Case:
-    return heads(s, tokens, torch.float8_e4m3fn)
+def heads_fp8(ours: LayerOps, s: Shape, tokens: int) -> Case:
+    return heads(ours, s, tokens, torch.float8_e4m3fn)
 
 
-def sampling(s: Shape, rows: int) -> Case:
+def sampling(_: LayerOps, s: Shape, rows: int) -> Case:
     logits = random(rows, s.vocab, dtype=torch.float32) * 3
     temperature = torch.full((rows,), 0.6, device="cuda")
     u = torch.rand(rows, device="cuda", dtype=torch.float64)
@@ -122,7 +123,27 @@ def sampling(s: Shape, rows: int) -> Case:
     return Case(lambda: fused_sample(logits, temperature, u, workspace), with_torch, rows * s.vocab * 4)
 
 
-def masks(s: Shape, rows: int) -> Case:
+def top_p(_: LayerOps, s: Shape, rows: int) -> Case:
+    """All rows with top_p 0.95, as `Sampler` does them; the logits are random, so the nucleus is large."""
+    logits = random(rows, s.vocab, dtype=torch.float32) * 3
+    temperature, part = torch.full((rows,), 0.6, device="cuda"), torch.full((rows,), 0.95, device="cuda").double()
+    u = torch.rand(rows, device="cuda", dtype=torch.float64)
+    which = torch.arange(rows, device="cuda", dtype=torch.int32)
+    top_k, min_p = torch.full_like(which, s.vocab), torch.full((rows,), 0.0, device="cuda")
+    workspace = SampleWorkspace(rows, s.vocab, "cuda")
+
+    def with_kernels() -> None:
+        fused_sample(logits, temperature, u, workspace)
+        filtered_sample(logits, temperature, u, workspace, which, top_k, part, min_p)
+
+    def with_torch() -> None:
+        weights = draw.token_weights(logits, logits.amax(-1), temperature)
+        draw.inverse_cdf(draw.top_p_cutoff(logits, temperature, part, weights).apply(weights, logits), u)
+
+    return Case(with_kernels, with_torch, rows * s.vocab * 4)
+
+
+def masks(_: LayerOps, s: Shape, rows: int) -> Case:
     logits = random(rows, s.vocab, dtype=torch.float32)
     words = (s.vocab + 31) // 32
     bits = torch.randint(-(2**31), 2**31, (rows, words), device="cuda", dtype=torch.int32)
@@ -136,7 +157,7 @@ def masks(s: Shape, rows: int) -> Case:
     return Case(lambda: apply_bitmask(logits, where, bits), with_torch, rows * (8 * s.vocab + 4 * words))
 
 
-def output_head(s: Shape, rows: int) -> Case:
+def output_head(_: LayerOps, s: Shape, rows: int) -> Case:
     """Ours: the product left in float32; torch's: rounded to bfloat16."""
     hidden, weight = random(rows, s.hidden), random(s.vocab, s.hidden)
     nbytes = weight.nbytes + hidden.nbytes + rows * s.vocab * 4
@@ -147,16 +168,17 @@ def output_head(s: Shape, rows: int) -> Case:
     )
 
 
-KERNELS: dict[str, Callable[[Shape, int], Case]] = {
+KERNELS: dict[str, Callable[[LayerOps, Shape, int], Case]] = {
     "norm": norm,
     "activation": activation,
     "heads": heads,
     "heads, fp8 pool": heads_fp8,
     "sampling": sampling,
+    "top_p": top_p,
     "mask": masks,
     "output head": output_head,
 }
-OVER_LOGITS = {"sampling", "mask", "output head"}
+OVER_LOGITS = {"sampling", "top_p", "mask", "output head"}
 
 
 def microseconds(run: Run, calls: int, replays: int = 15) -> float:
@@ -188,13 +210,13 @@ def cell(case: Case, calls: int) -> str:
     return f"{ours:.1f} ({theirs:.1f}) {case.nbytes / ours / 1e3:.0f}"
 
 
-def rows_of(only: str | None, tokens: list[int], calls: int) -> Iterator[list[str]]:
+def rows_of(ours: LayerOps, only: str | None, tokens: list[int], calls: int) -> Iterator[list[str]]:
     for name, make in KERNELS.items():
         if only is not None and only not in name:
             continue
         for shape in SHAPES:
             counts = [n for n in tokens if name not in OVER_LOGITS or n <= MAX_ROWS]
-            found = [cell(make(shape, n), calls) for n in counts]
+            found = [cell(make(ours, shape, n), calls) for n in counts]
             yield [name, shape.name, *found, *["-"] * (len(tokens) - len(found))]
 
 
@@ -204,11 +226,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256, 8192])
     parser.add_argument("--calls", type=int, default=20, help="in one graph")
     parser.add_argument("--only", default=None, metavar="NAME", help="kernels with this in their name")
+    parser.add_argument("--early", action="store_true", help="launch each kernel before the one before it has ended")
     args = parser.parse_args()
     facts = machine.facts() | {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     header = ["µs of ours (of torch), GB/s", "shape", *(f"T = {n}" for n in args.tokens)]
-    print(table(header, list(rows_of(args.only, args.tokens, args.calls))))
+    print(table(header, list(rows_of(CudaOps(early=args.early), args.only, args.tokens, args.calls))))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ frequency, presence), min_tokens, grammar mask, then argmax for greedy rows and 
 draw for the others. The flags that decide this are on the host, so on CUDA nothing here waits for the device; reading
 `SampleResult.logprobs` and `.row_errors` does.
 
-On CUDA, greedy rows and those with a temperature alone go through two Triton kernels
-(`radixrt.kernels.triton.sampling`), which a captured graph may hold (`Sampler.sample_plain`). Filtered rows, and all of
-them where triton is missing, go through torch.
+On CUDA, argmax and draws are Triton kernels: two for all rows (`radixrt.kernels.triton.sampling`), which a captured
+graph may hold (`Sampler.sample_plain`), and one for the rows with filters (`radixrt.kernels.triton.filters`). Where
+triton is missing it is torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from radixrt.executor import draw
 from radixrt.executor.logit_edits import edit_logits
 from radixrt.executor.logprobs import LogprobTensors, gather_logprobs
-from radixrt.executor.row_ops import Needs, put, rows_with, take
+from radixrt.executor.row_ops import Needs, Rows, put, rows_with, take
 from radixrt.executor.sampling_tables import (
     DRAW,
     LOGPROBS,
@@ -135,16 +135,14 @@ class Sampler:
         if self._kernels is None:
             token_ids, best = _argmax(logits)
             drawn = rows_with(needs, every, DRAW)
-        else:
-            temperature, where = upload_together(self.plain_inputs(req_pool_idx, seq_lens), logits.device)
-            token_ids, best = self._kernels.sample(logits, temperature, where)
-            drawn = rows_with(needs, every, FILTERS)
-        if len(drawn):
-            idx = req_pool_idx[drawn]
-            u = draw.uniforms(t.seed[idx], seq_lens[drawn])
-            put(token_ids, drawn, self._draw(take(logits, drawn), take(best, drawn), idx, u, needs[drawn]))
-        if len(drawn) or self._kernels is None:
+            if len(drawn):
+                idx = req_pool_idx[drawn]
+                u = draw.uniforms(t.seed[idx], seq_lens[drawn])
+                put(token_ids, drawn, self._draw(take(logits, drawn), take(best, drawn), idx, u, needs[drawn]))
             token_ids.masked_fill_(~best.isfinite(), 0)
+        else:
+            filtered = rows_with(needs, every, FILTERS)
+            token_ids, best = self._sample_fused(self._kernels, logits, req_pool_idx, seq_lens, filtered)
         penalised = rows_with(needs, every, PENALTY)
         if len(penalised):
             t.count(req_pool_idx[penalised], take(token_ids, penalised))
@@ -152,6 +150,24 @@ class Sampler:
             return SampleResult(token_ids, best)
         ks = tuple(t.logprobs[req_pool_idx[asked]].tolist())
         return SampleResult(token_ids, best, gather_logprobs(raw, take(token_ids, asked), max(ks)), ks)
+
+    def _sample_fused(
+        self, kernels: Kernels, logits: torch.Tensor, idx: Index, seq_lens: Index, filtered: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token_ids, best) of all rows; `filtered` are those with a filter."""
+        t = self._tables
+        plain = self.plain_inputs(idx, seq_lens)
+        if len(filtered) == 0:
+            temperature, u = upload_together(plain, logits.device)
+            return kernels.sample(logits, temperature, u)
+        which = idx[filtered]
+        rows, top_k = filtered.astype(np.int32), t.top_k[which].astype(np.int32)
+        filters = (rows, top_k, t.top_p[which], t.min_p[which].astype(np.float32))
+        temperature, u, *there = upload_together((*plain, *filters), logits.device)
+        workspace = kernels.workspace(logits.shape[0], t.vocab_size, t.device)
+        found = kernels.sample(logits, temperature, u, workspace)
+        kernels.filtered_sample(logits, temperature, u, workspace, *there)
+        return found
 
     # --- for captured graphs ---
 
@@ -259,9 +275,10 @@ class Kernels:
     """The Triton kernels that sampling uses. Making one imports triton."""
 
     def __init__(self) -> None:
-        from radixrt.kernels.triton import mask, sampling
+        from radixrt.kernels.triton import filters, mask, sampling
 
         self.apply_bitmask = mask.apply_bitmask
+        self.filtered_sample = filters.filtered_sample
         self.sample = sampling.fused_sample
         self.workspace = sampling.SampleWorkspace
 

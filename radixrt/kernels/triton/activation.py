@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 SMALL_BLOCK = 1024
 """Columns of one program: 16 bytes of bfloat16 for each of 128 threads, so that one row alone is many programs."""
@@ -17,7 +18,9 @@ NUM_WARPS = 4
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -27,12 +30,17 @@ def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * SIZE + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for contiguous rows [T, 2 * n] of gate, then up -> [T, n], in float32 and rounded once."""
+def silu_and_mul(gate_up: torch.Tensor, early: bool = False) -> torch.Tensor:
+    """silu(gate) * up for contiguous rows [T, 2 * n] of gate, then up -> [T, n], in float32 and rounded once.
+
+    Args:
+        early: see `CudaOps`.
+    """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         large = rows * size >= LARGE_FROM and size % LARGE_BLOCK == 0
         block = LARGE_BLOCK if large else SMALL_BLOCK
-        _silu_and_mul_kernel[(rows, triton.cdiv(size, block))](gate_up, out, size, block, num_warps=NUM_WARPS)
+        grid = (rows, triton.cdiv(size, block))
+        _silu_and_mul_kernel[grid](gate_up, out, size, block, early, num_warps=NUM_WARPS, launch_pdl=early)
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 HEADS = 8
 """Most heads of one program. A token of 32 + 2 * 8 heads is 6 programs: enough for one token, few enough for 8192."""
@@ -32,7 +33,7 @@ def _store_halves(target, low, high, HALF: tl.constexpr, inside, CLAMP: tl.const
 def _prepare_heads_kernel(
     qkv, positions, table, q_weight, k_weight, slots, q_out, k_out, v_out, eps, slot_stride,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
-    NORM: tl.constexpr, STORE: tl.constexpr, CLAMP: tl.constexpr,
+    NORM: tl.constexpr, STORE: tl.constexpr, CLAMP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # Programs of a token, in order: those of the heads of q, then of k, then (where they are stored) of v.
     Q_PARTS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
@@ -48,6 +49,8 @@ def _prepare_heads_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (head < tl.where(is_q, Q_HEADS, KV_HEADS)) & (column < HALF)
     at = head * DIM + column
+    if EARLY:
+        gdc_wait()
     source = qkv + (token * (Q_HEADS + 2 * KV_HEADS) + first) * DIM + at
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -113,8 +116,12 @@ def prepare_heads(
     eps: float,
     pool: tuple[torch.Tensor, torch.Tensor] | None,
     slots: torch.Tensor,
+    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """As `LayerOps.prepare_heads`, in float32 from the projection to what is stored.
+
+    Args:
+        early: see `CudaOps`.
 
     Returns:
         q [T, num_heads, head_dim], contiguous, in qkv's dtype; and k and v, or None for both if they are in the pool.
@@ -134,8 +141,8 @@ def prepare_heads(
         _prepare_heads_kernel[(tokens, parts)](
             qkv, positions, table, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, slots,
             q, k_out, v_out, eps, stride, num_heads, kv_heads, dim // 2, heads, block,
-            q_weight is not None, pool is not None, k_out.dtype == torch.float8_e4m3fn,
-            num_warps=max(1, heads * block // ELEMENTS_PER_WARP),
+            q_weight is not None, pool is not None, k_out.dtype == torch.float8_e4m3fn, early,
+            num_warps=max(1, heads * block // ELEMENTS_PER_WARP), launch_pdl=early,
         )  # fmt: skip
     if pool is None:
         return q, k, qkv[:, num_heads + kv_heads :]

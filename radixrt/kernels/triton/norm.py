@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 MAX_HIDDEN = 16384
 """A row is held in the registers of one program."""
@@ -17,13 +18,15 @@ MAX_WARPS = 32
 
 @triton.jit
 def _add_rms_norm_kernel(
-    residual, x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_X: tl.constexpr
+    residual, x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_X: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
-    # The weight first: it depends on nothing and is on its way while the row is added up.
+    # The weight first: it depends on no kernel and is on its way while the row is added up.
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_wait()
     total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_X:
         total += tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
@@ -45,11 +48,19 @@ def supports(residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tenso
 
 
 def add_rms_norm(
-    residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+    residual: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    early: bool = False,
 ) -> torch.Tensor:
     """As `LayerOps.add_rms_norm`: residual [T, hidden] += x, in place, then its norm as a new [T, hidden] of dtype.
 
     The sum is rounded to the residual's dtype before it is normalized, so that the result is the norm of what is kept.
+
+    Args:
+        early: see `CudaOps`.
     """
     rows, size = residual.shape
     out = torch.empty(rows, size, dtype=dtype, device=residual.device)
@@ -57,6 +68,7 @@ def add_rms_norm(
         block = triton.next_power_of_2(size)
         warps = min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP))
         _add_rms_norm_kernel[(rows,)](
-            residual, residual if x is None else x, weight, out, eps, size, block, x is not None, num_warps=warps
-        )
+            residual, residual if x is None else x, weight, out, eps, size, block, x is not None, early,
+            num_warps=warps, launch_pdl=early,
+        )  # fmt: skip
     return out

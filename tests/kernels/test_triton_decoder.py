@@ -1,0 +1,33 @@
+"""Whole models with the kernels under Triton's interpreter, against the same models in torch; float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from radixrt.executor.weights import load_model
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.ops import TorchOps
+from radixrt.models.model_config import load_model_spec
+from tests.models.dense_attention import run_in_steps
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_same_logits(triton_device: str, tiny_model: Callable[[str], Path], kind: str) -> None:
+    if triton_device != "cpu":
+        pytest.skip("on a GPU the runner's own tests compare whole models")
+    folder = tiny_model(kind)
+    spec = load_model_spec(folder)
+    sequences = [[3, 5, 7, 9, 11, 13, 2, 4, 6], [8, 1, 2, 3, 4, 5, 6]]
+    logits = []
+    for ops in (TorchOps(), CudaOps()):
+        model = load_model(folder, spec, dtype="float32", device="cpu", ops=ops)
+        with torch.inference_mode():
+            logits.append(run_in_steps(model, sequences))
+    for expected, found in zip(*logits, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
