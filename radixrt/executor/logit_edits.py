@@ -32,7 +32,9 @@ def edit_logits(t: SamplingTables, logits: torch.Tensor, idx: Index, seq_lens: I
     held = held[seq_lens[held] < t.min_seq_len[idx[held]]]
     if len(held):
         stops = [t.stops(int(i)) for i in idx[held]]
-        logits[_repeat(held, [len(s) for s in stops], logits.device), torch.cat(stops)] = -torch.inf
+        logits[_repeat(held, [len(s) for s in stops], logits.device), torch.cat(stops)] = logits.new_full(
+            (), -torch.inf
+        )  # a number would be copied to the device, and waited for
 
 
 def _penalise(t: SamplingTables, logits: torch.Tensor, rows: Rows, idx: Index) -> None:
