@@ -21,6 +21,7 @@ from radixrt.messages import (
 if TYPE_CHECKING:
     from radixrt.constrained.constraint import BackendChoice
     from radixrt.executor.base import Executor
+    from radixrt.executor.model_runner import ModelRunner
     from radixrt.executor.worker import Worker
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.tokenizer.worker import TokenizerWorker
@@ -48,24 +49,18 @@ def make_tokenizer(
     )
 
 
-def make_runner_worker(
-    config: Config,
-    settings: EngineSettings,
-    answers: Outbox[FromRunner],
-    place: RankPlace = ONLY_RANK,
-    *,
-    mask_path: str | None = None,
-) -> Worker:
-    """A worker around an unloaded runner.
+def make_runner(
+    config: Config, settings: EngineSettings, place: RankPlace = ONLY_RANK, *, mask_path: str | None = None
+) -> ModelRunner:
+    """An unloaded runner.
 
     Args:
         place: which rank of how many it is; default: the only one.
         mask_path: where the scheduler puts grammar masks, in another process.
     """
     from radixrt.executor.model_runner import ModelRunner, RunnerConfig
-    from radixrt.executor.worker import Worker
 
-    runner = ModelRunner(
+    return ModelRunner(
         RunnerConfig(
             folder=settings.folder,
             dtype=settings.dtype,
@@ -88,6 +83,20 @@ def make_runner_worker(
             place=place,
         )
     )
+
+
+def make_runner_worker(
+    config: Config,
+    settings: EngineSettings,
+    answers: Outbox[FromRunner],
+    place: RankPlace = ONLY_RANK,
+    *,
+    mask_path: str | None = None,
+) -> Worker:
+    """A worker around an unloaded runner; see `make_runner`."""
+    from radixrt.executor.worker import Worker
+
+    runner = make_runner(config, settings, place, mask_path=mask_path)
     trace_path = config.executor.step_trace if place.rank == 0 else None
     return Worker(runner, answers, place.rank, alone=place.size == 1, trace_path=trace_path)
 

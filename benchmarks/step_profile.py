@@ -1,0 +1,169 @@
+"""Where the time of one step goes on a GPU: microseconds of each kind of kernel, as the profiler sees them.
+
+    python -m benchmarks.step_profile --shape llama-3.1-8b [--step prefill:1x8192 --step decode:64x640 ...]
+
+The runner alone, without scheduler and processes, on steps made by hand: `prefill:ROWSxTOKENS` computes that many
+prompts, `decode:ROWSxCONTEXT` one token for each of that many rows, `shared:ROWSxCONTEXTxSHARED` the same where
+all rows have the first SHARED positions in common. The pool holds random numbers (a GPU multiplies zeros faster).
+"""
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks import machine
+from benchmarks.report import table
+from benchmarks.shapes import CONFIGS, shape_folder
+from radixrt.config import make_config
+from radixrt.engine import parts
+from radixrt.engine.settings import resolve_settings
+from radixrt.executor.model_runner import ModelRunner
+from radixrt.messages import ForwardStep, RowWrite, SamplingRow, pack_i32
+
+DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
+REPEATS = 8
+KINDS = {
+    "matrix products": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
+    "attention, prompts": r"PrefillWithKVCache|BatchPrefill|flash::",
+    "attention, decode": r"BatchDecode|DecodeWithKVCache",
+    "attention, shared part": r"shared_attention|_shared",
+    "merging partial results": r"[Mm]erge",
+    "norm": r"norm",
+    "heads (norm, rotary, store)": r"head",
+    "activation": r"silu|activation",
+    "sampling": r"sample|chunk|_row_kernel|argmax",
+    "lists of pages": r"kv_indices",
+    "copies": r"Memcpy|Memset|copy",
+}
+
+
+def kind_of(kernel: str) -> str:
+    for kind, pattern in KINDS.items():
+        if re.search(pattern, kernel):
+            return kind
+    return "other"
+
+
+def prefill_step(rows: int, tokens: int) -> ForwardStep:
+    count = rows * tokens
+    ids = np.random.default_rng(0).integers(10, 10_000, count)
+    return ForwardStep(
+        step_id=0, mode=1, req_pool_idx=pack_i32(np.arange(1, rows + 1)), seq_lens=pack_i32(np.full(rows, tokens)),
+        out_cache_loc=pack_i32(np.arange(1, count + 1)), extend_lens=pack_i32(np.full(rows, tokens)),
+        input_ids=pack_i32(ids), samples=bytes([1] * rows),
+    )  # fmt: skip
+
+
+def decode_step(rows: int, context: int, shared: int) -> ForwardStep:
+    own = context - shared
+    order = np.random.default_rng(1).permutation(shared + rows * own) + 1
+    common, slots = order[:shared], order[shared:].reshape(rows, own)
+    writes = [RowWrite(i + 1, 0, pack_i32(np.concatenate([common, slots[i, :-1]]))) for i in range(rows)]
+    segments = pack_i32([0, shared, 0, rows]) if shared else b""
+    return ForwardStep(
+        step_id=0, mode=2, req_pool_idx=pack_i32(np.arange(1, rows + 1)), seq_lens=pack_i32(np.full(rows, context)),
+        out_cache_loc=pack_i32(slots[:, -1]), row_writes=writes,
+        sampling_rows=[SamplingRow(i + 1, 0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0, i) for i in range(rows)],
+        shared_segments=segments, shared_rows=pack_i32(np.arange(rows)) if shared else b"",
+    )  # fmt: skip
+
+
+def make_step(text: str) -> ForwardStep:
+    name, _, sizes = text.partition(":")
+    numbers = [int(n) for n in sizes.split("x")]
+    if name == "prefill":
+        return prefill_step(*numbers)
+    return decode_step(numbers[0], numbers[1], numbers[2] if name == "shared" else 0)
+
+
+def run(runner: ModelRunner, step: ForwardStep) -> Any:
+    batch = runner.prepare(step)
+    return runner.sample(runner.forward(batch), batch, step, None)
+
+
+def wall_us(work: Callable[[], Any]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(REPEATS):
+        work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1000 / REPEATS
+
+
+def profile_step(runner: ModelRunner, text: str, *, names: bool) -> None:
+    step = make_step(text)
+    run(runner, step)
+    again = ForwardStep(
+        **{f: getattr(step, f) for f in step.__struct_fields__ if f not in ("row_writes", "sampling_rows")}
+    )
+    for _ in range(2):
+        run(runner, again)
+    torch.cuda.synchronize()
+    took = wall_us(lambda: run(runner, again))
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(REPEATS):
+            run(runner, again)
+        torch.cuda.synchronize()
+    micros: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    kernels: dict[str, tuple[float, int]] = {}
+    for event in profiler.key_averages():
+        micros[kind_of(event.key)] += event.self_device_time_total / REPEATS
+        calls[kind_of(event.key)] += event.count
+        kernels[event.key] = (event.self_device_time_total / REPEATS, event.count // REPEATS)
+    rows = [
+        [
+            kind,
+            str(calls[kind] // REPEATS),
+            f"{us:.0f}",
+            f"{us / max(1, calls[kind] // REPEATS):.1f}",
+            f"{us / took:.1%}",
+        ]
+        for kind, us in sorted(micros.items(), key=lambda item: -item[1])
+    ]
+    rows.append(
+        ["between kernels", "", f"{took - sum(micros.values()):.0f}", "", f"{1 - sum(micros.values()) / took:.1%}"]
+    )
+    print(f"\n### {text}: {took:.0f} µs a step")
+    print(table(["kind", "kernels", "µs a step", "µs each", "share"], rows))
+    if names:
+        for name, (us, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:14]:
+            print(f"    {us:9.1f} µs {count:4d} x {name[:150]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", choices=sorted(CONFIGS))
+    parser.add_argument("--step", action="append", metavar="KIND:SIZES")
+    parser.add_argument("--names", action="store_true", help="also the kernels by name")
+    args = parser.parse_args()
+    for name, value in machine.facts().items():
+        print(f"{name}: {value}")
+    for shape in args.shape or ["qwen3-0.6b"]:
+        config, settings = resolve_settings(
+            make_config(
+                model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
+                kv_cache_tokens=400_000, device="cuda",
+            ),
+            show_progress=False,
+        )  # fmt: skip
+        runner = parts.make_runner(config, settings)
+        runner.initialize()
+        print(f"\n## {shape}")
+        with torch.inference_mode():
+            for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
+                pool.normal_()
+            for text in args.step or DEFAULT_STEPS:
+                profile_step(runner, text, names=args.names)
+        runner.shutdown()
+
+
+if __name__ == "__main__":
+    main()
