@@ -26,6 +26,10 @@ TENSOR_CORE_GROUP = 4
 with 4 they make a step of 256 rows a sixth faster, with 2 they make it 6 % slower)."""
 
 
+NO_SPLIT_ROWS = 1 << 30
+"""From this many rows on, tensor-core decode does not split a row's keys over several programs."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What all layers have in common, on this rank."""
@@ -69,6 +73,7 @@ class Planner:
         self._device = workspace.device
         self._workspace = workspace
         self._heads = (shape.num_heads, shape.num_kv_heads)
+        self._tensor_cores = shape.num_heads // shape.num_kv_heads >= TENSOR_CORE_GROUP
         self._shape = (*self._heads, shape.head_dim, page_size)
         self._head_dim = shape.head_dim
         # FlashInfer counts the positions to the left of the query, without itself.
@@ -119,16 +124,16 @@ class Planner:
     ) -> None:
         """Plan a wrapper of `graph`; `again`: it has been planned before, and less is to do."""
         host, last = torch.from_numpy(indptr), torch.from_numpy(last_page_len)
+        options = {**self._options, "disable_split_kv": self._tensor_cores and len(last_page_len) >= NO_SPLIT_ROWS}
         if again:
             fast = self._flashinfer.decode.fast_decode_plan
-            plan(lambda w: fast(w, host, indices, last, *self._shape, global_override_indptr_cpu=host, **self._options))
+            plan(lambda w: fast(w, host, indices, last, *self._shape, global_override_indptr_cpu=host, **options))
         else:
-            plan(lambda w: w.plan(host, indices, last, *self._shape, **self._options))
+            plan(lambda w: w.plan(host, indices, last, *self._shape, **options))
 
     def _decode_wrapper(self, **buffers: Any) -> Any:
-        heads, kv_heads = self._heads
         return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace, "NHD", use_tensor_cores=heads // kv_heads >= TENSOR_CORE_GROUP, **buffers
+            self._workspace, "NHD", use_tensor_cores=self._tensor_cores, **buffers
         )
 
     def _pages(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
