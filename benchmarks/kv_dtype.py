@@ -34,7 +34,7 @@ def decode_batch(device: torch.device) -> ForwardBatch:
             req_pool_idx=pack_i32(np.arange(1, ROWS + 1)),
             seq_lens=pack_i32([CONTEXT] * ROWS),
             out_cache_loc=pack_i32(slots[:, -1]),
-        )  # fmt: skip
+        )
     )
 
 
