@@ -37,7 +37,7 @@ text { font: 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: var
 .paper { fill: var(--paper); } .band { fill: var(--band); } .rule { stroke: var(--line); }
 .tie { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }
 .launch { fill: var(--launch); } .even { fill: var(--even); } .odd { fill: var(--odd); }
-.answer { fill: var(--answer); } .on-even { fill: var(--on-even); } .on-odd { fill: var(--on-odd); } 
+.answer { fill: var(--answer); } .on-even { fill: var(--on-even); } .on-odd { fill: var(--on-odd); }
 .on-launch { fill: var(--on-launch); }
 .lens { fill: none; stroke: var(--soft); }
 """
