@@ -31,6 +31,8 @@ from radixrt.messages import ForwardStep, RowWrite, SamplingRow, pack_i32
 
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
 REPEATS = 8
+WARM_UP = 3
+"""Steps after the first: decode steps are captured by then, see `radixrt.executor.cuda_graph_runner.CAPTURE_AT_STEP`."""
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "attention": r"PrefillWithKVCache|BatchPrefill|BatchDecode|DecodeWithKVCache|flash::",
     "attention, shared part": r"shared_attention|_shared",
@@ -114,19 +116,42 @@ def wall_us(work: Callable[[], Any]) -> float:
     return begin.elapsed_time(end) * 1000 / REPEATS
 
 
-def profile_step(runner: ModelRunner, text: str, shape: Shape, *, names: bool) -> None:
+def start_runner(shape: str) -> ModelRunner:
+    """A runner for one of CONFIGS, with random numbers in its pool."""
+    config, settings = resolve_settings(
+        make_config(
+            model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
+            kv_cache_tokens=400_000, device="cuda",
+        ),
+        show_progress=False,
+    )  # fmt: skip
+    runner = parts.make_runner(config, settings)
+    runner.initialize()
+    with torch.inference_mode():
+        for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
+            pool.normal_()
+    return runner
+
+
+def warm_step(runner: ModelRunner, text: str) -> Callable[[], Any]:
+    """Runs a step again and again, once everything has happened that happens only once."""
     step = make_step(text)
     run(runner, step)
     again = ForwardStep(
         **{f: getattr(step, f) for f in step.__struct_fields__ if f not in ("row_writes", "sampling_rows")}
     )
-    for _ in range(2):
+    for _ in range(WARM_UP):
         run(runner, again)
     torch.cuda.synchronize()
-    took = wall_us(lambda: run(runner, again))
+    return lambda: run(runner, again)
+
+
+def profile_step(runner: ModelRunner, text: str, shape: Shape, *, names: bool) -> None:
+    work = warm_step(runner, text)
+    took = wall_us(work)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(REPEATS):
-            run(runner, again)
+            work()
         torch.cuda.synchronize()
     micros: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
@@ -164,19 +189,9 @@ def main() -> None:
     for name, value in machine.facts().items():
         print(f"{name}: {value}")
     for shape in args.shape or ["qwen3-0.6b"]:
-        config, settings = resolve_settings(
-            make_config(
-                model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
-                kv_cache_tokens=400_000, device="cuda",
-            ),
-            show_progress=False,
-        )  # fmt: skip
-        runner = parts.make_runner(config, settings)
-        runner.initialize()
+        runner = start_runner(shape)
         print(f"\n## {shape}")
         with torch.inference_mode():
-            for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
-                pool.normal_()
             for text in args.step or DEFAULT_STEPS:
                 profile_step(runner, text, shape_of(shape), names=args.names)
         runner.shutdown()
