@@ -45,6 +45,11 @@ class ScheduleBatch:
     grammar_rows: list[int] = field(default_factory=list)
     scored: list[tuple[Req, int]] = field(default_factory=list)
 
+    @property
+    def num_tokens(self) -> int:
+        """New tokens that the step computes."""
+        return len(self.step.out_cache_loc) // 4
+
 
 def sampling_row(req: Req) -> SamplingRow:
     """The request's parameters for the runner's tables, with its history if penalties need it."""
