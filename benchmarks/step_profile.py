@@ -4,7 +4,9 @@
 
 The runner alone, without scheduler and processes, on steps made by hand: `prefill:ROWSxTOKENS` computes that many
 prompts, `decode:ROWSxCONTEXT` one token for each of that many rows, `shared:ROWSxCONTEXTxSHARED` the same where
-all rows have the first SHARED positions in common. The pool holds random numbers (a GPU multiplies zeros faster).
+all rows have the first SHARED positions in common. The pool holds random numbers (a GPU multiplies zeros faster). The
+floor beside a step's time is what reading weights, keys and values once takes at the least, or its operations (see
+`benchmarks.offline_workloads.Device`).
 """
 
 import argparse
@@ -18,8 +20,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine
+from benchmarks.offline_workloads import H200, Device
 from benchmarks.report import table
-from benchmarks.shapes import CONFIGS, shape_folder
+from benchmarks.shapes import CONFIGS, Shape, shape_folder, shape_of
 from radixrt.config import make_config
 from radixrt.engine import parts
 from radixrt.engine.settings import resolve_settings
@@ -28,12 +31,13 @@ from radixrt.messages import ForwardStep, RowWrite, SamplingRow, pack_i32
 
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
 REPEATS = 8
-KINDS = {
-    "matrix products": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
-    "attention, prompts": r"PrefillWithKVCache|BatchPrefill|flash::",
-    "attention, decode": r"BatchDecode|DecodeWithKVCache",
+WARM_UP = 3
+"""Steps after the first: decode steps are captured by then, see `cuda_graph_runner.CAPTURE_AT_STEP`."""
+KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
+    "attention": r"PrefillWithKVCache|BatchPrefill|BatchDecode|DecodeWithKVCache|flash::",
     "attention, shared part": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",
+    "matrix products": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
     "norm": r"norm",
     "heads (norm, rotary, store)": r"head",
     "activation": r"silu|activation",
@@ -82,6 +86,21 @@ def make_step(text: str) -> ForwardStep:
     return decode_step(numbers[0], numbers[1], numbers[2] if name == "shared" else 0)
 
 
+def floor_us(text: str, shape: Shape, device: Device = H200) -> float:
+    """The least microseconds that a step takes on a device: by bytes or by operations, whichever takes longer."""
+    name, _, sizes = text.partition(":")
+    rows, context, *rest = (int(n) for n in sizes.split("x"))
+    shared = rest[0] if rest else 0
+    if name == "prefill":
+        read = float(shape.weight_bytes)
+        tokens, attended = rows * context, rows * context * (context + 1) // 2
+    else:
+        read = shape.weight_bytes + shape.kv_bytes * (shared + rows * (context - shared))
+        tokens, attended = rows, rows * context
+    flops = 2 * (shape.layer_params * tokens + shape.head_params * rows) + shape.attention_flops * attended
+    return max(read / device.bytes_per_s, flops / device.flops_per_s) * 1e6
+
+
 def run(runner: ModelRunner, step: ForwardStep) -> Any:
     batch = runner.prepare(step)
     return runner.sample(runner.forward(batch), batch, step, None)
@@ -97,19 +116,42 @@ def wall_us(work: Callable[[], Any]) -> float:
     return begin.elapsed_time(end) * 1000 / REPEATS
 
 
-def profile_step(runner: ModelRunner, text: str, *, names: bool) -> None:
+def start_runner(shape: str) -> ModelRunner:
+    """A runner for one of CONFIGS, with random numbers in its pool."""
+    config, settings = resolve_settings(
+        make_config(
+            model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
+            kv_cache_tokens=400_000, device="cuda",
+        ),
+        show_progress=False,
+    )  # fmt: skip
+    runner = parts.make_runner(config, settings)
+    runner.initialize()
+    with torch.inference_mode():
+        for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
+            pool.normal_()
+    return runner
+
+
+def warm_step(runner: ModelRunner, text: str) -> Callable[[], Any]:
+    """Runs a step again and again, once everything has happened that happens only once."""
     step = make_step(text)
     run(runner, step)
     again = ForwardStep(
         **{f: getattr(step, f) for f in step.__struct_fields__ if f not in ("row_writes", "sampling_rows")}
     )
-    for _ in range(2):
+    for _ in range(WARM_UP):
         run(runner, again)
     torch.cuda.synchronize()
-    took = wall_us(lambda: run(runner, again))
+    return lambda: run(runner, again)
+
+
+def profile_step(runner: ModelRunner, text: str, shape: Shape, *, names: bool) -> None:
+    work = warm_step(runner, text)
+    took = wall_us(work)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(REPEATS):
-            run(runner, again)
+            work()
         torch.cuda.synchronize()
     micros: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
@@ -131,7 +173,7 @@ def profile_step(runner: ModelRunner, text: str, *, names: bool) -> None:
     rows.append(
         ["between kernels", "", f"{took - sum(micros.values()):.0f}", "", f"{1 - sum(micros.values()) / took:.1%}"]
     )
-    print(f"\n### {text}: {took:.0f} µs a step")
+    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape):.0f}")
     print(table(["kind", "kernels", "µs a step", "µs each", "share"], rows))
     if names:
         for name, (us, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:14]:
@@ -147,21 +189,11 @@ def main() -> None:
     for name, value in machine.facts().items():
         print(f"{name}: {value}")
     for shape in args.shape or ["qwen3-0.6b"]:
-        config, settings = resolve_settings(
-            make_config(
-                model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
-                kv_cache_tokens=400_000, device="cuda",
-            ),
-            show_progress=False,
-        )  # fmt: skip
-        runner = parts.make_runner(config, settings)
-        runner.initialize()
+        runner = start_runner(shape)
         print(f"\n## {shape}")
         with torch.inference_mode():
-            for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
-                pool.normal_()
             for text in args.step or DEFAULT_STEPS:
-                profile_step(runner, text, names=args.names)
+                profile_step(runner, text, shape_of(shape), names=args.names)
         runner.shutdown()
 
 
