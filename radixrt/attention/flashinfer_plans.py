@@ -26,10 +26,6 @@ TENSOR_CORE_GROUP = 4
 with 4 they make a step of 256 rows a sixth faster, with 2 they make it 6 % slower)."""
 
 
-NO_SPLIT_ROWS = 1 << 30
-"""From this many rows on, tensor-core decode does not split a row's keys over several programs."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """What all layers have in common, on this rank."""
@@ -124,12 +120,11 @@ class Planner:
     ) -> None:
         """Plan a wrapper of `graph`; `again`: it has been planned before, and less is to do."""
         host, last = torch.from_numpy(indptr), torch.from_numpy(last_page_len)
-        options = {**self._options, "disable_split_kv": self._tensor_cores and len(last_page_len) >= NO_SPLIT_ROWS}
         if again:
             fast = self._flashinfer.decode.fast_decode_plan
-            plan(lambda w: fast(w, host, indices, last, *self._shape, global_override_indptr_cpu=host, **options))
+            plan(lambda w: fast(w, host, indices, last, *self._shape, global_override_indptr_cpu=host, **self._options))
         else:
-            plan(lambda w: w.plan(host, indices, last, *self._shape, **options))
+            plan(lambda w: w.plan(host, indices, last, *self._shape, **self._options))
 
     def _decode_wrapper(self, **buffers: Any) -> Any:
         return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(

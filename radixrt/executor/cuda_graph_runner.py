@@ -35,7 +35,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CAPTURE_AT_STEP = 3
-"""Of the same bucket, unless the engine idles before."""
+CAPTURE_BESIDE_AT_STEP = 24
+"""Steps of a bucket after which it is captured, unless the engine idles before: a step that is launched kernel by kernel
+takes ten milliseconds of the host, a capture fifty, and a step in a larger bucket little more than one in its own."""
+
+MAX_PADDING = 4
+"""Times as many rows that a larger bucket may have."""
 
 
 class _Inputs:
@@ -129,8 +134,7 @@ class CudaGraphRunner:
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
         temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> StagedStep | None:  # fmt: skip
-        """Put a decode step's numbers in place. A bucket that is not captured yet is, at its third step: the first two
-        run as they are, for a graph costs as much as ten steps.
+        """Put a decode step's numbers in place.
 
         Args:
             req_pool_idx, seq_lens, slots: int32 [B].
@@ -138,14 +142,14 @@ class CudaGraphRunner:
             temperature, uniforms: [B], of `Sampler.plain_inputs`.
 
         Returns:
-            None if no graph fits the step.
+            None if no graph fits the step, or none is captured yet.
         """
         rows = bucket_for(len(seq_lens), self._buckets)
         if rows is None or self._failed or not self._attention.fits_graph(seq_lens, rows):
             return None
         plan = self._attention.plan_shared(shared, req_pool_idx)
         tile = None if plan is None else plan.tile
-        captured = self._captured.get((rows, tile)) or self._capture_wanted(rows, tile)
+        captured = self._captured.get((rows, tile)) or self._stand_in(rows, tile)
         if captured is None:
             return None
         if plan is not None:
@@ -187,9 +191,14 @@ class CudaGraphRunner:
 
     # --- capture ---
 
-    def _capture_wanted(self, rows: int, tile: Tile | None) -> _Captured | None:
+    def _stand_in(self, rows: int, tile: Tile | None) -> _Captured | None:
+        """For a bucket that is not captured: a larger one that is, until the bucket has proved wanted."""
         self._wanted[rows, tile] += 1
-        return self._capture_guarded(rows, tile) if self._wanted[rows, tile] >= CAPTURE_AT_STEP else None
+        larger = [bucket for bucket in self._buckets if rows < bucket <= MAX_PADDING * rows]
+        found = next((self._captured[bucket, tile] for bucket in larger if (bucket, tile) in self._captured), None)
+        if self._wanted[rows, tile] >= (CAPTURE_AT_STEP if found is None else CAPTURE_BESIDE_AT_STEP):
+            return self._capture_guarded(rows, tile)
+        return found
 
     def _capture_guarded(self, rows: int, tile: Tile | None) -> _Captured | None:
         started = time.perf_counter()

@@ -302,7 +302,9 @@ class ModelRunner:
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            if mask is None and self._sampler.plain(idx):
+            if self._sampler.plain(idx):
+                if mask is not None and self._group.rank == 0:
+                    self._sampler.apply_mask(output.next_token_logits, self._unpack_mask(mask))
                 return self._sampled(self._graphs.sample(batch))
             return self._sampled(self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask))
         if step.mode == ForwardMode.EXTEND:

@@ -131,7 +131,7 @@ class Sampler:
         raw = take(logits, asked).log_softmax(-1) if len(asked) else None
         edit_logits(t, logits, req_pool_idx, seq_lens, needs, every)
         if mask is not None and len(mask[0]):
-            self._apply_mask(logits, mask)
+            self.apply_mask(logits, mask)
         if self._kernels is None:
             token_ids, best = _argmax(logits)
             drawn = rows_with(needs, every, DRAW)
@@ -207,7 +207,8 @@ class Sampler:
             raise RuntimeError("sampling in a graph needs CUDA and triton")
         return SampleResult(*self._kernels.sample(logits, temperature, u, out))
 
-    def _apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
+    def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
+        """Set the logits (float32 [S, vocab]) of what a mask forbids to -inf, in place."""
         rows, bits = mask
         if self._kernels is not None:
             words = np.ascontiguousarray(bits, dtype=np.uint32).view(np.int32).reshape(len(rows), -1)

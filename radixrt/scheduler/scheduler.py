@@ -216,6 +216,7 @@ class Scheduler:
             return None
         while True:
             decode = [r for r in self._active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
+            decode.sort(key=_by_length)
             if self._num_inflight and self._constrained.waits(decode):
                 return None
             decode_slots = self._decode_slots(decode) if decode else np.empty(0, np.int32)
@@ -511,6 +512,11 @@ class Scheduler:
     def flush_cache(self) -> None:
         """Drop everything from the cache that no active request holds."""
         self._kv.cache.evict(self._kv.cache.evictable_size)
+
+
+def _by_length(req: Req) -> int:
+    """The longest first: on a GPU rows begin in this order, and what begins last should not be what ends last."""
+    return -req.kv_len
 
 
 def _lease_len(hint: ProgramHint, prompt_len: int) -> int:
