@@ -16,7 +16,7 @@ DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "f16", "f32"]
 )  # fmt: skip
 
-SIZES = [(1, 8), (3, 8), (7, 264), (30, 1000), (64, 1024), (5, 1280), (37, 2056), (130, 576)]
+SIZES = [(1, 8), (3, 8), (7, 264), (30, 1000), (64, 1024), (5, 1280), (37, 2056), (18, 576)]
 """Rows and columns; few of them fill a program, a chunk or a step."""
 
 
@@ -39,7 +39,7 @@ def silu(gate: torch.Tensor) -> torch.Tensor:
 
 @DTYPES
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+@pytest.mark.parametrize("tokens", [1, 2, 3])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_gemv(
     triton_device: str, rows: int, columns: int, tokens: int, has_bias: bool, dtype: torch.dtype
@@ -55,7 +55,7 @@ def test_gemv(
 
 @DTYPES
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("tokens", [1, 3, 4])
+@pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_gate_up_silu(
     triton_device: str, rows: int, columns: int, tokens: int, has_bias: bool, dtype: torch.dtype
@@ -69,15 +69,16 @@ def test_gate_up_silu(
     check(found, silu(gate) * up, dtype)
 
 
+@pytest.mark.parametrize("columns", [520, 1304, 2312])
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 @pytest.mark.parametrize("rows", [8, 12, 13])
 def test_two_rows_for_each_warp(
-    triton_device: str, monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int
-) -> None:  # fmt: skip
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int, columns: int
+) -> None:
     from radixrt.kernels.triton import gemv
 
-    monkeypatch.setattr(gemv, "PAIR_FROM", 8)
-    x, weight, bias = make(triton_device, torch.bfloat16, tokens, rows, 2312)
+    monkeypatch.setattr(gemv, "MANY_ROWS", 7)
+    x, weight, bias = make(triton_device, torch.bfloat16, tokens, rows, columns)
     check(gemv.gemv(x, weight, bias), x.double() @ weight.double().T + bias.double(), torch.bfloat16)
 
 
@@ -161,7 +162,6 @@ def test_layers_take_what_fits(triton_device: str, tokens: int, columns: int, by
         results.append((made(x), each.gate_up_silu(x, made)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    # Where the pair of products is not fused, its layer asks once more.
     assert ops.taken == (2 if by_kernel else 0)
 
 

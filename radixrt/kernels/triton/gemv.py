@@ -28,11 +28,18 @@ NUM_WARPS = 4
 LANE_BYTES = 16
 LANES = 32
 
-FEW_ROWS = 132 * 16
-"""Rows of the weight up to which warps are few on 132 SMs, so that each takes as much of its row at once as it can."""
+SMS = 132
+REGISTERS = 65536
+"""Of an H100 or H200, and of one of its SMs; other sizes only mean that programs fit less well."""
 
-PAIR_FROM = 132 * 32 + 1
-"""Rows from which on a warp takes two, which share what is loaded of x; below, all warps of one row run at once."""
+FEW_ROWS = SMS * 16
+"""Rows of the weight up to which warps are few, so that each takes as much of its row at once as it can."""
+
+MANY_ROWS = SMS * 32
+"""Rows up to which all warps of one row each fit at once."""
+
+SHORT = 2048
+"""Columns of which a thread can have all its loads in flight."""
 
 
 @triton.jit
@@ -191,19 +198,35 @@ def _launch(
     out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    pairs = gated or rows >= PAIR_FROM
+    pairs = gated or _pairs(tokens, rows, size)
     chunk = LANES * LANE_BYTES // x.element_size()
-    grid = (triton.cdiv(rows, 2 * NUM_WARPS if pairs and not gated else NUM_WARPS),)
-    _gemv_kernel[grid](
+    programs = triton.cdiv(rows, 2 * NUM_WARPS if pairs and not gated else NUM_WARPS)
+    _gemv_kernel[(programs,)](
         x, weight, weight if bias is None else bias, out, rows, 0,
         size, tokens, pairs, gated, bias is not None, _unroll(tokens, rows, size, pairs), chunk, NUM_WARPS, early,
-        num_warps=NUM_WARPS, launch_pdl=early,
+        num_warps=NUM_WARPS, maxnreg=_max_registers(tokens, programs), launch_pdl=early,
     )  # fmt: skip
     return out
 
 
+def _pairs(tokens: int, rows: int, columns: int) -> bool:
+    """Whether a warp takes two rows, which share what is loaded of x, instead of leaving one to another warp."""
+    return rows > MANY_ROWS or (rows > FEW_ROWS and (tokens > 1 or columns <= SHORT))
+
+
 def _unroll(tokens: int, rows: int, columns: int, pairs: bool) -> int:
     """Chunks of a row in one step: more loads in flight, for more registers, so that fewer warps fit on an SM."""
-    if tokens > 2:
-        return 2 if pairs else 4
-    return 8 if rows <= FEW_ROWS and columns > 1024 and not pairs else 4
+    if pairs:
+        return 4 if tokens <= 2 and columns <= SHORT // tokens else 2
+    return 8 if tokens <= 2 and rows <= FEW_ROWS and columns > 1024 else 4
+
+
+def _max_registers(tokens: int, programs: int) -> int | None:
+    """Of a thread, so that all programs run at once where that can be: a few left over would take as long again.
+
+    None where the kernel would have to keep some of its values in memory, or has registers to spare.
+    """
+    each = triton.cdiv(programs, SMS)
+    found = REGISTERS // (each * NUM_WARPS * LANES) // 8 * 8
+    least = {1: 64, 2: 96}.get(tokens)
+    return found if least is not None and least <= found < 256 else None
