@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MAX_TOKENS = 4
 MAX_TOKENS_OF_LARGE = 2
@@ -105,6 +105,7 @@ def _gemv_kernel(
     second = _load_step(weight, second_at, 0, SIZE, UNROLL, CHUNK, True) if PAIRS else first
     if EARLY:
         gdc_wait()
+        gdc_launch_dependents()  # the next kernel's programs find room beside these and wait for their end
     zero = tl.zeros((WARPS, CHUNK), tl.float32)
     first_sums = ()
     second_sums = ()
