@@ -69,8 +69,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
+        "bos_token_id": 10238,
+        "eos_token_id": 10239,
         "hidden_act": "silu",
         "hidden_size": 64,
         "intermediate_size": 128,

@@ -38,6 +38,10 @@ class SharedGroups:
         """From a `ForwardStep`'s columns; None if it shares nothing."""
         return SharedGroups(unpack_i32(segments).reshape(-1, 4), unpack_i32(rows)) if segments else None
 
+    def from_row(self, first: int) -> SharedGroups:
+        """The same for the step's rows from `first` on alone, before which no row shares anything."""
+        return self if first == 0 else SharedGroups(self.segments, self.rows - first)
+
     def ends(self, num_rows: int) -> Int32Array:
         """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""
         start, length, first, count = self.segments.T

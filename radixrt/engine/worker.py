@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from radixrt.executor.base import Executor
     from radixrt.executor.worker import Worker
 
-IDLE_BEFORE_WORK_S = 0.02
+IDLE_BEFORE_WORK_S = 0.25
 """How long a runner must have had nothing to do before it does what can wait."""
 
 NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +33,9 @@ from radixrt.models.registry import Model
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CAPTURE_AT_STEP = 3
+"""Of the same bucket, unless the engine idles before."""
 
 
 class _Inputs:
@@ -101,6 +105,7 @@ class CudaGraphRunner:
         self._device = device
         self._buckets = graph_buckets(max_rows)
         self._captured: dict[tuple[int, Tile | None], _Captured] = {}
+        self._wanted: Counter[tuple[int, Tile | None]] = Counter()
         self._failed = False
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -112,22 +117,20 @@ class CudaGraphRunner:
         return len(self._captured)
 
     def capture_next(self) -> bool:
-        """Capture one bucket more, small ones first; False if there is none left.
+        """Capture one bucket more, first those that steps have asked for, then small ones; False if none is left.
 
-        Graphs for steps that share prefixes are captured when they are first needed: most never are.
+        Graphs for steps that share prefixes are captured for those that have been: most never are.
         """
-        if self._failed:
-            return False
-        for rows in self._buckets:
-            if (rows, None) not in self._captured:
-                return self._capture_guarded(rows, None) is not None
-        return False
+        keys = [*self._wanted, *((rows, None) for rows in self._buckets)]
+        missing = next((key for key in keys if key not in self._captured), None)
+        return missing is not None and not self._failed and self._capture_guarded(*missing) is not None
 
     def stage(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
         temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> StagedStep | None:  # fmt: skip
-        """Put a decode step's numbers in place, capturing its bucket first where that has not been done.
+        """Put a decode step's numbers in place. A bucket that is not captured yet is, at its third step: the first two
+        run as they are, for a graph costs as much as ten steps.
 
         Args:
             req_pool_idx, seq_lens, slots: int32 [B].
@@ -142,7 +145,7 @@ class CudaGraphRunner:
             return None
         plan = self._attention.plan_shared(shared, req_pool_idx)
         tile = None if plan is None else plan.tile
-        captured = self._captured.get((rows, tile)) or self._capture_guarded(rows, tile)
+        captured = self._captured.get((rows, tile)) or self._capture_wanted(rows, tile)
         if captured is None:
             return None
         if plan is not None:
@@ -183,6 +186,10 @@ class CudaGraphRunner:
         )  # fmt: skip
 
     # --- capture ---
+
+    def _capture_wanted(self, rows: int, tile: Tile | None) -> _Captured | None:
+        self._wanted[rows, tile] += 1
+        return self._capture_guarded(rows, tile) if self._wanted[rows, tile] >= CAPTURE_AT_STEP else None
 
     def _capture_guarded(self, rows: int, tile: Tile | None) -> _Captured | None:
         started = time.perf_counter()
@@ -263,7 +270,9 @@ class CudaGraphRunner:
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         state.begin(table, inputs.req_pool_idx, inputs.starts)
         hidden = self._model.forward(ids, positions, batch, self._attention)
-        logits.copy_(self._model.compute_logits(hidden))
+        made = self._model.compute_logits(hidden, logits)
+        if made.data_ptr() != logits.data_ptr():
+            logits.copy_(made)
 
 
 def _padded(values: npt.NDArray[Any], rows: int, dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -25,7 +25,7 @@ from radixrt.executor.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
-from radixrt.executor.profile_run import largest_step
+from radixrt.executor.profile_run import largest_step, mixed_step
 from radixrt.executor.rank_place import ONLY_RANK, RankPlace
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
@@ -205,19 +205,24 @@ class ModelRunner:
     def _measure_largest_step(self, kv_dtype: torch.dtype) -> int:
         """Bytes that the largest step takes for a while. It also loads every kernel that prompts need."""
         c = self._config
-        step = largest_step(c.max_running_requests, c.max_step_tokens, c.context_length)
-        rows, tokens = len(step.samples), len(step.input_ids) // 4
-        self._allocate(-(-tokens // c.page_size) * c.page_size, rows, kv_dtype)
+        steps = [
+            largest_step(c.max_running_requests, c.max_step_tokens, c.context_length),
+            mixed_step(c.max_step_tokens, c.context_length),
+        ]
+        rows = max(len(step.samples) for step in steps)
+        slots = max(len(step.out_cache_loc) // 4 for step in steps)
+        self._allocate(-(-slots // c.page_size) * c.page_size, rows, kv_dtype)
         self.init_attention_backend()
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         started = time.perf_counter()
-        batch = self.prepare(step)
-        self.sample(self.forward(batch), batch, step, None)
+        for step in steps:
+            batch = self.prepare(step)
+            self.sample(self.forward(batch), batch, step, None)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
         logger.info(
-            "a step of %d tokens needs %.2f GiB; its first run took %.1f s", tokens, peak / 2**30,
+            "the largest step needs %.2f GiB; the first steps took %.1f s", peak / 2**30,
             time.perf_counter() - started,
         )  # fmt: skip
         del self._kv_cache, self.batches, self._attention

@@ -36,10 +36,15 @@ class LMHead(Linear):
         self._rows = rows if self._packed is not None else None
         self._wide = rows is not None and rows.is_cuda and rows.dtype != torch.float32 and _multiplies_wide(rows)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, in_features] in the weight's dtype or in float32 -> float32 [S, out_features]."""
+    def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[S, in_features] in the weight's dtype or in float32 -> float32 [S, out_features], in `out` where that can be
+        done without a copy."""
         if self._wide:
             assert self.weight is not None
+            if out is not None:
+                product = torch.ops.aten.mm.dtype_out
+                found: torch.Tensor = product(hidden.to(self._dtype), self.weight.t(), torch.float32, out=out)
+                return found
             return torch.mm(hidden.to(self._dtype), self.weight.t(), out_dtype=torch.float32)
         logits = super().forward(hidden.to(self._dtype)).float()
         if self._rows is not None:

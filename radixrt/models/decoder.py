@@ -184,10 +184,12 @@ class Decoder(nn.Module):
             x = layer(residual, x, positions, table, batch, attention)
         return self._ops.add_rms_norm(residual, x, self.norm.weight, self._spec.rms_norm_eps, self._residual_dtype)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits if self._group is None else self._group.gather_columns(logits, self._model_spec.vocab_size)
+        if self._group is None:
+            logits: torch.Tensor = self.lm_head(hidden, out)
+            return logits
+        return self._group.gather_columns(self.lm_head(hidden), self._model_spec.vocab_size)
 
     def checkpoint_tensors(self) -> dict[str, tuple[CheckpointTensor, ...]]:
         """For each parameter, where a checkpoint has it. See `radixrt.models.checkpoint`."""

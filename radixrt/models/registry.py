@@ -36,8 +36,8 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied."""
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, hidden] -> float32 [S, vocab]."""
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[S, hidden] -> float32 [S, vocab], in `out` (contiguous) if that saves a copy, else anywhere."""
 
 
 def model_class(architecture: str) -> Any:

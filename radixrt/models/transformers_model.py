@@ -144,7 +144,7 @@ class TransformersModel(nn.Module):
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied."""
         return self._run(input_ids, positions, StepContext(batch, attention, self.attention_layers))
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab]."""
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()

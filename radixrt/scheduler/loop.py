@@ -40,6 +40,13 @@ BUSY_WAIT_MS = 50
 """How long to sleep at most for a message; deadlines and a hung runner are noticed this late."""
 
 
+LONG_STEP_TOKENS = 1024
+ARRIVAL_PAUSE_S = 0.004
+HOLD_SHARE = 0.5
+"""While a step of so many new tokens is computed and requests keep coming, with pauses no longer than this, the step
+behind it waits for more of them: until this part of the time is over that the first will take."""
+
+
 class SchedulerLoop:
     """Moves messages between the inbox, the scheduler core, the executor and the tokenizer.
 
@@ -67,6 +74,8 @@ class SchedulerLoop:
         self._check = check_invariants
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
+        self._last_arrival = 0.0
+        self._tokens_per_s = 0.0  # of the last long step
         self._last_stats = 0.0
         self._drains: list[ControlReq] = []
         self._idle = True
@@ -122,7 +131,7 @@ class SchedulerLoop:
         taken = False
         while (message := self._inbox.recv()) is not None:
             taken = True
-            now = time.monotonic()
+            now = self._last_arrival = time.monotonic()
             if isinstance(message, TokenizedReq):
                 self._add(message, now)
             elif isinstance(message, TokenizedScoreReq):
@@ -164,6 +173,8 @@ class SchedulerLoop:
         submitted = False
         while len(self._inflight) < self._max_inflight:
             started = time.perf_counter()
+            if self._holds(time.monotonic()):
+                break
             batch = self._core.next_batch(time.monotonic())
             if batch is None:
                 break
@@ -174,6 +185,16 @@ class SchedulerLoop:
                 self._new_head()
             submitted = True
         return submitted
+
+    def _holds(self, now: float) -> bool:
+        """Whether the next step had better wait for requests that are still coming: a small batch now would take its
+        time from a full one a moment later, and the device has enough to do."""
+        if len(self._inflight) != 1 or not self._executor.runs_ahead or now - self._last_arrival > ARRIVAL_PAUSE_S:
+            return False
+        tokens = self._inflight[0].num_tokens
+        if tokens < LONG_STEP_TOKENS or not self._tokens_per_s:
+            return False
+        return now - self._head_since < HOLD_SHARE * tokens / self._tokens_per_s
 
     def _new_head(self) -> None:
         """The oldest step in flight: all earlier tokens are known, so its masks can be filled now."""
@@ -204,6 +225,8 @@ class SchedulerLoop:
             self._core.fail(batch, answer.error, time.monotonic())
         else:
             self._core.counters.runner_s += answer.forward_s
+            if batch.num_tokens >= LONG_STEP_TOKENS:
+                self._tokens_per_s = batch.num_tokens / max(time.monotonic() - self._head_since, 1e-6)
             self._core.commit(batch, answer, time.monotonic())
         self._core.counters.commit_s += time.perf_counter() - started
         if self._inflight:
@@ -218,7 +241,11 @@ class SchedulerLoop:
             self._tokenizer.send(batch)
 
     def _sleep(self) -> None:
-        if self._poller.sockets:
+        if not self._poller.sockets:
+            return
+        if self._holds(time.monotonic()):
+            self._poller.poll(int(ARRIVAL_PAUSE_S * 1000))
+        else:
             self._poller.poll(IDLE_WAIT_MS if self._is_idle() else BUSY_WAIT_MS)
 
     def _is_idle(self) -> bool:

@@ -45,6 +45,11 @@ class ScheduleBatch:
     grammar_rows: list[int] = field(default_factory=list)
     scored: list[tuple[Req, int]] = field(default_factory=list)
 
+    @property
+    def num_tokens(self) -> int:
+        """New tokens that the step computes."""
+        return len(self.step.out_cache_loc) // 4
+
 
 def sampling_row(req: Req) -> SamplingRow:
     """The request's parameters for the runner's tables, with its history if penalties need it."""
@@ -96,7 +101,11 @@ def extend_batch(
     step_id: int, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array, writes: list[RowWrite],
     shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
-    """An EXTEND step: the chunks, and the decode rows riding along as one future token each."""
+    """An EXTEND step: the chunks, and the decode rows riding along as one future token each.
+
+    Prompts that go on come first, then those that begin, then single tokens: each kind has its kernel.
+    """
+    chunks = sorted(chunks, key=_kind)
     reqs = [c.req for c in chunks] + decode
     samples = [c.is_last and c.req.row is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
@@ -124,6 +133,12 @@ def extend_batch(
         shared_rows=shared.rows,
     )
     return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows, scores.rows)
+
+
+def _kind(chunk: Chunk) -> int:
+    if chunk.start == 0:
+        return 1
+    return 2 if len(chunk.slots) == 1 else 0
 
 
 class _Scores:

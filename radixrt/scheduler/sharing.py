@@ -20,7 +20,7 @@ from radixrt.scheduler.req import Req
 
 CUDA_BYTES_PER_US = 4.0e6
 """What decode attention reads of keys and values in a microsecond on the device that the figures below are for."""
-CUDA_STEP_US = 5.0
+CUDA_STEP_US = 10.0
 CUDA_RUN_US = 0.1
 
 
@@ -36,7 +36,7 @@ class CascadeCosts:
         row_tokens: of each row of a run: its partial result is written and read again.
         compute: what computing a position costs a row of a run, beside reading and computing it alone; at most 0.5.
         min_length: shorter runs are not computed on their own.
-        in_extend: decode rows that ride in a step with prompt chunks share as well (the CPU backend does that).
+        in_extend: decode rows that ride in a step with prompt chunks share as well.
     """
 
     step_tokens: float
@@ -64,7 +64,7 @@ class CascadeCosts:
             tokens_per_us = CUDA_BYTES_PER_US / kv_layer_bytes
             return CascadeCosts(
                 step_tokens=CUDA_STEP_US * tokens_per_us, run_tokens=CUDA_RUN_US * tokens_per_us, row_tokens=8.0,
-                compute=1 / 16,
+                compute=1 / 16, in_extend=True,
             )  # fmt: skip
         return CascadeCosts(
             step_tokens=0.0, run_tokens=40.0, row_tokens=2.0, compute=0.3, min_length=32, in_extend=True

@@ -24,6 +24,7 @@ from radixrt.messages import (
     unpack_i32,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop
 from tests.scheduler.fake_runner import FakeRunner, Harness, deltas_of, expected_output
 
@@ -140,6 +141,28 @@ def test_a_request_that_came_with_the_answer_joins_the_very_next_step() -> None:
     at.add("b", [4, 5, 6], max_tokens=6)
     at.answer()
     assert len(unpack_i32(at.executor.held[-1].token_ids)) == 2
+
+
+def test_behind_a_long_step_the_next_one_waits_for_requests_that_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LONG_STEP_TOKENS", 4)
+    monkeypatch.setattr(loop, "ARRIVAL_PAUSE_S", 60.0)
+    at = Loop(depth=2, runs_ahead=True)
+    at.add("warm", [1, 2, 3, 4], max_tokens=1)
+    at.loop.run_once(wait=False)
+    at.answer()
+    at.loop._tokens_per_s = 0.001  # the next step will take an hour
+    at.log.clear()
+    for rid in "abc":
+        at.add(rid, [5, 6, 7, 8], max_tokens=3)
+        at.loop.run_once(wait=False)
+    assert at.log == ["step 1"]
+    monkeypatch.setattr(loop, "ARRIVAL_PAUSE_S", -1.0)  # nobody comes any more
+    at.loop.run_once(wait=False)
+    assert at.log == ["step 1", "step 2"]
+    assert len(unpack_i32(at.executor.held[-1].token_ids)) == 3
+    while at.executor.held:
+        at.answer()
+    assert at.outbox.finished == {"warm", *"abc"}
 
 
 @pytest.mark.parametrize("depth", [1, 2])

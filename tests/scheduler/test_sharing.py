@@ -139,10 +139,10 @@ def test_costs_by_device() -> None:
     gpu, cpu = CascadeCosts.for_device("cuda:0", 4096), CascadeCosts.for_device("cpu", 768)
     assert gpu is not None
     assert cpu is not None
-    assert not gpu.in_extend
+    assert gpu.in_extend
     assert cpu.in_extend
     # 256 rows with 4096 positions in common pay on any device; two rows with 100 do not on a GPU.
-    assert Run(0, 4096, 0, 256).saved(gpu) > 1000 * gpu.step_tokens / 5
+    assert Run(0, 4096, 0, 256).saved(gpu) > 90 * gpu.step_tokens
     assert Run(0, 100, 0, 2).saved(gpu) < gpu.step_tokens
     # Fewer bytes a token: more of them are read in the time that a kernel takes to start.
     small = CascadeCosts.for_device("cuda", 1024)
