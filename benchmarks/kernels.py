@@ -5,9 +5,12 @@
 Calls are captured in one CUDA graph and replayed, so that no time of the host is in it. A cell is microseconds of ours,
 of torch in brackets, and GB/s of ours: bytes that must be read or written once. Below some 50 MB everything lies in the
 L2 cache, as it does when the operation before has just written it, and more than the memory's bandwidth is no mistake.
+Not so the weights of the matrix-vector products: calls go round enough copies that each is read from memory. There a
+"!" says that `wins` in radixrt/kernels/triton/gemv.py chose the slower way.
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +21,7 @@ from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.executor import draw
+from radixrt.kernels.triton import gemv
 from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
 from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
@@ -29,6 +33,10 @@ EPS = 1e-6
 CONTEXT = 4096
 MAX_ROWS = 512
 """A step samples at most this many rows; larger token counts are left out for what works on logits."""
+
+FEW_TOKENS = [1, 2, 4]
+COPIES_BYTES = 256 * 2**20
+"""Of all copies of one weight: several times the L2 cache."""
 
 Run = Callable[[], object]
 
@@ -181,6 +189,46 @@ KERNELS: dict[str, Callable[[LayerOps, Shape, int], Case]] = {
 OVER_LOGITS = {"sampling", "top_p", "mask", "output head"}
 
 
+MATRIX_VECTOR = "matrix-vector products"
+
+
+def matrices(s: Shape, ranks: int) -> Iterator[tuple[str, int, int]]:
+    """Name, rows and columns of the weights of a layer, split over ranks."""
+    yield "qkv", (s.heads + 2 * s.kv_heads) * s.head_dim // ranks, s.hidden
+    yield "o", s.hidden, s.heads * s.head_dim // ranks
+    yield "gate and up", 2 * s.intermediate // ranks, s.hidden
+    yield "gate and up, silu", 2 * s.intermediate // ranks, s.hidden
+    yield "down", s.hidden, s.intermediate // ranks
+
+
+def product(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool, early: bool, calls: int) -> str:
+    """A cell: our kernel, whatever `wins` would choose, and cuBLAS, with our `silu_and_mul` where it is gated."""
+    nbytes = 2 * (rows * columns + tokens * (columns + (rows // 2 if gated else rows)))
+    copies = -(-COPIES_BYTES // (2 * rows * columns))
+    weights = [random(rows, columns) * columns**-0.5 for _ in range(copies)]
+    mine, others = itertools.cycle(weights), itertools.cycle(weights)
+    x = random(tokens, columns)
+    kernel = gemv.gate_up_silu if gated else gemv.gemv
+
+    def with_cublas() -> torch.Tensor:
+        y = torch.nn.functional.linear(x, next(others))
+        return ours.silu_and_mul(y) if gated else y
+
+    each = max(calls, copies)
+    mine_us = microseconds(lambda: kernel(x, next(mine), None, early), each)
+    others_us = microseconds(with_cublas, each)
+    mark = "" if gemv.wins(tokens, rows, columns) == (mine_us < others_us) else " !"
+    return f"{mine_us:.1f} ({others_us:.1f}) {nbytes / mine_us / 1e3:.0f}{mark}"
+
+
+def matrix_vector_rows(ours: CudaOps, early: bool, calls: int) -> Iterator[list[str]]:
+    for shape, ranks in itertools.product(SHAPES, (1, 2)):
+        for name, rows, columns in matrices(shape, ranks):
+            cells = [product(ours, n, rows, columns, "silu" in name, early, calls) for n in FEW_TOKENS]
+            model = shape.name if ranks == 1 else f"{shape.name}, {ranks} ranks"
+            yield [name, model, f"{rows} x {columns}", *cells]
+
+
 def microseconds(run: Run, calls: int, replays: int = 15) -> float:
     """Of one call among `calls` in a graph, the median of some replays."""
     stream = torch.cuda.Stream()
@@ -230,8 +278,15 @@ def main() -> None:
     args = parser.parse_args()
     facts = machine.facts() | {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
-    header = ["µs of ours (of torch), GB/s", "shape", *(f"T = {n}" for n in args.tokens)]
-    print(table(header, list(rows_of(CudaOps(early=args.early), args.only, args.tokens, args.calls))))
+    ours = CudaOps(early=args.early)
+    header = ["µs of ours (of torch), GB/s", "shape"]
+    found = list(rows_of(ours, args.only, args.tokens, args.calls))
+    if found:
+        print(table([*header, *(f"T = {n}" for n in args.tokens)], found))
+    if args.only is None or args.only in MATRIX_VECTOR:
+        print(f"\n{MATRIX_VECTOR}")
+        found = list(matrix_vector_rows(ours, args.early, args.calls))
+        print(table([*header, "weight", *(f"T = {n}" for n in FEW_TOKENS)], found))
 
 
 if __name__ == "__main__":

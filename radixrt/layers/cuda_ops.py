@@ -1,10 +1,12 @@
-"""The small operations between matrix products, by Triton kernels."""
+"""The operations of a decoder layer, by Triton kernels; products with more than a few rows are cuBLAS's."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
+from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 
 
@@ -21,9 +23,9 @@ class CudaOps(LayerOps):
 
     def __init__(self, *, early: bool = False) -> None:
         # Here and not above: machines without triton import this module too.
-        from radixrt.kernels.triton import activation, heads, norm
+        from radixrt.kernels.triton import activation, gemv, heads, norm
 
-        self._activation, self._heads, self._norm = activation, heads, norm
+        self._activation, self._gemv, self._heads, self._norm = activation, gemv, heads, norm
         self._torch = TorchOps()
         self._early = early
 
@@ -38,6 +40,19 @@ class CudaOps(LayerOps):
         if not gate_up.is_contiguous():
             return self._torch.silu_and_mul(gate_up)
         return self._activation.silu_and_mul(gate_up, self._early)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not self._takes(x, weight):
+            return F.linear(x, weight, bias)
+        return self._gemv.gemv(x, weight, bias, self._early)
+
+    def gate_up_silu(self, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
+        if gate_up.weight is None or not self._takes(x, gate_up.weight):
+            return self.silu_and_mul(gate_up(x))
+        return self._gemv.gate_up_silu(x, gate_up.weight, gate_up.bias, self._early)
+
+    def _takes(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        return self._gemv.wins(x.shape[0], *weight.shape) and self._gemv.supports(x, weight)
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return self._torch.rotate(heads, positions, table)

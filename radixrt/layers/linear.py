@@ -27,18 +27,27 @@ def _find_packed_linear() -> Callable[..., torch.Tensor]:
 
 _packed_linear = _find_packed_linear()
 
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""x [T, in_features], weight [out_features, in_features] and bias [out_features] or None -> x W^T + b."""
+
 
 class Linear(nn.Module):
     """y = x W^T + b, with W [out_features, in_features].
 
     Parameters start on the meta device. The loader sets them, then calls `finalize`, after which the layer may hold a
     packed weight in place of `weight`.
+
+    Args:
+        product: how to multiply by a plain weight; a `LayerOps.linear`, for one.
     """
 
     weight: nn.Parameter | None
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, product: Product = F.linear
+    ) -> None:
         super().__init__()
+        self._product = product
         self.weight = meta_parameter(out_features, in_features, dtype=dtype)
         self.bias = meta_parameter(out_features, dtype=dtype) if bias else None
         self._packed: torch.Tensor | None = None
@@ -57,7 +66,7 @@ class Linear(nn.Module):
             y: torch.Tensor = _packed_linear(x, self._packed, self.bias, "none", [], "")
             return y
         assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
+        return self._product(x, self.weight, self.bias)
 
 
 class RowParallelLinear(Linear):
@@ -69,8 +78,11 @@ class RowParallelLinear(Linear):
         in_features: of this rank.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup) -> None:
-        super().__init__(in_features, out_features, bias, dtype)
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup,
+        product: Product = F.linear,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, bias, dtype, product)
         self._group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,11 +90,14 @@ class RowParallelLinear(Linear):
         return self._group.all_reduce(super().forward(x))
 
 
-def row_parallel(in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup | None) -> Linear:
+def row_parallel(
+    in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup | None,
+    product: Product = F.linear,
+) -> Linear:  # fmt: skip
     """A `RowParallelLinear`, or a plain one where there is no group."""
     if group is None:
-        return Linear(in_features, out_features, bias, dtype)
-    return RowParallelLinear(in_features, out_features, bias, dtype, group)
+        return Linear(in_features, out_features, bias, dtype, product)
+    return RowParallelLinear(in_features, out_features, bias, dtype, group, product)
 
 
 def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -1,7 +1,7 @@
-"""The small operations between matrix products: a reference in torch, and compiled kernels for the CPU.
+"""The operations of a decoder layer but attention: a reference in torch, and compiled kernels for the CPU.
 
-A decode step of a small model has a few hundred of them, each a few microseconds of work; done one torch operation at a
-time they cost as much as a fifth of the step.
+A decode step of a small model has a few hundred small ones between matrix products, each a few microseconds of work;
+done one torch operation at a time they cost as much as a fifth of the step.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
+    from radixrt.layers.linear import Linear
 
 LANES = 16
 """The compiled kernels take rows of a multiple of this many elements."""
 
 
 class LayerOps(ABC):
-    """What a decoder layer does beside matrix products and attention."""
+    """What a decoder layer does beside attention."""
 
     @abstractmethod
     def add_rms_norm(
@@ -42,6 +43,14 @@ class LayerOps(ABC):
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for rows [2 * n] of gate, then up -> [T, n]."""
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K] times a plain weight [M, K] transposed, plus bias [M] -> [T, M]."""
+        return F.linear(x, weight, bias)
+
+    def gate_up_silu(self, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
+        """`silu_and_mul` of gate_up(x), for a layer whose weight has the rows of gate, then those of up -> [T, n]."""
+        return self.silu_and_mul(gate_up(x))
 
     @abstractmethod
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,9 @@ class Attention(nn.Module):
             sliding_window=spec.sliding_windows[layer_id],
         )
         rows = (heads + 2 * kv_heads) * spec.head_dim
-        self.qkv_proj = Linear(spec.hidden_size, rows, spec.qkv_bias, dtype)
-        self.o_proj = row_parallel(heads * spec.head_dim, spec.hidden_size, spec.o_bias, dtype, group)
+        self.qkv_proj = Linear(spec.hidden_size, rows, spec.qkv_bias, dtype, ops.linear)
+        columns = heads * spec.head_dim
+        self.o_proj = row_parallel(columns, spec.hidden_size, spec.o_bias, dtype, group, ops.linear)
         self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
 
@@ -78,12 +79,12 @@ class FeedForward(nn.Module):
         super().__init__()
         columns = len(part.intermediate)
         self._ops = ops
-        self.gate_up_proj = Linear(spec.hidden_size, 2 * columns, spec.mlp_bias, dtype)
-        self.down_proj = row_parallel(columns, spec.hidden_size, spec.mlp_bias, dtype, group)
+        self.gate_up_proj = Linear(spec.hidden_size, 2 * columns, spec.mlp_bias, dtype, ops.linear)
+        self.down_proj = row_parallel(columns, spec.hidden_size, spec.mlp_bias, dtype, group, ops.linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        out: torch.Tensor = self.down_proj(self._ops.silu_and_mul(self.gate_up_proj(x)))
+        out: torch.Tensor = self.down_proj(self._ops.gate_up_silu(x, self.gate_up_proj))
         return out
 
 

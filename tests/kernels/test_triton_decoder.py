@@ -18,9 +18,24 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_same_logits(triton_device: str, tiny_model: Callable[[str], Path], kind: str) -> None:
+def test_same_logits(
+    triton_device: str, tiny_model: Callable[[str], Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if triton_device != "cpu":
         pytest.skip("on a GPU the runner's own tests compare whole models")
+    from radixrt.kernels.triton import gemv
+
+    taken: set[str] = set()
+
+    def watch(name: str, run: Callable[..., torch.Tensor]) -> None:
+        def watched(*args: object) -> torch.Tensor:
+            taken.add(name)
+            return run(*args)
+
+        monkeypatch.setattr(gemv, name, watched)
+
+    watch("gemv", gemv.gemv)
+    watch("gate_up_silu", gemv.gate_up_silu)
     folder = tiny_model(kind)
     spec = load_model_spec(folder)
     sequences = [[3, 5, 7, 9, 11, 13, 2, 4, 6], [8, 1, 2, 3, 4, 5, 6]]
@@ -31,3 +46,4 @@ def test_same_logits(triton_device: str, tiny_model: Callable[[str], Path], kind
             logits.append(run_in_steps(model, sequences))
     for expected, found in zip(*logits, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    assert taken == {"gemv", "gate_up_silu"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.linear import Linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -27,21 +30,52 @@ def run_layers(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, table
     return ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
 
 
-@pytest.mark.skipif(
+def run_products(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, gate_up: Linear) -> torch.Tensor:
+    """The same for a step of one row, whose products are kernels of ours that load their weight before they wait."""
+    assert gate_up.weight is not None
+    x: torch.Tensor | None = None
+    for _ in range(LAYERS):
+        x = ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
+        x = ops.linear(ops.gate_up_silu(x, gate_up), gate_up.weight[:HIDDEN], None)
+    return ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
+
+
+needs_sm90 = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs sm_90 or later"
 )
+
+
+@needs_sm90
 def test_same_bits_eagerly_and_in_a_graph() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     start = torch.randn(TOKENS, HIDDEN, generator=generator, device="cuda").bfloat16()
     weight = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
     table = torch.randn(TOKENS, 2, DIM, generator=generator, device="cuda").bfloat16()
     expected = run_layers(CudaOps(), start.clone(), weight, table)
+    same_in_a_graph(lambda ops, residual: run_layers(ops, residual, weight, table), start, expected)
+
+
+@needs_sm90
+def test_products_wait_for_their_row() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    start = torch.randn(1, HIDDEN, generator=generator, device="cuda").bfloat16()
+    weight = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
+    layer = Linear(HIDDEN, 2 * HIDDEN, False, torch.bfloat16)
+    values = torch.randn(2 * HIDDEN, HIDDEN, generator=generator, device="cuda").bfloat16() * HIDDEN**-0.5
+    layer.weight = torch.nn.Parameter(values, requires_grad=False)
+    expected = run_products(CudaOps(), start.clone(), weight, layer)
+    same_in_a_graph(lambda ops, residual: run_products(ops, residual, weight, layer), start, expected)
+
+
+def same_in_a_graph(
+    run: Callable[[CudaOps, torch.Tensor], torch.Tensor], start: torch.Tensor, expected: torch.Tensor
+) -> None:
     early = CudaOps(early=True)
     for _ in range(20):
-        assert torch.equal(run_layers(early, start.clone(), weight, table), expected)
+        assert torch.equal(run(early, start.clone()), expected)
     residual, graph = start.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = run_layers(early, residual, weight, table)
+        found = run(early, residual)
     for _ in range(20):
         residual.copy_(start)
         graph.replay()

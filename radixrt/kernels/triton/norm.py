@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MAX_HIDDEN = 16384
 """A row is held in the registers of one program."""
@@ -26,6 +26,7 @@ def _add_rms_norm_kernel(
     # The weight first: it depends on no kernel and is on its way while the row is added up.
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
+        gdc_launch_dependents()  # a product that comes next loads its weight in the meantime
         gdc_wait()
     total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_X:

@@ -1,0 +1,233 @@
+"""Products of a weight matrix with one row or a few: a decode step's linear layers.
+
+Such a product is nothing but a read of the weight, so what counts is that all of the memory's bandwidth is asked for
+from the first microsecond on. Each warp has whole rows of the weight to itself, several 16-byte loads of each thread in
+flight, and the sums in registers. Sums are in float32, in an order that only the sizes decide, and are rounded once.
+"""
+
+# mypy: disable-error-code="assignment"
+# A kernel's tuples grow while it is compiled, one element for each token.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+MAX_TOKENS = 4
+MAX_TOKENS_OF_LARGE = 2
+LARGE_ELEMENTS = 16_000_000
+MAX_ELEMENTS = 100_000_000
+"""See `wins`."""
+
+ALIGNMENT = 8
+"""Columns come in multiples of this, so that rows of 2-byte elements start at multiples of 16 bytes."""
+
+NUM_WARPS = 4
+LANE_BYTES = 16
+LANES = 32
+
+SMS = 132
+REGISTERS = 65536
+"""Of an H100 or H200, and of one of its SMs; other sizes only mean that programs fit less well."""
+
+FEW_ROWS = SMS * 16
+"""Rows of the weight up to which warps are few, so that each takes as much of its row at once as it can."""
+
+MANY_ROWS = SMS * 32
+"""Rows up to which all warps of one row each fit at once."""
+
+SHORT = 2048
+"""Columns of which a thread can have all its loads in flight."""
+
+
+@triton.jit
+def _load_step(base, offsets, start, SIZE: tl.constexpr, UNROLL: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr):
+    """A step's part [warps, UNROLL, CHUNK] of the rows that start at `offsets`; ONCE: it need not stay in any cache.
+
+    In this order of dimensions a warp's lanes lie along a chunk, and a thread has 16 bytes of each chunk.
+    """
+    chunk = tl.arange(0, UNROLL)[None, :, None] * CHUNK
+    at = start + chunk + tl.arange(0, CHUNK)[None, None, :]
+    where = base + offsets[:, None, None] + at
+    policy: tl.constexpr = "evict_first" if ONCE else ""
+    if SIZE % (UNROLL * CHUNK) == 0:
+        return tl.load(where, eviction_policy=policy)
+    return tl.load(where, mask=at < SIZE, other=0.0, eviction_policy=policy)
+
+
+@triton.jit
+def _add_step(
+    first_sums, second_sums, first, second, x, copies, start,
+    SIZE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, UNROLL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The sums of all tokens with one more step in them."""
+    first = first.to(tl.float32)
+    second = second.to(tl.float32)
+    first_out = ()
+    second_out = ()
+    for token in tl.static_range(TOKENS):
+        part = _load_step(x + token * SIZE, copies, start, SIZE, UNROLL, CHUNK, False).to(tl.float32)
+        first_out += (first_sums[token] + tl.sum(first * part, axis=1),)
+        if PAIRS:
+            second_out += (second_sums[token] + tl.sum(second * part, axis=1),)
+        else:
+            second_out += (second_sums[token],)
+    return first_out, second_out
+
+
+@triton.jit
+def _gemv_kernel(
+    x, weight, bias, out, num_rows, copy_stride,
+    SIZE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    UNROLL: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """out [TOKENS, num_rows]; a warp's second row is WARPS further on, or the one of `up` if GATED.
+
+    copy_stride: 0. Each warp reads x for itself, and a stride that is known only at run time keeps the compiler from
+    loading it once for all of them, each a part, and passing it around through shared memory.
+    """
+    STEP: tl.constexpr = UNROLL * CHUNK
+    STEPS: tl.constexpr = (SIZE + STEP - 1) // STEP
+    per_program: tl.constexpr = 2 * WARPS if PAIRS and not GATED else WARPS
+    row = tl.program_id(0) * per_program + tl.arange(0, WARPS)
+    other = row + (num_rows if GATED else WARPS)
+    # Warps past the end compute the last row once more: without a mask there is nothing to wait for before the loads.
+    first_row = tl.minimum(row, num_rows - 1)
+    second_row = tl.minimum(other, 2 * num_rows - 1) if GATED else tl.minimum(other, num_rows - 1)
+    first_at = first_row.to(tl.int64) * SIZE
+    second_at = second_row.to(tl.int64) * SIZE
+    copies = tl.arange(0, WARPS) * copy_stride
+
+    # The weight first: it depends on no kernel and is on its way while the one before ends.
+    first = _load_step(weight, first_at, 0, SIZE, UNROLL, CHUNK, True)
+    second = _load_step(weight, second_at, 0, SIZE, UNROLL, CHUNK, True) if PAIRS else first
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()  # the next kernel's programs find room beside these and wait for their end
+    zero = tl.zeros((WARPS, CHUNK), tl.float32)
+    first_sums = ()
+    second_sums = ()
+    for _ in tl.static_range(TOKENS):
+        first_sums += (zero,)
+        second_sums += (zero,)
+    for step in range(STEPS - 1):
+        start = step * STEP
+        next_first = _load_step(weight, first_at, start + STEP, SIZE, UNROLL, CHUNK, True)
+        next_second = _load_step(weight, second_at, start + STEP, SIZE, UNROLL, CHUNK, True) if PAIRS else next_first
+        first_sums, second_sums = _add_step(
+            first_sums, second_sums, first, second, x, copies, start, SIZE, TOKENS, PAIRS, UNROLL, CHUNK
+        )
+        first, second = next_first, next_second
+    first_sums, second_sums = _add_step(
+        first_sums, second_sums, first, second, x, copies, (STEPS - 1) * STEP, SIZE, TOKENS, PAIRS, UNROLL, CHUNK
+    )
+    for token in tl.static_range(TOKENS):
+        first_value = tl.sum(first_sums[token], axis=1)
+        if HAS_BIAS:
+            first_value += tl.load(bias + first_row).to(tl.float32)
+        to = out + token * num_rows
+        if PAIRS:
+            second_value = tl.sum(second_sums[token], axis=1)
+            if HAS_BIAS:
+                second_value += tl.load(bias + second_row).to(tl.float32)
+            if GATED:
+                first_value = first_value / (1.0 + tl.exp(-first_value)) * second_value
+            else:
+                tl.store(to + other, second_value.to(out.dtype.element_ty), mask=other < num_rows)
+        tl.store(to + row, first_value.to(out.dtype.element_ty), mask=row < num_rows)
+
+
+def wins(tokens: int, rows: int, columns: int) -> bool:
+    """Whether x [tokens, columns] times a weight [rows, columns] goes through these kernels instead of cuBLAS.
+
+    The figures are of cuBLAS on an H200 in a CUDA graph, bfloat16, one token, in microseconds, beside the time in which
+    4.25 TB/s read the weight; `benchmarks/kernels.py` compares both ways.
+
+    ============  ====  =====        ============  =========  =====
+    rows x cols   took  bytes        rows x cols   took       bytes
+    ============  ====  =====        ============  =========  =====
+    1024 x 2048   11.8    1.0        6144 x 4096   10.8-16     11.8
+    4096 x 1024    5.2    2.0        4096 x 4096   12.5         7.9
+    6144 x 1024    5.2    3.0        4096 x 14336  30.7        27.6
+    1024 x 3072    6.5    1.5        28672 x 4096  55.4        55.3
+    ============  ====  =====        ============  =========  =====
+
+    So there is nothing to gain beyond MAX_ELEMENTS. Each token more costs a multiplication and a load of x for each
+    element of the weight, which no longer hides behind the memory: large weights go this way with fewer tokens.
+    """
+    elements = rows * columns
+    limit = MAX_TOKENS if elements <= LARGE_ELEMENTS else MAX_TOKENS_OF_LARGE
+    return 0 < tokens <= limit and elements <= MAX_ELEMENTS
+
+
+def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the kernels take these: both contiguous matrices of one floating dtype, columns in eights."""
+    return (
+        x.ndim == 2
+        and x.shape[1] % ALIGNMENT == 0
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.is_contiguous()
+        and weight.is_contiguous()
+    )
+
+
+def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False) -> torch.Tensor:
+    """x [T, K] times weight [M, K] transposed, plus bias [M] -> [T, M] of x's dtype, for T of 1 to MAX_TOKENS.
+
+    Args:
+        early: see `CudaOps`.
+    """
+    return _launch(x, weight, bias, weight.shape[0], gated=False, early=early)
+
+
+def gate_up_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False) -> torch.Tensor:
+    """silu(gate) * up -> [T, n], where `gemv` of these would give gate, then up, [T, 2 * n]; neither is rounded.
+
+    Args:
+        early: see `CudaOps`.
+    """
+    return _launch(x, weight, bias, weight.shape[0] // 2, gated=True, early=early)
+
+
+def _launch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: int, *, gated: bool, early: bool
+) -> torch.Tensor:
+    tokens, size = x.shape
+    out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    pairs = gated or _pairs(tokens, rows, size)
+    chunk = LANES * LANE_BYTES // x.element_size()
+    programs = triton.cdiv(rows, 2 * NUM_WARPS if pairs and not gated else NUM_WARPS)
+    _gemv_kernel[(programs,)](
+        x, weight, weight if bias is None else bias, out, rows, 0,
+        size, tokens, pairs, gated, bias is not None, _unroll(tokens, rows, size, pairs), chunk, NUM_WARPS, early,
+        num_warps=NUM_WARPS, maxnreg=_max_registers(tokens, programs), launch_pdl=early,
+    )  # fmt: skip
+    return out
+
+
+def _pairs(tokens: int, rows: int, columns: int) -> bool:
+    """Whether a warp takes two rows, which share what is loaded of x, instead of leaving one to another warp."""
+    return rows > MANY_ROWS or (rows > FEW_ROWS and (tokens > 1 or columns <= SHORT))
+
+
+def _unroll(tokens: int, rows: int, columns: int, pairs: bool) -> int:
+    """Chunks of a row in one step: more loads in flight, for more registers, so that fewer warps fit on an SM."""
+    if pairs:
+        return 4 if tokens <= 2 and columns <= SHORT // tokens else 2
+    return 8 if tokens <= 2 and rows <= FEW_ROWS and columns > 1024 else 4
+
+
+def _max_registers(tokens: int, programs: int) -> int | None:
+    """Of a thread, so that all programs run at once where that can be: a few left over would take as long again.
+
+    None where the kernel would have to keep some of its values in memory, or has registers to spare.
+    """
+    each = triton.cdiv(programs, SMS)
+    found = REGISTERS // (each * NUM_WARPS * LANES) // 8 * 8
+    least = {1: 64, 2: 96}.get(tokens)
+    return found if least is not None and least <= found < 256 else None
