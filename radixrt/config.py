@@ -91,8 +91,8 @@ class ExecutorConfig:
     )
     cuda_graph: str = option(
         "auto",
-        "CUDA graphs of decode steps; auto: captured when first needed and while the engine idles, start: all before "
-        "serving, off: every step is launched kernel by kernel",
+        "CUDA graphs of decode steps; auto: captured once steps ask for them and while the engine idles, start: all "
+        "before serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )
     step_trace: str | None = option(None, "file for the times of every step, for a trace viewer; default: none")

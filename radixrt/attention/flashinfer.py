@@ -38,6 +38,11 @@ from radixrt.messages import Int32Array
 MAX_GRAPH_PAGES = 2**24
 """Pages that one captured decode step can read at most (64 MB of page numbers); longer steps run uncaptured."""
 
+COMPILER_HINT = (
+    "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
+    "--device cuda --attention-backend flashinfer` says what is missing"
+)
+
 Windows = dict[int | None, Any]
 """Something for each kind of layer, by its sliding window."""
 
@@ -99,8 +104,25 @@ class FlashInferBackend(AttentionBackend):
         self._cascade = _Cascade(shape, max_rows, dtype, self._device) if windows == {None} else None
         self._max_graph_pages = min(max_rows * max_pages, MAX_GRAPH_PAGES)
         self._graph_indices: torch.Tensor | None = None
+        self._load_kernels()
         self._parts: list[_Part] = []
         self._stores = False  # whether `attend` stores, because a part reads what has just been computed
+
+    def _load_kernels(self) -> None:
+        """Compile what has not been compiled on this machine, now and not within a step."""
+        table = torch.zeros(1, self._page_size, dtype=torch.int32, device=self._device)
+        one = np.ones(1, np.int32)
+        rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=self._device), 0 * one, one)
+        try:
+            for planner in self._planners.values():
+                planner.decode(rows)
+                planner.prefill(rows, one)
+                planner.fresh(one)
+        except Exception as error:  # ninja's, nvcc's, the loader's: of any kind
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}"
+            ) from error
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None if self._stores else (self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])

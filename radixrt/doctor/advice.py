@@ -130,7 +130,11 @@ def _jit(facts: Facts, severity: Literal["error", "warning"], otherwise: str) ->
     if facts.ninja is None and "ninja" not in facts.unknown:
         yield Finding(severity, f"ninja was not found, which FlashInfer builds with{otherwise}", "pip install ninja")
     if facts.packages.get("triton") is None:
-        yield Finding("warning", "Triton is not installed; small operations run one by one", "pip install triton")
+        yield Finding(
+            "warning",
+            "Triton is not installed; attention and small operations run on plain torch, several times slower",
+            "pip install triton",
+        )
 
 
 def _kernels(facts: Facts) -> Iterator[Finding]:

@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 CAPTURE_AT_STEP = 3
 CAPTURE_BESIDE_AT_STEP = 24
-"""Steps of a bucket after which it is captured, unless the engine idles before: a step that is launched kernel by
-kernel takes ten milliseconds of the host, a capture fifty, and a step in a larger bucket little more than in its own."""
+"""Steps of a bucket after which it is captured, where no larger one stands in for it and where one does, unless the
+engine idles before. A step that is launched kernel by kernel takes ten milliseconds of the host, a capture fifty."""
 
 MAX_PADDING = 4
 """Times as many rows that a larger bucket may have."""
