@@ -56,7 +56,7 @@ def with_worker(vocabulary: Vocabulary, model_folder: Path, tmp_path: Path) -> I
 
     def make(**options: Any) -> GrammarManager:
         settings = WorkerSettings(str(model_folder), VOCAB_SIZE, list(EOS_IDS), str(tmp_path / "cache"))
-        made.append(GrammarManager(lambda: vocabulary, inline=False, worker=settings, **options))
+        made.append(GrammarManager(lambda: vocabulary, worker=settings, **{"inline": False, **options}))
         return made[-1]
 
     yield make
@@ -211,6 +211,27 @@ def test_bombs_in_both_workers_are_ended_one_after_the_other(hostile: MakeManage
     assert time.monotonic() - started < 6.0
     manager.submit(request("after", choices=["c", "d"]), time.monotonic())
     assert drain(manager)["after"].grammar is not None
+
+
+def test_without_processes_what_could_hang_still_gets_one(hostile: MakeManager) -> None:
+    manager = hostile(inline=True, compile_timeout_s=3.0)
+    asked = StructuredOptions(backend="xgrammar")
+    manager.submit(request("plain", regex="[a-c]{2}"), time.monotonic())
+    assert manager.poll(time.monotonic())[0].grammar is not None
+    assert manager.sockets() == []
+    started = time.monotonic()
+    manager.submit(request("hang", regex="hang", structured=asked), started)
+    manager.submit(request("good", regex="[a-c]{3}", structured=asked), started)
+    manager.submit(request("also", regex="[a-c]{4}"), started)
+    assert [each.message.rid for each in manager.poll(time.monotonic())] == ["also"]
+    assert time.monotonic() - started < 1.0
+    ready = drain(manager, 2, timeout_s=60.0)
+    error, info = ready["hang"].error, ready["good"].info
+    assert error is not None
+    assert (error.param, error.code) == ("regex", "compile_timeout")
+    assert info is not None
+    assert info.backend == "xgrammar"
+    assert len(manager.sockets()) == 2
 
 
 @pytest.mark.parametrize(("effect", "status"), [("crash", 400), ("eat", 400), ("defect", 500)])

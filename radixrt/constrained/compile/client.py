@@ -22,6 +22,7 @@ import msgspec
 
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.protocol import (
+    LOADED,
     LOADING,
     READY,
     CompileJob,
@@ -49,7 +50,7 @@ SLICE_EVERY_S = 0.2
 that compute a step together all wait for the one whose core is taken, so even a small share of a core would slow every
 step down."""
 LIBRARY_S = 30.0
-"""Time that loading a library adds to the deadline of the first job that needs it."""
+"""Longest time of loading a library, which does not count against the job that needs it first."""
 
 
 @dataclass
@@ -68,6 +69,7 @@ class _Worker:
     was_ready: bool = False
     job: _Job | None = None
     busy_since: float = 0.0
+    loading_since: float = 0.0
     stopped: bool = False
     unsent: bytes = b""
     reader: FrameReader = field(default_factory=FrameReader)
@@ -209,16 +211,20 @@ class CompileClient:
                 return
             for data in worker.reader.feed(piece):
                 try:
-                    self._take(worker, self._decoder.decode(data))
+                    self._take(worker, self._decoder.decode(data), now)
                 except UNDECODABLE:
                     logger.exception("a compile worker wrote something that is no answer")
                     self._died(worker, now)
                     return
 
-    def _take(self, worker: _Worker, result: CompileResult) -> None:
+    def _take(self, worker: _Worker, result: CompileResult, now: float) -> None:
         if result.id == LOADING:
             if worker.job is not None:
                 worker.job.deadline += LIBRARY_S
+                worker.loading_since = now
+        elif result.id == LOADED:
+            if worker.job is not None:
+                worker.job.deadline += now - worker.loading_since - LIBRARY_S
         elif result.id == READY:
             worker.ready = worker.was_ready = True
             self._failed_starts = 0
