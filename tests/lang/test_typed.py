@@ -69,6 +69,22 @@ def test_a_value_is_of_its_type(engine: rt.Engine, kind: Any, python: type) -> N
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("regex", "(a", "regex: this group is never closed"),
+        ("ebnf", 'start ::= "a', "ebnf"),
+        ("json_schema", {"type": "object", "properties": {"a": {"type": "text"}}}, "malformed at '/properties/a"),
+        ("json_schema", '{"type": ', "not JSON"),
+        ("structural_tag", "[1", "not JSON"),
+    ],
+)
+def test_a_malformed_constraint_is_an_error_where_it_is_written(field: str, value: Any, message: str) -> None:
+    with pytest.raises(rt.RequestError, match=message) as raised:
+        rt.gen("value", **{field: value})
+    assert raised.value.param == field
+
+
+@pytest.mark.parametrize(
     ("constraint", "check"),
     [
         ({"regex": "[a-c]{3}"}, lambda value: len(value) == 3 and set(value) <= set("abc")),
