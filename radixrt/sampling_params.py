@@ -111,7 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             source = getattr(self, kind)
             if source is not None:
                 text = json.dumps(source, ensure_ascii=False) if kind == "choices" else source
-                return Constraint(kind=kind, source=text, options=self.structured)
+                return Constraint(kind=kind, source=text, options=self.structured, stop=tuple(dict.fromkeys(self.stop)))
         return None
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:
@@ -201,6 +201,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         if self.stop and kind in ("json_schema", "choices", "structural_tag"):
             raise RequestError(
                 f"stop strings would cut the output of {kind} before it is complete; leave stop out", param="stop"
+            )
+        if self.stop and self.structured.reasoning_end is not None:
+            raise RequestError(
+                "stop strings could end the free text before reasoning_end; leave stop out", param="stop"
+            )
+        if self.stop and self.min_tokens:
+            raise RequestError(
+                f"stop strings are not looked for before min_tokens, and {kind} could not be kept to; leave one out",
+                param="min_tokens",
             )
         if self.max_tokens == 0:
             raise RequestError(f"{kind} needs max_tokens to be at least 1", param="max_tokens")

@@ -123,6 +123,25 @@ def test_every_output_matches_its_regex(regex: str, tiny: radixrt.Engine) -> Non
         assert re.fullmatch(regex, result.text), result.text
 
 
+STOPPED = {"[0-9]+": ("\n",), "[^.]*": (".", "!"), "(?:ab|cd)*ef": ("fe", "efab"), "[a-z ]{2,}": ("ee", "e", " t")}
+
+
+@pytest.mark.parametrize("regex", STOPPED)
+def test_what_stands_before_a_stop_string_matches_the_regex(regex: str, tiny: radixrt.Engine) -> None:
+    rng = random.Random(regex)
+    stop = STOPPED[regex]
+    limits = budgets(rng, minimum(tiny, regex=regex, stop=stop), RUNS // 3 + 3)
+    params = [
+        SamplingParams(regex=regex, stop=stop, max_tokens=m, temperature=rng.choice(TEMPERATURES), seed=s)
+        for s, m in enumerate(limits)
+    ]
+    results = tiny.generate(["go"] * len(params), params)
+    for result, most in zip(results, limits, strict=True):
+        assert re.fullmatch(regex, result.text), result.text
+        assert not any(one in result.text for one in stop)
+        assert len(result.token_ids) <= most
+
+
 @pytest.mark.parametrize("ebnf", EBNFS)
 def test_outputs_follow_their_ebnf(ebnf: str, tiny: radixrt.Engine) -> None:
     limits = budgets(random.Random(1), minimum(tiny, ebnf=ebnf), 24)

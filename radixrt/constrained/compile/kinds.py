@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.regex import RegexTooComplex, literals
+from radixrt.constrained.stops import grammar_with_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json, read_regex
 from radixrt.errors import RequestError
@@ -71,13 +72,15 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> Meaning:
 
 
 def _regex(constraint: Constraint, deadline: float | None) -> Meaning:
-    return Meaning(Productions({"start": Term(read_regex(constraint.source))}))
+    regex = read_regex(constraint.source)
+    return Meaning(Productions({"start": Term(regex_with_stops(regex, constraint.stop) if constraint.stop else regex)}))
 
 
 def _ebnf(constraint: Constraint, deadline: float | None) -> Meaning:
     from radixrt.constrained.productions.ebnf import parse_ebnf
 
-    return Meaning(parse_ebnf(constraint.source))
+    productions = parse_ebnf(constraint.source)
+    return Meaning(grammar_with_stops(productions.prune(), constraint.stop) if constraint.stop else productions)
 
 
 def _choices(constraint: Constraint, deadline: float | None) -> Meaning:
