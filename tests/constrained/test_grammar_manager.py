@@ -87,6 +87,24 @@ def test_each_kind_of_constraint(inline: GrammarManager, vocabulary: Vocabulary)
     assert inline.num_pending == 0
 
 
+def test_a_stop_token_that_would_cut_the_answer_is_refused(inline: GrammarManager, vocabulary: Vocabulary) -> None:
+    think, file = (vocabulary.control_tokens[name] for name in ("<issue_start>", "<file_sep>"))
+    options = StructuredOptions(reasoning_end="<issue_start>")
+    cases = {
+        "text": request("text", regex="a+", stop_token_ids=tuple(vocabulary.encode("a"))),
+        "marker": request("marker", regex="a+", stop_token_ids=(think,), structured=options),
+        "other": request("other", regex="a+", stop_token_ids=(file,), structured=options),
+    }
+    for message in cases.values():
+        inline.submit(message, 0.0)
+    ready = {each.message.rid: each for each in inline.poll(0.0)}
+    for rid in ("text", "marker"):
+        error = ready[rid].error
+        assert error is not None
+        assert (error.param, error.status) == ("stop_token_ids", 400)
+    assert ready["other"].grammar is not None
+
+
 def test_what_is_known_is_there_at_once(inline: GrammarManager) -> None:
     for i in range(3):
         inline.submit(request(f"r{i}", choices=["a", "b"]), float(i))

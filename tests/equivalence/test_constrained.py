@@ -22,6 +22,7 @@ import radixrt
 from radixrt.constrained.constraint import StructuredOptions
 from radixrt.engine.engine import Completion
 from radixrt.errors import RequestError
+from radixrt.messages import TemplateText
 from radixrt.sampling_params import SamplingParams
 from tests.equivalence.constraints import EBNFS, REGEXES, SCHEMAS
 from tests.equivalence.test_tiny_models import engine
@@ -214,6 +215,24 @@ def test_the_real_model_with_and_without_jump_forward(name: str, smollm2: radixr
         )  # fmt: skip
         for result in results:
             check(schema, result, 160)
+
+
+def test_a_stop_token_ends_a_constrained_output_only_where_it_may_end(smollm2: radixrt.Engine) -> None:
+    (end,) = smollm2.tokenize([TemplateText("<|im_start|>")])
+    params = SamplingParams(
+        regex="[a-z]{4,9}( [a-z]{4,9}){2,}",
+        stop_token_ids=(end,),
+        logit_bias={end: 100.0},
+        temperature=0,
+        max_tokens=60,
+    )
+    result = smollm2.generate("Three words:", params)
+    assert re.fullmatch(r"[a-z]{4,9}( [a-z]{4,9}){2}", result.text)
+    assert (result.finish_reason, result.matched_stop, result.forced_close) == ("stop", end, False)
+    (letter,) = smollm2.tokenize("a")
+    with pytest.raises(RequestError, match="is text") as refused:
+        smollm2.generate("Three words:", SamplingParams(regex="[a-z]+", stop_token_ids=(letter,), max_tokens=9))
+    assert refused.value.param == "stop_token_ids"
 
 
 def test_the_cache_holds_what_a_later_prompt_with_the_text_looks_for(smollm2: radixrt.Engine) -> None:

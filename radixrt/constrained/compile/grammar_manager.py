@@ -31,7 +31,7 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.errors import RadixRTError
+from radixrt.errors import RadixRTError, RequestError
 from radixrt.messages import ConstraintInfo, FinishError, GrammarStats, TokenizedReq
 
 logger = logging.getLogger(__name__)
@@ -323,10 +323,15 @@ class GrammarManager:
     ) -> ReadyGrammar:  # fmt: skip
         options = waiting.message.sampling.structured
         try:
-            grammar: Grammar = template.new()
+            stops = waiting.message.sampling.stop_token_ids
+            grammar: Grammar = template.new(stops)
             if options.reasoning_end is not None:
                 marker = marker_of(template.vocabulary, options.reasoning_end)
+                marker.check_stops(stops)
                 grammar = ReasoningGrammar(marker, grammar, options.reasoning_budget)
+        except RequestError as error:
+            refusal = FinishError(error.message, param=error.param, code=error.code, status=error.status)
+            return ReadyGrammar(waiting.message, error=refusal)
         except Exception as error:
             return ReadyGrammar(waiting.message, error=FinishError(str(_known(error)), code="constraint_failed"))
         info = ConstraintInfo(
