@@ -118,6 +118,7 @@ def explain(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     """What a run with these arguments would call.
 
     Args:
+        kwargs: the function's own, and `sampling` as `Function.run` takes it.
         backend: whose chat template and tokens count; it is asked for no answer.
 
     Raises:

@@ -183,11 +183,13 @@ class Function:
             self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume
         )
 
-    def explain(self, *args: Any, backend: Any = None, **kwargs: Any) -> Explanation:
-        """What a run would call and share, without running it. See `radixrt.lang.explain`."""
+    def explain(
+        self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Explanation:
+        """What a run with these arguments would call and share, without running it. See `radixrt.lang.explain`."""
         from radixrt.lang.explain import explain
 
-        return explain(self, args, kwargs, backend)
+        return explain(self, args, {**kwargs, "sampling": sampling}, backend)
 
     @property
     def _awaited(self) -> str:
