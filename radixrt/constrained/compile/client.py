@@ -43,6 +43,8 @@ KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
 MAX_FAILED_STARTS = 3
 START_TIMEOUT_S = 120.0
+FIRST_START_S = 30.0
+"""Longest time of starting the first worker that does not count against the jobs that wait for it."""
 SLICE_AFTER_S = 0.05
 SLICE_S = 0.01
 SLICE_EVERY_S = 0.2
@@ -58,6 +60,7 @@ class _Job:
     id: int
     constraint: Constraint
     deadline: float
+    timeout_s: float
     thorough: bool
 
 
@@ -97,6 +100,7 @@ class CompileClient:
         self._decoder = msgspec.msgpack.Decoder(CompileResult)
         self._ended: list[subprocess.Popen[bytes]] = []  # killed and perhaps not gone yet
         self._failed_starts = 0
+        self._was_ready = False
         self.timeouts = 0
 
     def start(self, now: float) -> None:
@@ -111,8 +115,10 @@ class CompileClient:
     def submit(
         self, job_id: int, constraint: Constraint, now: float, timeout_s: float, *, thorough: bool = False
     ) -> None:
-        """Queue a job; `poll` gives its result. Waiting for a worker counts against its time."""
-        self._queue.append(_Job(job_id, constraint, now + timeout_s, thorough))
+        """Queue a job; `poll` gives its result. Waiting for a worker counts against its time, once there has been one
+        that was ready."""
+        deadline = now + timeout_s + (0.0 if self._was_ready else FIRST_START_S)
+        self._queue.append(_Job(job_id, constraint, deadline, timeout_s, thorough))
         self._assign(now)
 
     def cancel(self, job_id: int) -> None:
@@ -228,6 +234,10 @@ class CompileClient:
         elif result.id == READY:
             worker.ready = worker.was_ready = True
             self._failed_starts = 0
+            if not self._was_ready:
+                self._was_ready = True
+                for job in self._queue:
+                    job.deadline = min(job.deadline, now + job.timeout_s)
         elif worker.job is not None and worker.job.id == result.id:
             worker.job = None
             worker.ready = not result.is_last
