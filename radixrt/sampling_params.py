@@ -34,8 +34,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         repetition_penalty: in [0.01, 10], over prompt and output tokens (CTRL, arXiv 1909.05858); 1 is off.
         frequency_penalty, presence_penalty: in [-2, 2], over output tokens, as OpenAI defines them; 0 is off.
         logit_bias: token id -> value in [-100, 100] added to its logit.
-        stop: strings that end the output; not part of the text unless `include_stop_str_in_output`.
-        stop_token_ids: token ids that end the output, besides the model's own.
+        stop: strings that end the output; not part of the text unless `include_stop_str_in_output`. Beside a regex or
+            an EBNF, one of them may follow the text.
+        stop_token_ids: token ids that end the output, besides the model's own. Beside a constraint control tokens only,
+            and they end it where it may end.
         ignore_eos: the model's own end tokens do not end the output (`stop_token_ids` still do).
         seed: 64-bit; the same seed gives the same tokens whatever else runs in the batch. None draws one.
         n: number of independent completions.
