@@ -34,8 +34,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         repetition_penalty: in [0.01, 10], over prompt and output tokens (CTRL, arXiv 1909.05858); 1 is off.
         frequency_penalty, presence_penalty: in [-2, 2], over output tokens, as OpenAI defines them; 0 is off.
         logit_bias: token id -> value in [-100, 100] added to its logit.
-        stop: strings that end the output; not part of the text unless `include_stop_str_in_output`.
-        stop_token_ids: token ids that end the output, besides the model's own.
+        stop: strings that end the output; not part of the text unless `include_stop_str_in_output`. Beside a regex or
+            an EBNF, one of them may follow the text.
+        stop_token_ids: token ids that end the output, besides the model's own. Beside a constraint control tokens only,
+            and they end it where it may end.
         ignore_eos: the model's own end tokens do not end the output (`stop_token_ids` still do).
         seed: 64-bit; the same seed gives the same tokens whatever else runs in the batch. None draws one.
         n: number of independent completions.
@@ -111,7 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             source = getattr(self, kind)
             if source is not None:
                 text = json.dumps(source, ensure_ascii=False) if kind == "choices" else source
-                return Constraint(kind=kind, source=text, options=self.structured)
+                return Constraint(kind=kind, source=text, options=self.structured, stop=tuple(dict.fromkeys(self.stop)))
         return None
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:
@@ -201,6 +203,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         if self.stop and kind in ("json_schema", "choices", "structural_tag"):
             raise RequestError(
                 f"stop strings would cut the output of {kind} before it is complete; leave stop out", param="stop"
+            )
+        if self.stop and self.structured.reasoning_end is not None:
+            raise RequestError(
+                "stop strings could end the free text before reasoning_end; leave stop out", param="stop"
+            )
+        if self.stop and self.min_tokens:
+            raise RequestError(
+                f"stop strings are not looked for before min_tokens, and {kind} could not be kept to; leave one out",
+                param="min_tokens",
             )
         if self.max_tokens == 0:
             raise RequestError(f"{kind} needs max_tokens to be at least 1", param="max_tokens")

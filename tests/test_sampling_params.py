@@ -142,7 +142,12 @@ def test_stop_strings_would_cut_a_structure(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf"])
 def test_stop_strings_are_for_texts(kind: str) -> None:
-    accepted(**{kind: CONSTRAINTS[kind], "stop": ("z",)})
+    made = accepted(**{kind: CONSTRAINTS[kind], "stop": ("z", "z", "y")})
+    assert made.constraint is not None
+    assert made.constraint.stop == ("z", "y")
+    assert refusal(**{kind: CONSTRAINTS[kind], "stop": ("z",), "min_tokens": 2}).param == "min_tokens"
+    thinking = StructuredOptions(reasoning_end="</think>")
+    assert refusal(**{kind: CONSTRAINTS[kind], "stop": ("z",), "structured": thinking}).param == "stop"
 
 
 @pytest.mark.parametrize(

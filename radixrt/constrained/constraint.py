@@ -98,15 +98,17 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         kind: what `source` is.
         source: JSON text of the schema, of the array of choices or of the structural tag; else the regex or the EBNF.
         options: how to enforce it.
+        stop: of a regex or an EBNF: strings of which one may follow the text, and ends it.
     """
 
     kind: Kind
     source: str
     options: StructuredOptions = StructuredOptions()
+    stop: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Identity for caches: equal for constraints that compile to the same grammar."""
         o = self.options
-        parts = (self.kind, o.whitespace, o.closed, o.formats, o.on_unsupported, o.backend, self.source)
+        parts = (self.kind, o.whitespace, o.closed, o.formats, o.on_unsupported, o.backend, self.source, self.stop)
         return hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()

@@ -10,12 +10,14 @@ The free text can always still be ended in time: when the budget only just holds
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
 
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.errors import RequestError
 
 
 class Marker:
@@ -41,6 +43,15 @@ class Marker:
         self._allowed = allowed | vocabulary.mask_of(self._control)
         self._beyond = self._tokens_beyond()
         self.longest = max(len(self.rest(state)) for state in range(len(self.data)))
+
+    def check_stops(self, stop_token_ids: Iterable[int]) -> None:
+        """Raises RequestError if one of them belongs to the marker, so that the output would end before its answer."""
+        for token in stop_token_ids:
+            if token in self._control:
+                raise RequestError(
+                    f"stop_token_ids: {token} belongs to reasoning_end and would end the output before the answer",
+                    param="stop_token_ids",
+                )
 
     def rest(self, state: int) -> list[int]:
         """Tokens that complete the marker."""

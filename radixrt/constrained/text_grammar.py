@@ -1,7 +1,8 @@
 """`TextGrammar`: one request's constraint, made of a library's matcher and of the recognizer that knows the way out.
 
-The matcher says what may come next; the tokens that it allows are cut down to those that are text, and end tokens are
-allowed exactly where the text may end. The recognizer follows the same productions (see `closing`).
+The matcher says what may come next; the tokens that it allows are cut down to those that are text, and end tokens, the
+model's and the request's own, are allowed exactly where the text may end. The recognizer follows the same productions
+(see `closing`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from radixrt.constrained.closing import ClosingTracker, Exit
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.mask_cache import Known, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.errors import RequestError
 
 T = TypeVar("T")
 
@@ -60,9 +62,25 @@ class GrammarTemplate:
         self._make_exit = make_exit
         self._exit: Exit | None = None
 
-    def new(self) -> TextGrammar:
-        """The grammar of one more request."""
-        return TextGrammar(self)
+    def new(self, stop_token_ids: Iterable[int] = ()) -> TextGrammar:
+        """The grammar of one more request.
+
+        Args:
+            stop_token_ids: control tokens that end its output, as the model's own end tokens do.
+
+        Raises:
+            RequestError: one of them is text, or has a meaning of its own in the constraint.
+        """
+        own = set(stop_token_ids).intersection(range(self.vocabulary.vocab_size)).difference(self.vocabulary.eos_ids)
+        for token in sorted(own):
+            if self.vocabulary.table[token] or token in self.specials:
+                what = "text" if self.vocabulary.table[token] else "a token of the constraint"
+                raise RequestError(
+                    f"stop_token_ids: {token} is {what} and would end the output before it is complete; beside a "
+                    "constraint only other control tokens can end it",
+                    param="stop_token_ids",
+                )
+        return TextGrammar(self, self.vocabulary.mask_of(own) if own else None)
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
@@ -84,9 +102,14 @@ class GrammarTemplate:
 
 
 class TextGrammar(Grammar):
-    """See the module's docstring. Made by `GrammarTemplate.new`."""
+    """See the module's docstring. Made by `GrammarTemplate.new`.
 
-    def __init__(self, template: GrammarTemplate) -> None:
+    Args:
+        own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.
+    """
+
+    def __init__(self, template: GrammarTemplate, own_ends: Bitmask | None = None) -> None:
+        self._own_ends = own_ends
         self._template = template
         self._vocabulary = template.vocabulary
         self._matcher = template.matcher()
@@ -99,6 +122,12 @@ class TextGrammar(Grammar):
         if self._ended:
             np.copyto(row, self._vocabulary.eos_mask)
             return
+        self._fill(row)
+        if self._own_ends is not None and self._matcher.may_end():
+            np.bitwise_or(row, self._own_ends, out=row)
+
+    def _fill(self, row: Bitmask) -> None:
+        """What all requests of the constraint may write here."""
         known = self._known()
         if known is not None:
             np.copyto(row, known.row)
@@ -119,7 +148,7 @@ class TextGrammar(Grammar):
     def accept(self, token: int) -> bool:
         if self._ended:
             return False
-        if token in self._vocabulary.eos_ids:
+        if self._is_end(token):
             self._ended = self._matcher.may_end()
             return self._ended
         if not self._is_allowed(token) or not self._retrying(lambda: self._matcher.accept(token)):
@@ -127,6 +156,12 @@ class TextGrammar(Grammar):
         self._follow().accept(token)
         self._tokens.append(token)
         return True
+
+    def _is_end(self, token: int) -> bool:
+        if token in self._vocabulary.eos_ids:
+            return True
+        ends = self._own_ends
+        return ends is not None and 0 <= token < 32 * len(ends) and bool(ends[token // 32] >> (token % 32) & 1)
 
     def _is_allowed(self, token: int) -> bool:
         if not 0 <= token < self._vocabulary.vocab_size:
@@ -163,7 +198,7 @@ class TextGrammar(Grammar):
         return None if tokens[0] == last or len(tokens) > 1 + len(forced) else tokens
 
     def fits(self, token: int, remaining: int) -> bool:
-        if self._ended or token in self._vocabulary.eos_ids:
+        if self._ended or self._is_end(token):
             return True
         return self._follow().fits(token, remaining)
 

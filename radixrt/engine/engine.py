@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
@@ -30,6 +31,8 @@ class Engine:
 
     Args:
         model: the embedded default, a local Hugging Face folder, a GGUF file, or a hub id.
+        show_progress: draw progress bars on stderr while the model is fetched, converted and loaded; None: if stderr
+            is a terminal.
         options: any option of `radixrt.config`, e.g. `executor="uni"` for everything in this process, `tp=2`,
             `kv_cache_tokens=32768`, `dtype="float32"`. With `executor="external"` rank 0 gets the engine; on the other
             ranks this never returns: they serve rank 0, and exit with it.
@@ -43,12 +46,14 @@ class Engine:
         EngineError: a process did not start.
     """
 
-    def __init__(self, model: str | None = None, *, show_progress: bool = True, **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, show_progress: bool | None = None, **options: Any) -> None:
         if model is not None:
             options["model"] = model
         config = make_config(**options)
         if is_other_rank(config):
             serve_rank(config)
+        if show_progress is None:
+            show_progress = sys.stderr.isatty()
         self.config, self.settings = resolve_settings(config, show_progress=show_progress)
         kind = InProcessEngine if self.config.executor.executor == "uni" else Launcher
         self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)

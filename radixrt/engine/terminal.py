@@ -17,7 +17,7 @@ def answer(
 ) -> int:
     """Print the answer to stdout as it comes, and what it cost to stderr; returns the exit code."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature).validate()
-    with Engine(show_progress=sys.stderr.isatty(), **options) as engine:
+    with Engine(**options) as engine:
         info = engine.client.info
         if raw or info is None or not info.has_chat_template:
             request = GenerateReq(new_rid(), sampling, prompt=prompt, stream=True)

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import pydantic_core
 
-from radixrt.lang.errors import ProgramError, describe
+from radixrt.lang.errors import ProgramError, describe, hand_over
 from radixrt.lang.state import State
 from radixrt.lang.usage import ProgramUsage
 
@@ -25,8 +25,9 @@ class BatchItem:
     Attributes:
         index: of the item.
         values: by name; what was read back from a file is plain JSON.
-        state: None for an item that failed, and where results go to a file: there may be very many.
-        usage: tokens and calls; None for an item that failed or was read back.
+        state: as far as it came, of an item that failed; None for one that was never begun, and where results go to a
+            file: there may be very many.
+        usage: tokens and calls; None for an item that was never begun or was read back.
         error: why it failed, or None; `exception` is the error itself.
         resumed: it was read back from a file.
     """
@@ -81,12 +82,21 @@ async def run_batch(
 
 
 async def _one(one: Callable[..., Awaitable[State]], index: int, item: Any) -> BatchItem:
+    state: State | None = None
     try:
         args, kwargs = _arguments(item)
         state = await one(args, kwargs)
         return BatchItem(index, item, state.values(), state, state.usage)
     except Exception as error:
-        return BatchItem(index, item, error=describe(error), exception=error)
+        hand_over(error, state or _state_of(error))
+        state = _state_of(error)
+        usage = None if state is None else state.usage
+        return BatchItem(index, item, state=state, usage=usage, error=describe(error), exception=error)
+
+
+def _state_of(error: BaseException) -> State | None:
+    held = getattr(error, "state", None)
+    return held if isinstance(held, State) else None
 
 
 def _arguments(item: Any) -> Arguments:
@@ -135,6 +145,8 @@ class _Output:
             }
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
+        if item.exception is not None:
+            hand_over(item.exception, None)
         return replace(item, state=None)
 
 

@@ -10,22 +10,21 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
+from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod
+from radixrt.lang.endpoint_answers import Reading, decoded, error_of, refusal_of, usage_of
 from radixrt.lang.http import HttpClient, Response
-from radixrt.messages import ConstraintInfo, TemplateText, Timings, TokenLogprob, Usage
+from radixrt.messages import TemplateText
 from radixrt.sampling_params import SamplingParams
 
 DEFAULT_TIMEOUT_S = 600.0
 DEAD = ("engine_dead", "engine_error", "shutting_down")
 """Codes of errors that are about the server, not about the request."""
-
-SAMPLING = "sampling_params."
 
 FULL_WAIT_S = 0.25
 """After a 429 without Retry-After; and the spread of all waits, so that the refused do not all return at once."""
@@ -74,18 +73,18 @@ class Endpoint(Backend):
             "return_prompt_ids": True,
             **self._common(call.hint, call.timeout_s),
         }
-        reading = _Reading()
+        reading = Reading()
         async with self._post("/generate", body, call.timeout_s) as response:
             if not call.stream:
-                reading.add(_decoded(await response.read()))
+                reading.add(decoded(await response.read()))
             else:
                 async with aclosing(response.events()) as events:
                     async for data in events:
                         if data == b"[DONE]":
                             continue  # the body ends behind it, and a connection read to its end is kept
-                        answer = _decoded(data)
+                        answer = decoded(data)
                         if "error" in answer:
-                            raise _error(answer["error"], 500)
+                            raise error_of(answer["error"], 500)
                         reading.add(answer)
                         if reading.finish is None:
                             yield reading.delta()
@@ -94,7 +93,7 @@ class Endpoint(Backend):
         kept, tail = await self._whole_tokens(reading, call.sampling)
         yield replace(reading.delta(), result=reading.result(kept, tail))
 
-    async def _whole_tokens(self, reading: _Reading, sampling: SamplingParams) -> tuple[int, str]:
+    async def _whole_tokens(self, reading: Reading, sampling: SamplingParams) -> tuple[int, str]:
         """How many of the output's tokens are in its text, and what of the text comes behind them."""
         ids, matched = reading.token_ids, (reading.finish or {})["matched"]
         if matched is None or sampling.include_stop_str_in_output:
@@ -126,7 +125,7 @@ class Endpoint(Backend):
             token_ids=answer["token_ids"],
             kept=answer["kept"],
             prompt_ids=answer["prompt_ids"],
-            usage=_usage(answer["meta_info"]),
+            usage=usage_of(answer["meta_info"]),
         )
 
     async def chat_template(self) -> Mapping[str, Any] | None:
@@ -167,7 +166,7 @@ class Endpoint(Backend):
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         async with self._post(path, body, None, method=method) as response:
-            return _decoded(await response.read())
+            return decoded(await response.read())
 
     @asynccontextmanager
     async def _post(
@@ -184,7 +183,7 @@ class Endpoint(Backend):
                         if response.status == 200:
                             yield response
                             return
-                        error = _refusal(response.status, await response.read(), path)
+                        error = refusal_of(response.status, await response.read(), path)
                         wait = _wait(response.headers.get("retry-after"))
                     if error.status != 429 or asyncio.get_running_loop().time() + wait > deadline:
                         break
@@ -218,98 +217,6 @@ def _wire_hint(hint: Hint) -> dict[str, Any]:
         "siblings": hint.siblings,
         "will_continue": hint.will_continue,
     }
-
-
-# --- what comes back ---
-
-
-@dataclass
-class _Reading:
-    """Puts a completion together from its answer, or from the pieces of a stream."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    prompt_ids: list[int] | None = None
-    logprobs: list[TokenLogprob] | None = None
-    finish: dict[str, Any] | None = None
-    new: tuple[str, list[int]] = ("", [])
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, answer: dict[str, Any]) -> None:
-        self.new = answer["text"], answer["output_ids"]
-        self.text += answer["text"]
-        self.token_ids += answer["output_ids"]
-        self.prompt_ids = answer.get("prompt_ids", self.prompt_ids)
-        self.meta = answer["meta_info"]
-        self.finish = self.meta["finish_reason"]
-        if "output_token_logprobs" in self.meta:
-            rows = zip(self.meta["output_token_logprobs"], self.meta["output_top_logprobs"], strict=True)
-            self.logprobs = (self.logprobs or []) + [_logprob(row, top) for row, top in rows]
-
-    def delta(self) -> Delta:
-        """What came last."""
-        return Delta(*self.new)
-
-    def result(self, kept: int, tail: str) -> Result:
-        meta, finish = self.meta, self.finish
-        assert finish is not None
-        enforced = meta.get("radixrt")
-        return Result(
-            text=self.text,
-            token_ids=self.token_ids,
-            prompt_ids=self.prompt_ids,
-            finish_reason=finish["type"],
-            usage=_usage(meta),
-            timings=Timings(meta["queue_s"], meta["prefill_s"], meta["decode_s"], meta["retractions"]),
-            matched_stop=finish["matched"],
-            logprobs=self.logprobs,
-            forced_close=enforced is not None and enforced["forced_close"],
-            constraint=None if enforced is None else _constraint(enforced),
-            kept=kept,
-            tail=tail,
-        )
-
-
-def _usage(meta: Mapping[str, Any]) -> Usage:
-    return Usage(meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"])
-
-
-def _constraint(enforced: Mapping[str, Any]) -> ConstraintInfo:
-    return ConstraintInfo(
-        backend=enforced["backend"],
-        ignored=enforced["ignored"],
-        forced_tokens=enforced["forced_tokens"],
-        closing_tokens=enforced["closing_tokens"],
-    )
-
-
-def _logprob(row: Sequence[Any], top: Sequence[Sequence[Any]] = ()) -> TokenLogprob:
-    logprob, token_id, text = row
-    return TokenLogprob(token_id, text, text.encode(), logprob, [_logprob(other) for other in top])
-
-
-def _decoded(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise EngineError(f"the server's answer is not JSON: {error}; is it a radixrt server?") from None
-
-
-def _refusal(status: int, body: bytes, path: str) -> RequestError:
-    """What an answer with another status than 200 says."""
-    try:
-        return _error(msgspec.json.decode(body)["error"], status)
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        what = body[:200].decode(errors="replace")
-        return RequestError(f"{path} answered with status {status}: {what}; is it a radixrt server?", status=status)
-
-
-def _error(body: Mapping[str, Any], status: int) -> RequestError:
-    """In the words of `SamplingParams`, which this route has one level down."""
-    message, param = str(body["message"]), body.get("param")
-    if param is not None:
-        message, param = message.removeprefix(SAMPLING), param.removeprefix(SAMPLING)
-    return RequestError(message, param=param, code=body.get("code"), status=status)
 
 
 def _wait(retry_after: str | None) -> float:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 from radixrt.errors import RadixRTError
 
+if TYPE_CHECKING:
+    from radixrt.lang.state import State
+
 
 class ProgramError(RadixRTError):
-    """A program uses the language wrongly; says where and what to write."""
+    """A program uses the language wrongly; says where and what to write.
+
+    Attributes:
+        state: of the run that the error ended; see `hand_over`.
+    """
+
+    state: State | None = None
 
 
 class NotReadyError(ProgramError):
@@ -25,7 +36,10 @@ class CallError(RadixRTError):
         program: name of the function.
         branch: id of the branch, e.g. "0/2"; `key` is what `fork` named it by.
         name: of the gen, select or other step.
+        state: of the run that the error ended, for its report and for what else it has done; see `hand_over`.
     """
+
+    state: State | None = None
 
     def __init__(self, program: str, branch: str, key: str, name: str, cause: BaseException) -> None:
         where = f"branch {branch} ({key})" if key else f"branch {branch}"
@@ -46,6 +60,17 @@ class CallError(RadixRTError):
 class ProgramCancelled(asyncio.CancelledError):
     """The program was cancelled while it was still at work. Not an Exception, so that programs do not catch it by
     accident; raised where the program next reads or appends."""
+
+
+def hand_over(error: BaseException, state: State | None) -> None:
+    """Let the exception that ends a run carry the run's state as `error.state`, whatever its class.
+
+    An attribute of that name that an exception has for itself stays as it is.
+    """
+    held: Any = getattr(error, "state", None)
+    if held is None or hasattr(held, "save_report"):
+        with contextlib.suppress(AttributeError, TypeError):  # a class of the program's own that takes none
+            error.state = state  # type: ignore[attr-defined]
 
 
 def describe(error: BaseException) -> str:

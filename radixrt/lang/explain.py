@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from radixrt.errors import RadixRTError
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.events import BranchRecord, CallRecord, Event, Record, RunLog, observe
+from radixrt.lang.events import CallRecord, Event, Record, RunLog, observe
+from radixrt.lang.explain_text import count, lines_of
 from radixrt.lang.local import as_backend
 from radixrt.lang.rehearsal import Rehearsal, TooManyCalls
 from radixrt.lang.sharing import common_prefix, ids_of
@@ -22,13 +23,6 @@ from radixrt.lang.sharing import common_prefix, ids_of
 if TYPE_CHECKING:
     from radixrt.lang.function import Function
 
-FULL_FORK = 8
-"""Branches of a fork that the text lists; of a larger one it lists the first."""
-
-MAX_LINES = 24
-"""Calls and forks of one branch that the text lists."""
-
-MAX_PREFIXES = 8
 LEAST_SAVED = 0.005
 """Prefixes that spare less than this share of all that is spared are left out."""
 
@@ -111,13 +105,14 @@ class Explanation:
         return sum(call.shared for call in self.calls)
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(lines_of(self))
 
 
 def explain(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Any = None) -> Explanation:
     """What a run with these arguments would call.
 
     Args:
+        kwargs: the function's own, and `sampling` as `Function.run` takes it.
         backend: whose chat template and tokens count; it is asked for no answer.
 
     Raises:
@@ -179,7 +174,7 @@ def _problem(error: Exception, log: RunLog) -> str:
         if isinstance(cause, TooManyCalls):
             return f"with one placeholder it still went on after {len(log.calls):,} calls: a loop in it ends on a value"
         cause = cause.__cause__
-    after = f"after {_count(len(log.calls), 'call')}" if log.calls else "before its first call"
+    after = f"after {count(len(log.calls), 'call')}" if log.calls else "before its first call"
     what = str(error) if isinstance(error, RadixRTError) else f"{type(error).__name__}: {error}"
     return f"with a placeholder it stops {after}, on {what}; what would follow depends on the model's answer"
 
@@ -293,94 +288,3 @@ def _prefixes(log: RunLog) -> list[SharedPrefix]:
     least = sum(prefix.saved for prefix in found) * LEAST_SAVED
     worth = [prefix for prefix in found if prefix.saved > least]
     return sorted(worth, key=lambda prefix: (-prefix.saved, -prefix.length))
-
-
-# --- as text ---
-
-
-def _lines(made: Explanation) -> Iterator[str]:
-    share = made.shared / made.length if made.length else 0.0
-    certain = " with these placeholders" if made.notes else ""
-    yield f"{made.name} on {made.backend}: {_count(len(made.calls), 'call')}{certain}"
-    yield (
-        f"prompts of {made.length:,} {made.unit}, of which {made.shared:,} are shared ({share:.0%}) and "
-        f"{made.length - made.shared:,} computed; and what calls generate"
-    )
-    yield ""
-    yield from _Tree(made).lines(made.calls[0].branch.partition("/")[0] if made.calls else "0", 0)
-    if made.prefixes:
-        yield ""
-        yield "shared prefixes"
-        for prefix in made.prefixes[:MAX_PREFIXES]:
-            yield f"  {prefix.length:>7,} {made.unit} by {len(prefix.calls):,} calls, up to {_preview(prefix.end)}"
-        if len(made.prefixes) > MAX_PREFIXES:
-            yield f"  and {len(made.prefixes) - MAX_PREFIXES:,} that save less"
-    for note in made.notes:
-        yield ""
-        yield f"not certain: {note}"
-
-
-class _Tree:
-    def __init__(self, made: Explanation) -> None:
-        self._made = made
-        self._names = {call.id: call.label for call in made.calls}
-        self._calls: dict[str, list[PlannedCall]] = {}
-        self._forks: dict[str, dict[int, list[BranchRecord]]] = {}
-        for call in made.calls:
-            self._calls.setdefault(call.branch, []).append(call)
-        busy = {path for call in made.calls for path in _paths(call.branch)}
-        for branch in made.log.branches.values():
-            if branch.parent is not None and branch.id in busy:
-                self._forks.setdefault(branch.parent, {}).setdefault(branch.group, []).append(branch)
-
-    def lines(self, branch: str, depth: int) -> Iterator[str]:
-        """Forks stand where they branch off: behind the call whose output they begin with."""
-        indent = "  " * depth
-        forks = list(self._forks.get(branch, {}).values())
-        queued = {call.id: call.queued for call in self._made.log.calls}
-        events: list[tuple[float, PlannedCall | list[BranchRecord]]] = [(group[0].created, group) for group in forks]
-        events += [(queued[call.id], call) for call in self._calls.get(branch, ())]
-        events.sort(key=lambda item: item[0])
-        for _, event in events[:MAX_LINES]:
-            if isinstance(event, PlannedCall):
-                yield f"{indent}{self._call(event)}"
-                continue
-            if len(event) == 1:
-                yield f"{indent}a copy:"
-                yield from self.lines(event[0].id, depth + 1)
-                continue
-            yield f"{indent}fork into {len(event):,}:"
-            for child in event[: FULL_FORK if len(event) <= FULL_FORK else 1]:
-                yield f"{indent}  {child.key or child.id}:"
-                yield from self.lines(child.id, depth + 2)
-            if len(event) > FULL_FORK:
-                yield f"{indent}  and {len(event) - 1:,} more"
-        if len(events) > MAX_LINES:
-            yield f"{indent}and so on: {len(events) - MAX_LINES:,} more"
-
-    def _call(self, call: PlannedCall) -> str:
-        unit = self._made.unit
-        inside = f" + {self._outputs(call.outputs)}" if call.outputs else ""
-        shared = f", {call.shared:,} shared" if call.shared else ", all new"
-        most = "" if call.max_tokens is None else f" -> at most {call.max_tokens:,} tokens"
-        return f"{call.label}  {_count(call.length, unit[:-1])}{inside}{shared}{most}"
-
-    def _outputs(self, numbers: Sequence[int]) -> str:
-        named = Counter(self._names.get(number, str(number)).partition(":")[0] for number in numbers)
-        return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in named.items())
-
-
-def _paths(branch: str) -> Iterator[str]:
-    """The branch and those that it was forked from."""
-    while branch:
-        yield branch
-        branch = branch.rpartition("/")[0]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _preview(text: str) -> str:
-    """Its end on one line, of printable characters."""
-    return "".join(c if c.isprintable() else "⏎" if c == "\n" else " " for c in text)

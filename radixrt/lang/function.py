@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, overload
 
 from radixrt.lang.batch import BatchItem, run_batch
-from radixrt.lang.errors import ProgramError
+from radixrt.lang.errors import ProgramError, hand_over
 from radixrt.lang.local import as_backend
 from radixrt.lang.program import Program, Publish
 from radixrt.lang.run_stream import ProgramStream
@@ -98,6 +98,7 @@ class Function:
         Raises:
             CallError: a call of the program's own state failed, or one that the program read.
             Exception: what the function itself raised.
+            Either has the state as its attribute `state`, so that `error.state.report()` tells what was done.
         """
         if runtime().here:
             raise ProgramError(f"this would stop the event loop that does the work; write {self._awaited}")
@@ -108,6 +109,7 @@ class Function:
             state.returned = program.call(functools.partial(self.body, state, *args, **kwargs))
             program.end().result()
         except BaseException as error:
+            hand_over(error, state)
             program.abort(error).result()
             raise
         return state
@@ -150,7 +152,8 @@ class Function:
             resume: leave out what the file has already, except items that failed; otherwise the file must not exist.
 
         Returns:
-            One BatchItem for each item, in their order. An item that fails has an `error` and disturbs no other.
+            One BatchItem for each item, in their order. An item that fails has an `error`, and its state as far as it
+            came, and disturbs no other.
 
         Raises:
             ProgramError: an argument is wrong, or the output file exists and resume is not set.
@@ -180,11 +183,13 @@ class Function:
             self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume
         )
 
-    def explain(self, *args: Any, backend: Any = None, **kwargs: Any) -> Explanation:
-        """What a run would call and share, without running it. See `radixrt.lang.explain`."""
+    def explain(
+        self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Explanation:
+        """What a run with these arguments would call and share, without running it. See `radixrt.lang.explain`."""
         from radixrt.lang.explain import explain
 
-        return explain(self, args, kwargs, backend)
+        return explain(self, args, {**kwargs, "sampling": sampling}, backend)
 
     @property
     def _awaited(self) -> str:
@@ -211,6 +216,7 @@ class Function:
                 state.returned = await _in_thread(functools.partial(program.call, body), self.name)
             await asyncio.wrap_future(program.end())
         except BaseException as error:
+            hand_over(error, state)
             await asyncio.shield(asyncio.wrap_future(program.abort(error)))
             raise
         return state

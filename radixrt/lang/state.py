@@ -1,40 +1,27 @@
 """`State`: what a program appends to and reads from.
 
 A state belongs to the program's side. It queues steps for its `Branch`, which the event loop works through; it keeps
-who wrote which name, so that a read waits for that value alone.
+who wrote which name, so that a read waits for that value alone. `Writer` makes the steps, `Reader` does the waiting.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from radixrt.lang.branch import Branch, Fork, ForkPoint, Step, Write, WriteJoined
+from radixrt.lang.branch import Branch, Fork, ForkPoint, Step
 from radixrt.lang.branches import Branches
-from radixrt.lang.calls import Choose, Generate
-from radixrt.lang.errors import NotReadyError, ProgramError
+from radixrt.lang.errors import ProgramError
 from radixrt.lang.events import RunLog
 from radixrt.lang.names import MetaView, Names
 from radixrt.lang.program import Program
 from radixrt.lang.prompt import as_messages
+from radixrt.lang.reading import Reader
 from radixrt.lang.slot import Slot
-from radixrt.lang.standing import Standing
-from radixrt.lang.transcript import Begin, End, Text, Tools, fold
-from radixrt.lang.words import (
-    Expr,
-    Gen,
-    Join,
-    RoleBegin,
-    RoleEnd,
-    Select,
-    Sequence_,
-    SubProgram,
-    TextWord,
-    as_expr,
-)
+from radixrt.lang.transcript import fold
+from radixrt.lang.words import Expr, Join, RoleBegin, RoleEnd, SubProgram, as_expr
+from radixrt.lang.writing import Writer, flat
 
 if TYPE_CHECKING:
     from radixrt.lang.usage import ProgramUsage
@@ -61,22 +48,22 @@ class State:
     def __init__(self, backend: Any = None, *, sampling: Mapping[str, Any] | None = None) -> None:
         from radixrt.lang.local import as_backend
 
-        self._set_up(Program("state", as_backend(backend)), None, sampling or {})
+        program = Program("state", as_backend(backend))
+        self._set_up(program, program.root, Writer(program.root.id, sampling or {}))
 
-    def _set_up(self, program: Program, branch: Branch | None, defaults: Mapping[str, Any]) -> None:
+    def _set_up(self, program: Program, branch: Branch, writer: Writer) -> None:
         self._program = program
-        self._branch = program.root if branch is None else branch
-        self._names = Names()
-        self._standing = Standing()
-        self._defaults = dict(defaults)
+        self._branch = branch
+        self._writer = writer
+        self._reader = Reader(program, branch)
         self._forks = self._children = 0
         self.returned: Any = None
 
     @classmethod
-    def of(cls, program: Program, defaults: Mapping[str, Any], branch: Branch | None = None) -> State:
-        """The state of a program, or of one of its branches."""
+    def of(cls, program: Program, defaults: Mapping[str, Any]) -> State:
+        """The state of a program."""
         state = cls.__new__(cls)
-        state._set_up(program, branch, defaults)
+        state._set_up(program, program.root, Writer(program.root.id, defaults))
         return state
 
     # --- appending ---
@@ -97,13 +84,13 @@ class State:
         self._check_open()
         steps: list[Step] = []
         try:
-            for item in _flat(as_expr(value)):
+            for item in flat(as_expr(value)):
                 if isinstance(item, SubProgram):
                     self._branch.add(steps)
                     steps = []
                     item.body(self)
                 else:
-                    steps += self._steps(item)
+                    steps += self._writer.steps(item)
         finally:
             if steps:
                 self._branch.add(steps)
@@ -115,42 +102,9 @@ class State:
         if self._program.closed:
             raise ProgramError(f"{self._program.log.name} has ended; its states can be read, not appended to")
 
-    def _steps(self, item: Expr) -> list[Step]:
-        if isinstance(item, RoleBegin):
-            self._standing = self._standing.begin(item.role)
-            return [Write(Begin(item.role))]
-        if isinstance(item, RoleEnd):
-            self._standing = self._standing.end(item.role)
-            return [Write(End())]
-        if isinstance(item, TextWord) and not item.text:
-            return []
-        self._standing = self._standing.say(item)
-        if isinstance(item, TextWord):
-            return [Write(Text(item.text))]
-        if isinstance(item, Join):
-            return [WriteJoined(item)]
-        if isinstance(item, Gen):
-            sampling = item.params(self._defaults)
-            generate = Generate(item, sampling, self._named(item.name, "gen"))
-            return [generate] if item.tools is None else [Write(Tools(item.tools)), generate]
-        if isinstance(item, Select):
-            return [Choose(item, self._named(item.name, "select"))]
-        raise TypeError(f"{type(item).__name__} cannot be appended to a state")
-
-    def _named(self, name: str | None, kind: str) -> Slot:
-        slot = Slot(name, f'{kind} "{name}"' if name else f"a {kind} without a name", self._branch.id)
-        if name is not None:
-            self._names[name] = slot
-        return slot
-
-    @contextlib.contextmanager
-    def defaults(self, sampling: Mapping[str, Any]) -> Iterator[None]:
+    def defaults(self, sampling: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Inside the block, these sampling parameters hold for gens that do not say otherwise."""
-        before, self._defaults = self._defaults, {**self._defaults, **sampling}
-        try:
-            yield
-        finally:
-            self._defaults = before
+        return self._writer.defaults(sampling)
 
     # --- messages as blocks ---
 
@@ -183,24 +137,15 @@ class State:
             CallError: it failed, or something before it in its branch.
             NotReadyError: an async program must await it.
         """
-        slot = self.slot(name)
-        self._wait(slot.done, f'await state.get("{name}")')
-        self._check_cancelled(slot)
-        return slot.value
+        return self._reader.filled(self.slot(name), f'await state.get("{name}")').value
 
     async def get(self, name: str) -> Any:
         """`state[name]` for async programs."""
-        slot = self.slot(name)
-        await _arrival(slot.done)
-        self._check_cancelled(slot)
-        return slot.value
+        return (await self._reader.arrived(self.slot(name))).value
 
     def get_meta(self, name: str) -> Any:
         """The `Meta` of a value (for n > 1 a list); waits like `state[name]`."""
-        slot = self.slot(name)
-        self._wait(slot.done, f'await state.get("{name}") first')
-        self._check_cancelled(slot)
-        return slot.meta
+        return self._reader.filled(self.slot(name), f'await state.get("{name}") first').meta
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -209,11 +154,11 @@ class State:
 
     def __contains__(self, name: object) -> bool:
         """Whether a gen or select of that name has been appended."""
-        return isinstance(name, str) and self._names.find(name) is not None
+        return isinstance(name, str) and self._writer.names.find(name) is not None
 
     def names(self) -> list[str]:
         """Names of all gens and selects up to here."""
-        return list(self._names.all())
+        return list(self._writer.names.all())
 
     def done(self, name: str) -> bool:
         """Whether a read of that name would not wait."""
@@ -221,7 +166,7 @@ class State:
 
     def values(self) -> dict[str, Any]:
         """All values by name; waits for them."""
-        return {name: self[name] for name in self._names.all()}
+        return {name: self[name] for name in self._writer.names.all()}
 
     def sync(self) -> State:
         """Wait until everything appended so far has been done.
@@ -229,14 +174,12 @@ class State:
         Raises:
             CallError: something failed.
         """
-        self._wait(self._reached(), "await state.wait()")
-        self._raise()
+        self._reader.sync("await state.wait()")
         return self
 
     async def wait(self) -> State:
         """`sync` for async programs."""
-        await _arrival(self._reached())
-        self._raise()
+        await self._reader.async_sync()
         return self
 
     def text(self) -> str:
@@ -294,47 +237,17 @@ class State:
 
     def slot(self, name: str) -> Slot:
         """Where the value of that name will be. Raises KeyError."""
-        slot = self._names.find(name)
+        slot = self._writer.names.find(name)
         if slot is None:
-            known = ", ".join(self._names.all()) or "none yet"
+            known = ", ".join(self._writer.names.all()) or "none yet"
             raise KeyError(f"no gen or select is named {name!r}; known are: {known}")
         return slot
 
     def read_join(self, join: Join) -> str:
         """The text of a join; waits for it."""
         for slot in join.slots:
-            self._wait(slot.done, "state += rt.join(...), which waits by itself")
+            self._reader.wait(slot.done, "state += rt.join(...), which waits by itself")
         return join.text()
-
-    def _wait(self, done: Future[None], instead: str) -> None:
-        if done.done():
-            return
-        if self._program.awaits:
-            raise NotReadyError(f"this is not there yet, and an async program must not block: write {instead}")
-        self._program.runtime.wait(done, instead)
-
-    def _reached(self) -> Future[None]:
-        """Done when the steps so far are."""
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()
-        if self._program.closed or self._branch.at_rest:
-            done.set_result(None)
-        else:
-            self._branch.mark(done)
-        return done
-
-    def _check_cancelled(self, slot: Slot) -> None:
-        """Inside the program its cancellation is no Exception; for others who read it is."""
-        if slot.cancelled and self._program.closed and not self._program.inside:
-            raise ProgramError(f"{self._program.log.name}, branch {slot.branch}, {slot.label}: it was cancelled")
-
-    def _raise(self) -> None:
-        error = self._branch.error
-        if error is not None:
-            slot = Slot(None, "text", self._branch.id)
-            slot.fail(error)
-            self._check_cancelled(slot)
-            slot.value  # noqa: B018 (raises a fresh copy)
 
     # --- forking ---
 
@@ -357,17 +270,15 @@ class State:
         self._check_open()
         point = ForkPoint(len(keys))
         self._branch.add([Fork(point)])
-        inherited = self._names
-        self._names = Names(inherited)
+        inherited = self._writer.fork()
         self._forks += 1
         return Branches(keys, [self._child(str(key), point, inherited) for key in keys])
 
     def _child(self, key: str, point: ForkPoint, names: Names) -> State:
         self._children += 1
         branch = self._program.branch(self._branch, key, self._forks, point, self._children)
-        child = State.of(self._program, self._defaults, branch)
-        child._names = Names(names)
-        child._standing = self._standing
+        child = State.__new__(State)
+        child._set_up(self._program, branch, self._writer.child(branch.id, names))
         return child
 
     def copy(self) -> State:
@@ -413,17 +324,5 @@ class State:
                 self._branch.end()
 
     def __repr__(self) -> str:
-        return f"<State {self._branch.id} of {self._program.log.name}: {', '.join(self._names.all()) or 'no names'}>"
-
-
-async def _arrival(done: Future[None]) -> None:
-    if not done.done():
-        await asyncio.wrap_future(done)
-
-
-def _flat(item: Expr) -> Iterator[Expr]:
-    if isinstance(item, Sequence_):
-        for part in item.items:
-            yield from _flat(part)
-    else:
-        yield item
+        names = ", ".join(self.names()) or "no names"
+        return f"<State {self._branch.id} of {self._program.log.name}: {names}>"

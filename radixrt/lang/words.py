@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import msgspec
 
-from radixrt.constrained.constraint import KINDS
+from radixrt.constrained.well_formed import check_well_formed
 from radixrt.engine.arguments import as_sampling_params
 from radixrt.errors import RequestError, shown
 from radixrt.lang.answer_type import VALUE_TOKENS, AnswerType, answer_type
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from radixrt.lang.tools import Offer
 
 SELECT_METHODS: tuple[SelectMethod, ...] = get_args(SelectMethod)
-RESERVED = ("n", "stream", *KINDS)
 
 
 class Expr:
@@ -246,7 +245,8 @@ def gen(
             a text has 256, a value of a type what it needs, at most 1024.
 
     Raises:
-        RequestError: a parameter is unknown or out of bounds, or the type has no JSON form; names it.
+        RequestError: a parameter is unknown or out of bounds, a constraint is malformed, or the type has no JSON form;
+            names it.
     """
     constraint = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf, "structural_tag": structural_tag}
     constraint["choices"] = None if choices is None else tuple(choices)
@@ -255,7 +255,11 @@ def gen(
             raise RequestError(f"{reserved} is no sampling parameter of gen", param=reserved)
     kind = answer_type(T, constraint)
     one = Gen(_checked(name), kind, dict(sampling), n, timeout_s, _offer(kind, tools, tool_choice, sampling))
-    as_sampling_params({**msgspec.structs.asdict(one.params({})), "n": n})  # so that what is wrong is seen here
+    params = as_sampling_params(
+        {**msgspec.structs.asdict(one.params({})), "n": n}
+    )  # so that what is wrong is seen here
+    if params.constraint is not None:
+        check_well_formed(params.constraint)
     return one
 
 

@@ -56,7 +56,7 @@ def with_worker(vocabulary: Vocabulary, model_folder: Path, tmp_path: Path) -> I
 
     def make(**options: Any) -> GrammarManager:
         settings = WorkerSettings(str(model_folder), VOCAB_SIZE, list(EOS_IDS), str(tmp_path / "cache"))
-        made.append(GrammarManager(lambda: vocabulary, inline=False, worker=settings, **options))
+        made.append(GrammarManager(lambda: vocabulary, worker=settings, **{"inline": False, **options}))
         return made[-1]
 
     yield make
@@ -85,6 +85,24 @@ def test_each_kind_of_constraint(inline: GrammarManager, vocabulary: Vocabulary)
         assert not ready.info.cached
     assert inline.stats().compiles == 4
     assert inline.num_pending == 0
+
+
+def test_a_stop_token_that_would_cut_the_answer_is_refused(inline: GrammarManager, vocabulary: Vocabulary) -> None:
+    think, file = (vocabulary.control_tokens[name] for name in ("<issue_start>", "<file_sep>"))
+    options = StructuredOptions(reasoning_end="<issue_start>")
+    cases = {
+        "text": request("text", regex="a+", stop_token_ids=tuple(vocabulary.encode("a"))),
+        "marker": request("marker", regex="a+", stop_token_ids=(think,), structured=options),
+        "other": request("other", regex="a+", stop_token_ids=(file,), structured=options),
+    }
+    for message in cases.values():
+        inline.submit(message, 0.0)
+    ready = {each.message.rid: each for each in inline.poll(0.0)}
+    for rid in ("text", "marker"):
+        error = ready[rid].error
+        assert error is not None
+        assert (error.param, error.status) == ("stop_token_ids", 400)
+    assert ready["other"].grammar is not None
 
 
 def test_what_is_known_is_there_at_once(inline: GrammarManager) -> None:
@@ -211,6 +229,27 @@ def test_bombs_in_both_workers_are_ended_one_after_the_other(hostile: MakeManage
     assert time.monotonic() - started < 6.0
     manager.submit(request("after", choices=["c", "d"]), time.monotonic())
     assert drain(manager)["after"].grammar is not None
+
+
+def test_without_processes_what_could_hang_still_gets_one(hostile: MakeManager) -> None:
+    manager = hostile(inline=True, compile_timeout_s=2.0)
+    asked = StructuredOptions(backend="xgrammar")
+    manager.submit(request("plain", regex="[a-c]{2}"), time.monotonic())
+    assert manager.poll(time.monotonic())[0].grammar is not None
+    assert manager.sockets() == []
+    started = time.monotonic()
+    manager.submit(request("good", regex="[a-c]{3}", structured=asked), started)
+    manager.submit(request("also", regex="[a-c]{4}"), started)
+    assert [each.message.rid for each in manager.poll(time.monotonic())] == ["also"]
+    assert time.monotonic() - started < 1.0
+    info = drain(manager, timeout_s=60.0)["good"].info
+    assert info is not None
+    manager.submit(request("hang", regex="hang", structured=asked), time.monotonic())
+    error = drain(manager, timeout_s=60.0)["hang"].error
+    assert error is not None
+    assert (error.param, error.code) == ("regex", "compile_timeout")
+    assert info.backend == "xgrammar"
+    assert len(manager.sockets()) == 2
 
 
 @pytest.mark.parametrize(("effect", "status"), [("crash", 400), ("eat", 400), ("defect", 500)])

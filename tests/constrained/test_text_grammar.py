@@ -17,6 +17,7 @@ from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Spe
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.text_grammar import GrammarTemplate, TextGrammar
 from radixrt.constrained.vocabulary import Vocabulary, split_utf8
+from radixrt.errors import RequestError
 from tests.constrained.vocabularies import allowed, small_vocabulary, text_of
 
 STRING = Term(json_string(ANY))
@@ -229,6 +230,43 @@ def test_end_tokens_are_allowed_exactly_where_the_text_may_end(
     assert grammar.accept(vocabulary.eos_ids[1])
     assert grammar.is_terminated()
     assert allowed(grammar, vocabulary.vocab_size) == ends
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_own_end_tokens_are_allowed_where_the_models_are(
+    backend: BackendName, load: Loader, vocabulary: Vocabulary
+) -> None:
+    template = load("ending anywhere", backend)
+    own = vocabulary.control_tokens["<file_sep>"]
+    grammar, common = template.new([own, vocabulary.eos_ids[0]]), template.new()
+    ends = {own, *vocabulary.eos_ids}
+    for text, may_end in (("fa", True), (" ", False), ("c", True)):
+        for token in vocabulary.encode(text):
+            assert grammar.accept(token)
+            assert common.accept(token)
+        assert ends & allowed(grammar, vocabulary.vocab_size) == (ends if may_end else set())
+        assert own not in allowed(common, vocabulary.vocab_size)
+        assert grammar.fits(own, 0)
+        if not may_end:
+            assert not grammar.accept(own)
+    assert not common.accept(own)
+    assert grammar.accept(own)
+    assert grammar.is_terminated()
+    grammar.rollback(1)
+    assert not grammar.is_terminated()
+    assert own in allowed(grammar, vocabulary.vocab_size)
+
+
+def test_an_end_token_that_is_text_or_a_token_of_the_constraint_is_refused(
+    backends: Backends, load: Loader, vocabulary: Vocabulary
+) -> None:
+    (brace,) = vocabulary.encode("}")
+    with pytest.raises(RequestError, match=f"{brace} is text") as refused:
+        load("record", "llguidance").new([brace])
+    assert refused.value.param == "stop_token_ids"
+    marked = template(Productions({"start": Seq((Lit("a"), Special("<file_sep>")))}), backends)
+    with pytest.raises(RequestError, match="a token of the constraint"):
+        marked.new([vocabulary.control_tokens["<file_sep>"]])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

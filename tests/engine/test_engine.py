@@ -135,6 +135,17 @@ def test_a_progress_bar_only_when_asked_for(engine: Engine, capfd: pytest.Captur
 # --- the end ---
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_loading_draws_a_bar_on_a_terminal_alone(
+    terminal: bool, tiny_model: Callable[[str], Path], capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with Engine(str(tiny_model("llama")), executor="uni", num_threads=1, kv_cache_tokens=256):
+        pass
+    assert ("Loading weights" in capfd.readouterr().err) == terminal
+
+
 def test_after_close_every_call_says_so(tiny_model: Callable[[str], Path]) -> None:
     with start(tiny_model("llama")) as engine:
         assert engine.pids == {}

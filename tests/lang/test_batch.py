@@ -66,7 +66,9 @@ def test_results_go_to_a_file_and_are_taken_up_again(engine: rt.Engine, tmp_path
     output = tmp_path / "out.jsonl"
     items = [{"question": "a"}, {"question": TOO_LONG}, {"question": "c"}]
     first = ask.batch(items, backend=engine, output=output)
-    assert first[0].state is None
+    assert [one.state for one in first] == [None] * 3
+    assert isinstance(first[1].exception, rt.CallError)
+    assert first[1].exception.state is None
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert sorted(line["index"] for line in lines) == [0, 1, 2]
     by_index = {line["index"]: line for line in lines}

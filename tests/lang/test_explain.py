@@ -90,6 +90,19 @@ def test_it_tells_what_a_run_then_does(engine: rt.Engine) -> None:
     assert len(after) - len(before) - len(chosen) == calls["sure"].length - calls["grade"].length
 
 
+def test_sampling_parameters_as_for_a_run(engine: rt.Engine) -> None:
+    @rt.function(max_tokens=9)
+    def program(s: rt.State) -> None:
+        s += "Go" + rt.gen("a") + " on" + rt.gen("b", max_tokens=3)
+
+    def longest(**options: Any) -> list[int | None]:
+        return [call.max_tokens for call in program.explain(backend=engine, **options).calls]
+
+    assert longest() == [9, 3]
+    assert longest(sampling={"max_tokens": 5}) == [5, 3]
+    assert "temperature" in str(program.explain(backend=engine, sampling={"temperature": -1}))
+
+
 def test_prefixes(engine: rt.Engine) -> None:
     made = judge.explain("The sea is wide.", backend=engine)
     of_all = max((prefix for prefix in made.prefixes if len(prefix.calls) == 4), key=lambda prefix: prefix.length)

@@ -106,6 +106,81 @@ def test_an_error_of_the_function_itself_surfaces_and_aborts_the_rest(engine: rt
     assert_at_rest(engine)
 
 
+class OwnError(Exception):
+    """Has a use of its own for the name."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__(state)
+        self.state = state
+
+
+@pytest.mark.parametrize("way", ["run", "async_run", "async def", "stream", "batch"])
+async def test_what_ends_a_run_carries_its_state(engine: rt.Engine, way: str, tmp_path: Path) -> None:
+    @rt.function(**GREEDY)
+    def program(s: rt.State, wrong: str) -> None:
+        s += "Go" + rt.gen("a")
+        s["a"]
+        if wrong == "own":
+            raise ZeroDivisionError("mine")
+        if wrong == "named":
+            raise OwnError("taken")
+        s += TOO_LONG + rt.gen("b")
+
+    @rt.function(**GREEDY)
+    async def waiting(s: rt.State, wrong: str) -> None:
+        s += "Go" + rt.gen("a")
+        await s.get("a")
+        if wrong == "own":
+            raise ZeroDivisionError("mine")
+        if wrong == "named":
+            raise OwnError("taken")
+        s += TOO_LONG + rt.gen("b")
+
+    async def error_of(wrong: str) -> Any:
+        try:
+            if way == "run":
+                await asyncio.to_thread(program.run, wrong, backend=engine)
+            elif way == "async_run":
+                await program.async_run(wrong, backend=engine)
+            elif way == "async def":
+                await waiting.async_run(wrong, backend=engine)
+            elif way == "stream":
+                async with program.stream(wrong, backend=engine) as stream:
+                    _ = [event async for event in stream]
+            else:
+                (item,) = await program.async_batch([wrong], backend=engine)
+                assert item.state is getattr(item.exception, "state", None) or wrong == "named"
+                if item.exception is not None:
+                    raise item.exception
+        except Exception as error:
+            return error
+
+    for wrong, kind in (("call", rt.CallError), ("own", ZeroDivisionError)):
+        error = await error_of(wrong)
+        assert type(error) is kind
+        assert error.state["a"]
+        assert error.state.usage.calls == (2 if wrong == "call" else 1)
+        assert ("maximum context" if wrong == "call" else "mine") in error.state.report()
+        error.state.save_report(str(tmp_path / "run.html"))
+    assert (await error_of("named")).state == "taken"
+
+
+def test_of_runs_within_a_run_the_outer_one_is_carried_out_of_it(engine: rt.Engine) -> None:
+    @rt.function(**GREEDY)
+    def inner(s: rt.State) -> None:
+        s += TOO_LONG + rt.gen("x")
+
+    @rt.function(**GREEDY)
+    def outer(s: rt.State) -> None:
+        s += "Go" + rt.gen("a")
+        inner.run(backend=engine)
+
+    with pytest.raises(rt.CallError, match="inner") as raised:
+        outer.run(backend=engine)
+    assert raised.value.state is not None
+    assert raised.value.state.log.name == "outer"
+
+
 def test_a_reader_may_come_late(engine: rt.Engine) -> None:
     @rt.function(**GREEDY)
     def program(s: rt.State) -> rt.State:

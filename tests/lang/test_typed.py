@@ -68,6 +68,39 @@ def test_a_value_is_of_its_type(engine: rt.Engine, kind: Any, python: type) -> N
     assert adapter.validate_python(state["value"]) == state["value"]
 
 
+def test_a_stop_string_ends_a_text_that_a_regex_leaves_open(engine: rt.Engine) -> None:
+    newline = engine.tokenize("\n")
+
+    @rt.function(temperature=0, logit_bias=dict.fromkeys(newline, 100.0))
+    def program(s: rt.State) -> None:
+        s += "Number: " + rt.gen("number", regex="[0-9]+", stop="\n", max_tokens=40) + "\nNext"
+
+    state = program.run(backend=engine)
+    meta = state.meta["number"]
+    assert state["number"].isdigit()
+    assert (meta.finish_reason, meta.matched_stop, meta.forced_close) == ("stop", "\n", False)
+    assert state.text() == f"Number: {state['number']}\nNext"
+    with pytest.raises(rt.RequestError, match="leave stop out") as raised:
+        rt.gen("value", int, stop="\n")
+    assert raised.value.param == "stop"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("regex", "(a", "regex: this group is never closed"),
+        ("ebnf", 'start ::= "a', "ebnf"),
+        ("json_schema", {"type": "object", "properties": {"a": {"type": "text"}}}, "malformed at '/properties/a"),
+        ("json_schema", '{"type": ', "not JSON"),
+        ("structural_tag", "[1", "not JSON"),
+    ],
+)
+def test_a_malformed_constraint_is_an_error_where_it_is_written(field: str, value: Any, message: str) -> None:
+    with pytest.raises(rt.RequestError, match=message) as raised:
+        rt.gen("value", **{field: value})
+    assert raised.value.param == field
+
+
 @pytest.mark.parametrize(
     ("constraint", "check"),
     [

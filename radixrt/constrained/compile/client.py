@@ -22,6 +22,7 @@ import msgspec
 
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.protocol import (
+    LOADED,
     LOADING,
     READY,
     CompileJob,
@@ -42,6 +43,8 @@ KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
 MAX_FAILED_STARTS = 3
 START_TIMEOUT_S = 120.0
+FIRST_START_S = 30.0
+"""Longest time of starting the first worker that does not count against the jobs that wait for it."""
 SLICE_AFTER_S = 0.05
 SLICE_S = 0.01
 SLICE_EVERY_S = 0.2
@@ -49,7 +52,7 @@ SLICE_EVERY_S = 0.2
 that compute a step together all wait for the one whose core is taken, so even a small share of a core would slow every
 step down."""
 LIBRARY_S = 30.0
-"""Time that loading a library adds to the deadline of the first job that needs it."""
+"""Longest time of loading a library, which does not count against the job that needs it first."""
 
 
 @dataclass
@@ -57,6 +60,7 @@ class _Job:
     id: int
     constraint: Constraint
     deadline: float
+    timeout_s: float
     thorough: bool
 
 
@@ -68,6 +72,7 @@ class _Worker:
     was_ready: bool = False
     job: _Job | None = None
     busy_since: float = 0.0
+    loading_since: float = 0.0
     stopped: bool = False
     unsent: bytes = b""
     reader: FrameReader = field(default_factory=FrameReader)
@@ -95,6 +100,7 @@ class CompileClient:
         self._decoder = msgspec.msgpack.Decoder(CompileResult)
         self._ended: list[subprocess.Popen[bytes]] = []  # killed and perhaps not gone yet
         self._failed_starts = 0
+        self._was_ready = False
         self.timeouts = 0
 
     def start(self, now: float) -> None:
@@ -109,8 +115,10 @@ class CompileClient:
     def submit(
         self, job_id: int, constraint: Constraint, now: float, timeout_s: float, *, thorough: bool = False
     ) -> None:
-        """Queue a job; `poll` gives its result. Waiting for a worker counts against its time."""
-        self._queue.append(_Job(job_id, constraint, now + timeout_s, thorough))
+        """Queue a job; `poll` gives its result. Waiting for a worker counts against its time, once there has been one
+        that was ready."""
+        deadline = now + timeout_s + (0.0 if self._was_ready else FIRST_START_S)
+        self._queue.append(_Job(job_id, constraint, deadline, timeout_s, thorough))
         self._assign(now)
 
     def cancel(self, job_id: int) -> None:
@@ -209,19 +217,27 @@ class CompileClient:
                 return
             for data in worker.reader.feed(piece):
                 try:
-                    self._take(worker, self._decoder.decode(data))
+                    self._take(worker, self._decoder.decode(data), now)
                 except UNDECODABLE:
                     logger.exception("a compile worker wrote something that is no answer")
                     self._died(worker, now)
                     return
 
-    def _take(self, worker: _Worker, result: CompileResult) -> None:
+    def _take(self, worker: _Worker, result: CompileResult, now: float) -> None:
         if result.id == LOADING:
             if worker.job is not None:
                 worker.job.deadline += LIBRARY_S
+                worker.loading_since = now
+        elif result.id == LOADED:
+            if worker.job is not None:
+                worker.job.deadline += now - worker.loading_since - LIBRARY_S
         elif result.id == READY:
             worker.ready = worker.was_ready = True
             self._failed_starts = 0
+            if not self._was_ready:
+                self._was_ready = True
+                for job in self._queue:
+                    job.deadline = min(job.deadline, now + job.timeout_s)
         elif worker.job is not None and worker.job.id == result.id:
             worker.job = None
             worker.ready = not result.is_last

@@ -31,7 +31,7 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.errors import RadixRTError
+from radixrt.errors import RadixRTError, RequestError
 from radixrt.messages import ConstraintInfo, FinishError, GrammarStats, TokenizedReq
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,10 @@ class GrammarManager:
 
     Args:
         make_vocabulary: loads the model's vocabulary.
-        inline: compile in the calling thread, without processes, threads and disk; so does `worker` None.
-        worker: which vocabulary workers load, and where compiled constraints are kept on disk.
+        inline: compile in the calling thread, without processes, threads and disk. Only a request for xgrammar, whose
+            compiling nothing in this process could end, still gets a worker, started when the first one comes.
+        worker: which vocabulary workers load, and where compiled constraints are kept on disk; None for no workers,
+            whatever is asked for.
         compile_timeout_s: a constraint that takes longer is refused.
         default_timeout_s: deadline of a request that names none.
         cache_bytes: memory for compiled constraints, about.
@@ -103,11 +105,19 @@ class GrammarManager:
         self._load_error: FinishError | None = None
         self._client: CompileClient | None = None
         self._loader: Loader[Backends | GrammarTemplate] | None = None
+        self._inline = inline
+        self._worker = worker
         if not inline and worker is not None:
-            self._client = CompileClient(worker)
-            self._client.start(time.monotonic())
-            self._loader = Loader()
+            self._start(worker)
+
+    def _start(self, worker: WorkerSettings) -> CompileClient:
+        """Start what compiles and loads beside the calling thread."""
+        self._client = CompileClient(worker)
+        self._client.start(time.monotonic())
+        self._loader = Loader()
+        if self._backends is None:
             self._loader.submit("", self._load_backends)
+        return self._client
 
     # --- requests ---
 
@@ -132,12 +142,13 @@ class GrammarManager:
             compilation.waiting.append(waiting)
             return
         compilation = self._compilations[key] = _Compilation(key, constraint, [waiting])
-        if self._client is None:
+        client = self._client_for(constraint)
+        if client is None:
             self._compile_here(compilation, now)
         else:
             self._next_job += 1
             self._jobs[self._next_job] = compilation
-            self._client.submit(self._next_job, constraint, now, self._compile_timeout_s)
+            client.submit(self._next_job, constraint, now, self._compile_timeout_s)
 
     def abort(self, rid: str) -> bool:
         """Forget a request that waits here; False if none of that id does."""
@@ -179,7 +190,8 @@ class GrammarManager:
         return len(self._ready) + sum(len(each.waiting) for each in self._compilations.values())
 
     def sockets(self) -> list[int]:
-        """File descriptors, the same ones for ever, one of which is readable when `poll` may have something."""
+        """File descriptors, one of which is readable when `poll` may have something: the same ones for ever, except
+        with inline=True, where there are none before the first request for xgrammar."""
         descriptors = [] if self._loader is None else [self._loader.fileno()]
         return descriptors if self._client is None else [*descriptors, self._client.fileno()]
 
@@ -199,6 +211,7 @@ class GrammarManager:
 
     def close(self) -> None:
         """End the workers and the thread; requests that wait here are forgotten. A second call does nothing."""
+        self._worker = None
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -216,6 +229,12 @@ class GrammarManager:
             options = msgspec.structs.replace(constraint.options, backend=self._backend)
             constraint = msgspec.structs.replace(constraint, options=options)
         return constraint
+
+    def _client_for(self, constraint: Constraint) -> CompileClient | None:
+        """Who compiles a constraint; None for the calling thread."""
+        if self._worker is None or (self._inline and constraint.options.backend != "xgrammar"):
+            return None
+        return self._client or self._start(self._worker)
 
     def _compile_here(self, compilation: _Compilation, now: float) -> None:
         started = time.monotonic()
@@ -247,7 +266,7 @@ class GrammarManager:
             self._counts.compile_s += compiled.compile_s
 
     def _load(self, compilation: _Compilation, now: float) -> None:
-        """Make the template, here or in the loader's thread; waits for the vocabulary at the start of the engine."""
+        """Make the template, here or in the loader's thread; waits for the vocabulary at the loader's start."""
         compiled, backends = compilation.compiled, self._backends
         assert compiled is not None
         assert self._loader is not None
@@ -274,7 +293,7 @@ class GrammarManager:
                 self._failed(compilation, *refusal(_known(result), compilation.constraint), now)
             return
         if isinstance(result, Backends):
-            self._backends = result
+            self._backends = self._backends or result
         else:
             self._load_error = FinishError(f"constraints cannot be served: {result}", status=501)
         for compilation in [each for each in self._compilations.values() if each.compiled is not None]:
@@ -304,10 +323,15 @@ class GrammarManager:
     ) -> ReadyGrammar:  # fmt: skip
         options = waiting.message.sampling.structured
         try:
-            grammar: Grammar = template.new()
+            stops = waiting.message.sampling.stop_token_ids
+            grammar: Grammar = template.new(stops)
             if options.reasoning_end is not None:
                 marker = marker_of(template.vocabulary, options.reasoning_end)
+                marker.check_stops(stops)
                 grammar = ReasoningGrammar(marker, grammar, options.reasoning_budget)
+        except RequestError as error:
+            refusal = FinishError(error.message, param=error.param, code=error.code, status=error.status)
+            return ReadyGrammar(waiting.message, error=refusal)
         except Exception as error:
             return ReadyGrammar(waiting.message, error=FinishError(str(_known(error)), code="constraint_failed"))
         info = ConstraintInfo(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
-from radixrt.constrained.regex import RegexError, RegexTooComplex, literals, parse_regex
+from radixrt.constrained.regex import RegexTooComplex, literals
+from radixrt.constrained.stops import grammar_with_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constrained.well_formed import read_json, read_regex
 from radixrt.errors import RequestError
 
 
@@ -61,7 +61,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> Meaning:
     limits = Limits() if deadline is None else Limits(seconds=max(deadline - time.monotonic(), 0.001))
     options = constraint.options
     normal = normalize(
-        _parse_json(constraint.source, "json_schema"),
+        read_json(constraint.source, "json_schema"),
         on_unsupported=options.on_unsupported,
         closed=options.closed,
         formats=options.formats,
@@ -72,21 +72,19 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> Meaning:
 
 
 def _regex(constraint: Constraint, deadline: float | None) -> Meaning:
-    try:
-        parsed = parse_regex(constraint.source, search=False)
-    except RegexError as error:
-        raise RequestError(f"regex: {error}", param="regex", code="invalid_regex") from None
-    return Meaning(Productions({"start": Term(parsed)}))
+    regex = read_regex(constraint.source)
+    return Meaning(Productions({"start": Term(regex_with_stops(regex, constraint.stop) if constraint.stop else regex)}))
 
 
 def _ebnf(constraint: Constraint, deadline: float | None) -> Meaning:
     from radixrt.constrained.productions.ebnf import parse_ebnf
 
-    return Meaning(parse_ebnf(constraint.source))
+    productions = parse_ebnf(constraint.source)
+    return Meaning(grammar_with_stops(productions.prune(), constraint.stop) if constraint.stop else productions)
 
 
 def _choices(constraint: Constraint, deadline: float | None) -> Meaning:
-    return Meaning(Productions({"start": Term(literals(_parse_json(constraint.source, "choices")))}))
+    return Meaning(Productions({"start": Term(literals(read_json(constraint.source, "choices")))}))
 
 
 def _structural_tag(constraint: Constraint, deadline: float | None) -> Meaning:
@@ -103,12 +101,3 @@ _READERS: dict[str, Callable[[Constraint, float | None], Meaning]] = {
     "choices": _choices,
     "structural_tag": _structural_tag,
 }
-
-
-def _parse_json(text: str, param: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise RequestError(f"{param} is nested too deeply", param=param, code="too_complex") from None
-    except ValueError as error:
-        raise RequestError(f"{param} is not JSON: {error}", param=param, code="invalid_json") from None

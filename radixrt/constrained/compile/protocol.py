@@ -32,6 +32,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
 
 READY: Final = -1
 LOADING: Final = -2
+LOADED: Final = -3
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +52,8 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a job; exactly one of compiled and error is set.
 
     Attributes:
-        id: of the job; READY announces that the worker is ready, LOADING that it loads a library for its present job.
+        id: of the job; READY announces that the worker is ready, LOADING and LOADED that it begins and ends to load a
+            library for its present job.
         keyword: what a refused constraint was refused for, for the metrics.
         from_disk: it had been compiled before.
         is_last: the worker ends now and takes no further job.

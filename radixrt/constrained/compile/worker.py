@@ -25,6 +25,7 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, refusal
 from radixrt.constrained.compile.disk_cache import CompileCache
 from radixrt.constrained.compile.protocol import (
+    LOADED,
     LOADING,
     READY,
     CompileJob,
@@ -90,7 +91,7 @@ class CompileWorker:
     def __init__(self, settings: WorkerSettings, out: int) -> None:
         vocabulary = Vocabulary.from_folder(settings.tokenizer, settings.vocab_size, settings.eos_ids)
         self._backends = Backends(
-            vocabulary, can_be_killed=True, before_import=self._announce_import, after_import=limit_memory
+            vocabulary, can_be_killed=True, before_import=self._announce_import, after_import=self._announce_imported
         )
         self._cache: CompileCache | None = None
         if settings.cache_folder is not None:
@@ -145,6 +146,10 @@ class CompileWorker:
     def _announce_import(self) -> None:
         self._write(CompileResult(LOADING))
         unlimit_memory()
+
+    def _announce_imported(self) -> None:
+        limit_memory()
+        self._write(CompileResult(LOADED))
 
     def _write(self, result: CompileResult) -> None:
         data = frame(msgspec.msgpack.encode(result))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import json
 import select
 import time
 from typing import Any
@@ -24,6 +23,7 @@ from radixrt.constrained.options import as_structured_options
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.schema import SchemaRefused, Unsupported, normalize
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constrained.well_formed import read_json
 from radixrt.errors import RequestError
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.source import prepare_model
@@ -144,7 +144,7 @@ def _look_at_schema(constraint: Constraint) -> dict[str, Any]:
     options = constraint.options
     try:
         schema = normalize(
-            _parsed(constraint.source),
+            read_json(constraint.source, "json_schema"),
             on_unsupported=options.on_unsupported, closed=options.closed, formats=options.formats,
         )  # fmt: skip
     except (SchemaRefused, Unsupported) as error:
@@ -157,12 +157,3 @@ def _look_at_schema(constraint: Constraint) -> dict[str, Any]:
         "annotations": [Finding(pointer, keyword) for pointer, keyword in schema.annotations],
         "_schema": schema,
     }
-
-
-def _parsed(source: str) -> Any:
-    try:
-        return json.loads(source)
-    except RecursionError:
-        raise RequestError("json_schema is nested too deeply", param="json_schema") from None
-    except ValueError as error:
-        raise RequestError(f"json_schema is not JSON: {error}", param="json_schema") from None

@@ -18,7 +18,7 @@ from radixrt.constrained.schema.dialects import (
     SCHEMA_OR_LIST,
     UNSTATED,
 )
-from radixrt.constrained.schema.errors import Unsupported
+from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.limits import Limits
 from radixrt.constrained.schema.resources import Located, Resource, escape
 from radixrt.constrained.schema.walk import Index, join_uri
@@ -33,7 +33,7 @@ class Document:
     """One schema document.
 
     Args:
-        schema: the parsed schema, a dict or a bool; it must not change while this lives.
+        schema: the parsed schema; it must not change while this lives.
         limits: bounds on depth and on the number of subschemas.
 
     Raises:
@@ -42,6 +42,8 @@ class Document:
     """
 
     def __init__(self, schema: Any, limits: Limits) -> None:
+        if not isinstance(schema, dict | bool):
+            raise MalformedSchema("", f"a schema is an object, true or false, not {shown(schema)}")
         self._index = Index(limits)
         self._located: dict[object, Located] = {}
         self._synthetic = Resource("", True, UNSTATED, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -48,6 +48,9 @@ class Graph:
         closed: objects that do not say anything about further members have none.
         ignored: keywords (pointer of their schema, name) that are left out.
 
+    Attributes:
+        unwritable: values that no UTF-8 text can hold, by `values.key`, with the pointer and keyword that list them.
+
     Raises:
         MalformedSchema, Unsupported: see `Document`.
     """
@@ -71,6 +74,7 @@ class Graph:
         self.refusals: list[Unsupported] = []
         self.nodes: list[Node] = []
         self.denials = 0
+        self.unwritable: dict[Hashable, tuple[str, str]] = {}
         self.hints = Hints(self)
         self._nodes: dict[frozenset[Formula], Node] = {}
         self._formulas: dict[tuple[Located, bool], Formulas] = {}

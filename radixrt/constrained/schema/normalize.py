@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.schema.admits import admits
-from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
+from radixrt.constrained.schema.errors import EmptySchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.graph import Formats, Graph
 from radixrt.constrained.schema.limits import Budget, Limits, over_limit
 from radixrt.constrained.schema.to_productions import Writer
 from radixrt.constrained.schema.to_schema import SchemaWriter
-from radixrt.errors import RequestError, shown
+from radixrt.errors import RequestError
 
 MOST_PASSES = 20
 """Times that a schema is worked out again without what was refused, to find more or to do without."""
@@ -88,8 +88,6 @@ def normalize(
         SchemaRefused: keywords of it cannot be enforced; has them all.
         EmptySchema: no value satisfies it.
     """
-    if not isinstance(schema, dict | bool):
-        raise MalformedSchema("", f"a schema is an object, true or false, not {shown(schema)}")
     limits = limits or Limits()
     deadline = time.monotonic() + limits.seconds
     refusals: dict[tuple[str, str], Unsupported] = {}

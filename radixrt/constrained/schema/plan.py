@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from radixrt.constrained.schema.key_classes import KeyClass, in_keys, key_classe
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.strings import Source
 from radixrt.constrained.schema.text import check_text
+from radixrt.constrained.schema.values import key, text_of
 
 if TYPE_CHECKING:
     from radixrt.constrained.schema.graph import Graph
@@ -130,7 +131,8 @@ def plan_node(graph: Graph, node: Node) -> Plan:
         return plan
     for value in expansion.values.values():
         (plan.words if type(value) is str else plan.values).append(value)
-    check_text("".join(plan.words), node.pointer, "enum")
+    if graph.unwritable:
+        _check_written(graph, [*plan.words, *plan.values], node)
     plan.null = expansion.null
     plan.booleans = tuple(sorted(expansion.booleans, reverse=True))
     plan.strings = _live(node, "pattern", [strings.language for strings in expansion.strings])
@@ -147,6 +149,13 @@ def plan_node(graph: Graph, node: Node) -> Plan:
     except RegexTooComplex as error:
         raise over_limit(node.pointer, "patternProperties", f"it is too complex ({error})") from None
     return plan
+
+
+def _check_written(graph: Graph, values: Iterable[Any], node: Node) -> None:
+    """Raises Unsupported for a value that no UTF-8 text can hold, naming the keyword that lists it."""
+    for value in values:
+        pointer, keyword = graph.unwritable.get(key(value), (node.pointer, "enum"))
+        check_text(text_of(value), pointer, keyword)
 
 
 def _numbers(node: Node, expansion: Expansion) -> list[Regex]:

@@ -15,6 +15,7 @@ from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.numbers import is_multiple
 from radixrt.constrained.schema.resources import Located
 from radixrt.constrained.schema.strings import StringTest
+from radixrt.constrained.schema.text import is_utf8
 from radixrt.constrained.schema.values import (
     BOOLEAN,
     NULL,
@@ -80,11 +81,15 @@ class EnumAssertion(Assertion):
         if len(values) > limit:
             raise over_limit(located.pointer, keyword, f"it has {len(values)} values, and at most {limit} are taken")
         try:
-            text_of(values)
+            text = text_of(values)
             self.keys = {key(value): value for value in values}
         except (AttributeError, RecursionError, TypeError, ValueError):
             problem = "a value is not JSON, is nested too deeply, or is a number of thousands of digits"
             raise MalformedSchema(f"{located.pointer}/{keyword}", problem) from None
+        if not is_utf8(text):
+            for name, value in self.keys.items():
+                if not is_utf8(text_of(value)):
+                    graph.unwritable.setdefault(name, (located.pointer, keyword))
         self.values = list(self.keys.values())
         self.accepts = 0
         for value in self.values:

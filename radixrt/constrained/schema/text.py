@@ -93,9 +93,16 @@ def repeated(item: Expr, low: int, high: int | None) -> Expr:
 
 def check_text(text: str, pointer: str, keyword: str) -> None:
     """Raises Unsupported if the text has a lone surrogate, which no UTF-8 text can have."""
+    if not is_utf8(text):
+        reason = "it has half of a surrogate pair, which is not a character"
+        raise Unsupported(pointer, keyword, reason, "Write the whole pair, or leave it out.")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can write it, that is, whether it has no lone surrogate."""
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            reason = "it has half of a surrogate pair, which is not a character"
-            raise Unsupported(pointer, keyword, reason, "Write the whole pair, or leave it out.") from None
+            return False
+    return True

@@ -6,8 +6,6 @@ that is used once is written where it is used, so that fixed text is not torn ap
 
 from __future__ import annotations
 
-from typing import Any
-
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.array_text import ArrayText
@@ -17,7 +15,7 @@ from radixrt.constrained.schema.graph import Graph
 from radixrt.constrained.schema.inhabit import conflict, inhabited, is_exact, strip
 from radixrt.constrained.schema.object_text import ObjectText
 from radixrt.constrained.schema.plan import Plan, plan_node
-from radixrt.constrained.schema.text import TextStyle, check_text
+from radixrt.constrained.schema.text import TextStyle
 from radixrt.constrained.schema.values import text_of
 from radixrt.errors import shown
 
@@ -156,7 +154,7 @@ class Writer:
             options.append(Term(literals([text_of(word) for word in plan.words])))
         else:
             options.extend(Lit(text_of(word)) for word in plan.words)
-        options.extend(self._listed(node, value) for value in plan.values)
+        options.extend(self._style.value(value) for value in plan.values)
         if plan.strings is not None:
             options.append(Term(json_string(plan.strings)))
         options.extend(Term(numbers) for numbers in plan.numbers)
@@ -164,11 +162,6 @@ class Writer:
         if plan.null:
             options.append(Lit("null"))
         return alt(*options) if options else NOTHING
-
-    def _listed(self, node: Node, value: Any) -> Expr:
-        if isinstance(value, list | dict):
-            check_text(text_of(value), node.pointer, "enum")
-        return self._style.value(value)
 
     def _new_rule(self, expr: Expr | None) -> Ref:
         """A rule of an expression; of None, a rule whose expression is still to be set."""

@@ -27,6 +27,16 @@ function svg(tag, attributes, text) {
 const count = (n) => n.toLocaleString("en-US");
 const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : noun.endsWith("h") ? "es" : "s"}`;
+const isWide = (char) => /[\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60\ud83c-\ud83e]/.test(char);
+// How many characters of a text have room in so many pixels of the timeline's labels.
+const charsWithin = (text, pixels) => {
+  let most = 0;
+  for (let used = 0; most <= text.length; most++) {
+    used += isWide(text[most] ?? "") ? 12 : 6.4;
+    if (used > pixels) break;
+  }
+  return most;
+};
 const oneLine = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text).replace(/\s*\n\s*/g, " ⏎ ");
 
 function time(seconds) {
@@ -215,7 +225,7 @@ function drawRow(chart, plot, row, x, width) {
   const indent = Math.min(branch.depth, 6) * 12;
   if (row.first && labelled) {
     const words = branch.depth === 0 ? run.name : branch.key || branch.id;
-    const text = oneLine(words, Math.floor((GUTTER - indent - 12) / 6.4));
+    const text = oneLine(words, charsWithin(words, GUTTER - indent - 12));
     chart.append(svg("text", { class: branch.error === null ? "own" : "own bad", x: indent, y: y + height / 2 + 4 }, text));
   } else if (row.first && siblings[0] === branch) { // rows too thin for names: one bracket around the fork
     const end = siblings.lastRow.y + siblings.lastRow.height;

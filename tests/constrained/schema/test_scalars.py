@@ -181,6 +181,31 @@ def test_text_without_a_meaning_in_utf8_is_refused() -> None:
             normalize(schema)
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"const": "\ud800"}, ("", "const")),
+        ({"enum": ["a", "\ud800"]}, ("", "enum")),
+        ({"type": "array", "items": {"const": {"x": ["\udc00"]}}}, ("/items", "const")),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"const": 1}, {"const": "\ud800"}]}}},
+            ("/$defs/a/anyOf/1", "const"),
+        ),
+    ],
+)
+def test_a_value_without_a_meaning_in_utf8_is_refused_where_it_is_listed(schema: Any, place: tuple[str, str]) -> None:
+    with pytest.raises(SchemaRefused, match="surrogate") as refused:
+        normalize(schema)
+    assert [(one.pointer, one.keyword) for one in refused.value.errors] == [place]
+    ignored = normalize(schema, on_unsupported="ignore").ignored
+    assert [(one.pointer, one.keyword) for one in ignored] == [place]
+
+
+def test_a_value_without_a_meaning_in_utf8_does_not_matter_where_it_cannot_be_written() -> None:
+    judge = TextJudge(normalize({"type": "integer", "enum": [1, "\ud800"], "not": {"const": "\udc00"}}))
+    assert judge.accepts_text("1")
+
+
 def test_long_lists_of_values() -> None:
     words = [f"value {number}" for number in range(5000)]
     judge = TextJudge(normalize({"enum": words}))
