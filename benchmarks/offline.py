@@ -65,7 +65,7 @@ PEER_STARTUP_S = {"qwen3-0.6b": (45, 6.5), "llama-3.1-8b": (39, 6.5)}
 
 CUDA_OPTIONS: dict[str, Any] = {
     "max_running_requests": 512,
-    "chunked_prefill_size": 8192,
+    "chunked_prefill_size": 16_384,
     "context_length": 16_384,
 }
 """Of the shapes that are meant for a GPU, unless --set says otherwise."""

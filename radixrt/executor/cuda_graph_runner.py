@@ -158,6 +158,11 @@ class CudaGraphRunner:
         self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, ends, temperature, uniforms)
         return StagedStep(captured, len(seq_lens))
 
+    def logits_for(self, rows: int) -> torch.Tensor | None:
+        """float32 [rows, vocab], where a step that is not captured may leave its logits too: steps run in order, and
+        each is sampled before the next one begins. None for more rows than there is room for."""
+        return self._logits[:rows] if rows <= len(self._logits) else None
+
     def forward(self, step: StagedStep) -> torch.Tensor:
         """float32 [B, vocab], overwritten by the next step."""
         step.captured.forward.replay()

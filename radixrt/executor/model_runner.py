@@ -151,6 +151,7 @@ class ModelRunner:
             self.init_memory_pool()
             self.init_attention_backend()
             self.init_cuda_graphs()
+            self.warm_up()
 
     def load_model(self) -> None:
         c = self._config
@@ -165,7 +166,7 @@ class ModelRunner:
             return TorchOps()
         if self.device.type == "cuda":
             try:
-                return CudaOps()
+                return CudaOps(early=True)
             except ImportError:
                 return TorchOps()
         try:
@@ -217,8 +218,7 @@ class ModelRunner:
         torch.cuda.reset_peak_memory_stats(self.device)
         started = time.perf_counter()
         for step in steps:
-            batch = self.prepare(step)
-            self.sample(self.forward(batch), batch, step, None)
+            self._run_once(step)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
         logger.info(
@@ -228,6 +228,10 @@ class ModelRunner:
         del self._kv_cache, self.batches, self._attention
         torch.cuda.empty_cache()
         return peak
+
+    def _run_once(self, step: ForwardStep) -> None:
+        batch = self.prepare(step)
+        self.sample(self.forward(batch), batch, step, None)
 
     def init_attention_backend(self) -> None:
         c = self._config
@@ -251,6 +255,18 @@ class ModelRunner:
         )  # fmt: skip
         while self._config.cuda_graph == "start" and self._graphs.capture_next():
             pass
+
+    def warm_up(self) -> None:
+        """Fill the allocator with blocks for the largest step: asking the driver for memory waits for the device.
+
+        The steps write rows and slots that nobody holds yet.
+        """
+        if self.device.type != "cuda":
+            return
+        c = self._config
+        tokens = min(c.max_step_tokens, self.max_total_num_tokens, c.max_running_requests * c.context_length)
+        self._run_once(largest_step(c.max_running_requests, tokens, c.context_length))
+        torch.cuda.synchronize(self.device)
 
     def idle_work(self) -> bool:
         """Something useful while there is no step: one graph more. False if there is nothing left.
@@ -287,7 +303,10 @@ class ModelRunner:
         self._attention.prepare(batch)
         hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
         last = hidden if batch.mode is ForwardMode.DECODE else hidden[batch.logits_index]
-        logits = self._model.compute_logits(last) if last.shape[0] else hidden.new_empty(0, self.vocab_size)
+        if not last.shape[0]:
+            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
+        place = None if self._graphs is None else self._graphs.logits_for(last.shape[0])
+        logits = self._model.compute_logits(last, place)
         return LogitsProcessorOutput(logits, hidden)
 
     def sample(

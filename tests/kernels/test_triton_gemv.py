@@ -118,7 +118,8 @@ def test_large_gates_do_not_overflow(triton_device: str) -> None:
         (5, 1024, 2048, False),
         (2, 4096, 14336, True),
         (3, 4096, 14336, False),
-        (1, 28672, 4096, False),
+        (1, 28672, 4096, True),
+        (4, 4096, 1024, False),
         (1, 128256, 4096, False),
     ],
 )
