@@ -131,7 +131,7 @@ def test_rows_with_broken_logits_end_alone(tiny_model: Callable[[str], Path], mo
     bench = Bench(tiny_model("llama"), kv_cache_tokens=512, max_inflight_steps=1)
     compute = bench.runner._model.compute_logits
 
-    def poisoned(hidden: Any) -> Any:
+    def poisoned(hidden: Any, out: Any = None) -> Any:
         logits = compute(hidden)
         logits[0] = float("nan")
         return logits
