@@ -41,11 +41,10 @@ def test_greedy_text_equals_the_cpus() -> None:
     assert same >= len(PROMPTS) - 1, (half, expected)  # rounding may turn one close choice
 
 
-def test_graphs_overlap_and_float8_keys_keep_the_answer() -> None:
-    for options in (
-        {"cuda_graph": "off"},
-        {"max_inflight_steps": 1},
-        {"kv_cache_dtype": "fp8_e4m3"},
-        {"page_size": 16},
-    ):
-        assert "Paris" in answers(device="cuda", dtype="bfloat16", **options)[0], options
+@pytest.mark.parametrize(
+    "options",
+    [{"cuda_graph": "off"}, {"max_inflight_steps": 1}, {"page_size": 16}, {"kv_cache_dtype": "fp8_e4m3"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_however_it_is_computed_the_answer_stays(options: dict[str, Any]) -> None:
+    assert "Paris" in answers(device="cuda", dtype="bfloat16", **options)[0]
