@@ -278,7 +278,7 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_along(hostile: MakeManag
     manager.submit(request("first", choices=["warm", "up"]), time.monotonic())
     drain(manager)
     assert manager._client is not None
-    (victim,) = manager._client.pids
+    victim = manager._client.pids[0]
     manager.submit(request("bomb", regex="hang"), time.monotonic())
     manager.submit(request("next", choices=["a", "b"]), time.monotonic())
     os.kill(victim, signal.SIGKILL)
@@ -288,12 +288,25 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_along(hostile: MakeManag
     assert victim not in manager._client.pids
 
 
+def test_a_second_worker_is_started_while_nobody_needs_the_cores(hostile: MakeManager) -> None:
+    """Its start takes a second of a core, which requests beside the first slow constraint would pay for."""
+    manager = hostile()
+    deadline = time.monotonic() + 60
+    while manager.poll(time.monotonic(), crowded=True) or not any(w.ready for w in manager._client._workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    manager.poll(time.monotonic(), crowded=True)
+    assert len(manager._client.pids) == 1
+    manager.poll(time.monotonic())
+    assert len(manager._client.pids) == 2
+
+
 def test_a_slow_compilation_makes_way_for_running_requests(hostile: MakeManager) -> None:
     manager = hostile(compile_timeout_s=5.0)
     manager.submit(request("first", choices=["warm", "up"]), time.monotonic())
     drain(manager)
     assert manager._client is not None
-    (pid,) = manager._client.pids
+    pid = manager._client.pids[0]
 
     def is_stopped() -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -141,6 +141,7 @@ class CompileClient:
                 self._receive(worker, now)
         self._end_late_jobs(now)
         self._assign(now)
+        self._keep_a_spare(now, crowded=crowded)
         for worker in self._workers:
             self._slice(worker, now, crowded=crowded)
         self._ended = [process for process in self._ended if process.poll() is None]
@@ -174,6 +175,11 @@ class CompileClient:
         starting = any(not w.ready for w in self._workers)
         stuck = all(w.job is not None and now - w.busy_since >= SLOW_JOB_S for w in self._workers)
         if not starting and stuck and len(self._workers) < MAX_WORKERS:
+            self._spawn(now)
+
+    def _keep_a_spare(self, now: float, *, crowded: bool) -> None:
+        """Start the second worker while nobody needs the cores: a start takes a second or two of one."""
+        if not crowded and self._workers and all(w.ready for w in self._workers) and len(self._workers) < MAX_WORKERS:
             self._spawn(now)
 
     def _spawn(self, now: float) -> None:
