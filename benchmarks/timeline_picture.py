@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from xml.sax.saxutils import escape
 
-from benchmarks.timeline import Step, busy_share, decode_pairs, gaps_us
+from benchmarks.step_times import Step, busy_share, decode_pairs, gaps_us
 
 WIDTH = 960
 LEFT, RIGHT = 84.0, 944.0

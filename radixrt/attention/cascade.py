@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from radixrt.messages import I32, Int32Array, unpack_i32
-
-if TYPE_CHECKING:
-    from radixrt.attention.base import AttentionLayer
 
 START, LENGTH, FIRST, COUNT = range(4)
 """Columns of `SharedGroups.segments`."""
@@ -50,12 +45,3 @@ class SharedGroups:
         ends = np.zeros(num_rows, I32)
         np.maximum.at(ends, members, np.repeat(start + length, count))
         return ends
-
-
-def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:
-    """Keys and values of one token in one layer whose rows can share; 0 if none can.
-
-    With a sliding window they cannot: it may end within a shared part, at another place for each row.
-    """
-    sizes = [2 * x.num_kv_heads * x.head_dim * element_bytes for x in layers if x.sliding_window is None]
-    return max(sizes, default=0)

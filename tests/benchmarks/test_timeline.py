@@ -8,18 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.timeline import (
-    Step,
-    busy_share,
-    choose,
-    decode_pairs,
-    decode_rows,
-    gaps_us,
-    main,
-    read_trace,
-    stretch_row,
-    stretches,
-)
+from benchmarks.step_times import Step, busy_share, decode_pairs, gaps_us, read_trace, stretches
+from benchmarks.timeline import choose, decode_rows, main, stretch_row
 from benchmarks.timeline_picture import draw
 
 
