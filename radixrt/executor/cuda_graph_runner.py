@@ -117,10 +117,6 @@ class CudaGraphRunner:
         self._logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
         self._workspace = sampler.workspace(max_rows)
 
-    @property
-    def num_captured(self) -> int:
-        return len(self._captured)
-
     def capture_next(self) -> bool:
         """Capture one bucket more, first those that steps have asked for, then small ones; False if none is left.
 

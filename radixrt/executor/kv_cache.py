@@ -36,14 +36,6 @@ class KVCache:
         self.page_size = page_size
         self.dtype = dtype
 
-    def store(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write keys and values [T, num_kv_heads, head_dim] at slots (int64 [T]), in the pool's dtype."""
-        for pool, new in ((self.k[layer_id], k), (self.v[layer_id], v)):
-            if pool.dtype.itemsize == 1:  # torch indexes bytes, but not float8
-                pool.view(torch.uint8).index_copy_(0, slots, new.to(pool.dtype).view(torch.uint8))
-            else:
-                pool.index_copy_(0, slots, new.to(pool.dtype))
-
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
     return sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in layers)

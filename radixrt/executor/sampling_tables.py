@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.executor.upload import layout, pack, view
 from radixrt.messages import Int32Array, SamplingRow, unpack_i32
 
 DRAW = 1
@@ -49,18 +50,11 @@ def upload_together(arrays: Sequence[npt.NDArray[Any]], device: torch.device) ->
     """
     if device.type == "cpu":
         return [torch.from_numpy(np.require(array, requirements="W")) for array in arrays]
-    ends = np.cumsum([-(-array.nbytes // 16) * 16 for array in arrays]).tolist()
-    staged = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
-    host, places = staged.numpy(), []
-    for array, start in zip(arrays, [0, *ends], strict=False):
-        place = slice(start, start + array.nbytes)
-        host[place] = array.reshape(-1).view(np.uint8)
-        places.append(place)
+    offsets, size = layout(arrays)
+    staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    pack(staged, arrays, offsets)
     there = staged.to(device, non_blocking=True)
-    return [
-        there[place].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).view(array.shape)
-        for array, place in zip(arrays, places, strict=True)
-    ]
+    return [view(there, offset, array) for offset, array in zip(offsets, arrays, strict=True)]
 
 
 class SamplingTables:

@@ -62,9 +62,7 @@ class Uploader:
         """Copy the arrays to their byte offsets within a uint8 tensor on the CUDA device; gaps get anything."""
         assert self._ring is not None
         host = self._ring.take(target.numel())
-        packed = host.numpy()
-        for array, offset in zip(arrays, offsets, strict=True):
-            packed[offset : offset + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+        pack(host, arrays, offsets)
         target.copy_(host, non_blocking=True)
         self._ring.enqueued()
 
@@ -76,6 +74,13 @@ def layout(arrays: Sequence[npt.NDArray[Any]]) -> tuple[list[int], int]:
         offsets.append(size)
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     return offsets, size
+
+
+def pack(target: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], offsets: Sequence[int]) -> None:
+    """Write the arrays at their byte offsets into a uint8 tensor in host memory; gaps are left alone."""
+    packed = target.numpy()
+    for array, offset in zip(arrays, offsets, strict=True):
+        packed[offset : offset + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
 
 
 def view(packed: torch.Tensor, offset: int, like: npt.NDArray[Any]) -> torch.Tensor:
