@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from radixrt.kernels.triton.fp8 import clamp_to_fp8
+
 HEADS = 8
 """Most heads of one program. A token of 32 + 2 * 8 heads is 6 programs: enough for one token, few enough for 8192."""
 
@@ -14,17 +16,13 @@ ELEMENTS_PER_WARP = 256
 """Of half the heads: 16 bytes of bfloat16 for each thread in each half."""
 
 MAX_HEAD_DIM = 512
-FP8_MAX = tl.constexpr(448.0)
-"""The largest float8_e4m3fn; what is larger in size is stored as this, for it has no infinity."""
-
 POOL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 
 
 @triton.jit
 def _store_halves(target, low, high, HALF: tl.constexpr, inside, CLAMP: tl.constexpr):
-    if CLAMP:  # by comparisons, which leave NaN alone
-        low = tl.where(low > FP8_MAX, FP8_MAX, tl.where(low < -FP8_MAX, -FP8_MAX, low))
-        high = tl.where(high > FP8_MAX, FP8_MAX, tl.where(high < -FP8_MAX, -FP8_MAX, high))
+    if CLAMP:
+        low, high = clamp_to_fp8(low), clamp_to_fp8(high)
     tl.store(target, low.to(target.dtype.element_ty), mask=inside)
     tl.store(target + HALF, high.to(target.dtype.element_ty), mask=inside)
 

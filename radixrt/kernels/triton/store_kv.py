@@ -6,8 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-FP8_MAX = tl.constexpr(448.0)
-"""The largest float8_e4m3fn, which has no infinity."""
+from radixrt.kernels.triton.fp8 import clamp_to_fp8
 
 
 @triton.jit
@@ -21,9 +20,8 @@ def _store_kv_kernel(
     target = tl.load(slots + token).to(tl.int64) * pool_stride + at
     key = tl.load(k + token * k_stride + at, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(v + token * v_stride + at, mask=inside, other=0.0).to(tl.float32)
-    if CLAMP:  # by comparisons, which leave NaN alone
-        key = tl.where(key > FP8_MAX, FP8_MAX, tl.where(key < -FP8_MAX, -FP8_MAX, key))
-        value = tl.where(value > FP8_MAX, FP8_MAX, tl.where(value < -FP8_MAX, -FP8_MAX, value))
+    if CLAMP:
+        key, value = clamp_to_fp8(key), clamp_to_fp8(value)
     tl.store(k_pool + target, key.to(k_pool.dtype.element_ty), mask=inside)
     tl.store(v_pool + target, value.to(v_pool.dtype.element_ty), mask=inside)
 

@@ -1,0 +1,15 @@
+"""What kernels that write float8 have in common."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+FP8_MAX = tl.constexpr(448.0)
+"""The largest float8_e4m3fn; what is larger in size is stored as this, for it has no infinity."""
+
+
+@triton.jit
+def clamp_to_fp8(x):
+    # By comparisons, which leave NaN alone.
+    return tl.where(x > FP8_MAX, FP8_MAX, tl.where(x < -FP8_MAX, -FP8_MAX, x))
