@@ -21,10 +21,10 @@ import torch
 from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cascade_plan import plan_cascade
-from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
-from radixrt.executor.kv_cache import KVCache
+from radixrt.attention.kv_cache import KVCache
+from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.batch.shared_groups import SharedGroups
 
 SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "smollm2": (9, 3, 64)}
 """Query heads, kv heads, head dim."""

@@ -13,9 +13,9 @@ from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.flashinfer import FlashInferBackend
+from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.executor.kv_cache import KVCache
+from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.messages import ForwardStep, RowWrite, pack_i32
 
 SHAPES = {"Qwen3-0.6B": (16, 8, 128), "Llama-3.1-8B": (32, 8, 128)}

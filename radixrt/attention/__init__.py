@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
-    from radixrt.executor.kv_cache import KVCache
+    from radixrt.attention.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.attention.cascade import COUNT, FIRST, LENGTH, START, SharedGroups
+from radixrt.batch.shared_groups import COUNT, FIRST, LENGTH, START, SharedGroups
 from radixrt.messages import I32, Int32Array
 
 SPLIT_STEP = 64

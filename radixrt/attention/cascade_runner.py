@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cascade_plan import TILES, CascadeLimits, CascadePlan, Tile, plan_cascade
+from radixrt.batch.shared_groups import SharedGroups
 from radixrt.messages import Int32Array
 
 PARTIALS_PER_ROW = 6

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cpu_plan import TASK_ROWS, StepPlan, plan_step
-from radixrt.executor.forward_batch import ForwardBatch
-from radixrt.executor.kv_cache import KVCache
+from radixrt.attention.kv_cache import KVCache
+from radixrt.batch.forward_batch import ForwardBatch
+from radixrt.batch.shared_groups import SharedGroups
 from radixrt.kernels.build import load_kernels
 
 MAX_DOT_ROWS = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.attention.cascade import FIRST, SharedGroups
+from radixrt.batch.shared_groups import FIRST, SharedGroups
 from radixrt.messages import Int32Array
 
 TASK_ROWS = 192

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cascade_plan import CascadePlan, Tile
 from radixrt.attention.cascade_runner import CascadeRunner, PlacedPlan
 from radixrt.attention.extend_parts import split_extend
@@ -28,9 +27,10 @@ from radixrt.attention.flashinfer_plans import (
     last_page_lens,
     num_pages,
 )
-from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
-from radixrt.executor.kv_cache import KVCache
-from radixrt.executor.upload import Uploader
+from radixrt.attention.kv_cache import KVCache
+from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.batch.shared_groups import SharedGroups
+from radixrt.batch.upload import Uploader
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages import Int32Array

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cascade import SharedGroups
-from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
-from radixrt.executor.kv_cache import KVCache
+from radixrt.attention.kv_cache import KVCache
+from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.batch.shared_groups import SharedGroups
 
 
 class TorchNativeBackend(AttentionBackend):

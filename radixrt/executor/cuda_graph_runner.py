@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cascade_plan import Tile
 from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
-from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.batch.shared_groups import SharedGroups
+from radixrt.batch.upload import Uploader, layout, view
 from radixrt.executor.graph_buckets import bucket_for, graph_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.executor.sampler import Sampler, SampleResult
-from radixrt.executor.upload import Uploader, layout, view
 from radixrt.messages import Int32Array
 from radixrt.models.registry import Model
 

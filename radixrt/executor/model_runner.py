@@ -17,11 +17,11 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
-from radixrt.attention.cascade import SharedGroups
+from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, size_pool
+from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.batch.shared_groups import SharedGroups
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
-from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
-from radixrt.executor.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, size_pool
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from radixrt.attention.extend_parts import MIN_FRESH_TOKENS, MIN_SINGLE_ROWS
-from radixrt.executor.forward_batch import ForwardMode
+from radixrt.batch.forward_batch import ForwardMode
 from radixrt.messages import ForwardStep, Int32Array, pack_i32
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.executor.upload import layout, pack, view
+from radixrt.batch.upload import layout, pack, view
 from radixrt.messages import Int32Array, SamplingRow, unpack_i32
 
 DRAW = 1

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
-from radixrt.executor.forward_batch import ForwardMode
+from radixrt.batch.forward_batch import ForwardMode
 from radixrt.messages import ForwardStep
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from radixrt.batch.forward_batch import ForwardBatch
 from radixrt.channel import Outbox
-from radixrt.executor.forward_batch import ForwardBatch
 from radixrt.executor.model_runner import LogitsProcessorOutput, ModelRunner, SampledStep
 from radixrt.executor.step_trace import StepTimes, StepTrace
 from radixrt.messages import (

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.executor.forward_batch import ForwardBatch
+from radixrt.batch.forward_batch import ForwardBatch
 from radixrt.layers.embedding import embed_parallel
 from radixrt.layers.linear import Linear, meta_parameter, row_parallel
 from radixrt.layers.lm_head import LMHead

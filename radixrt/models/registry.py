@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
-    from radixrt.executor.forward_batch import ForwardBatch
+    from radixrt.batch.forward_batch import ForwardBatch
 
 DECODER = "radixrt.models.decoder:Decoder"
 TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"

@@ -12,7 +12,7 @@ from radixrt.scheduler.sharing import NOTHING, SharedColumns
 
 EXTEND = 1
 DECODE = 2
-"""Values of `radixrt.executor.forward_batch.ForwardMode`, which lives beside torch and so cannot be imported here."""
+"""Values of `radixrt.batch.forward_batch.ForwardMode`, which lives beside torch and so cannot be imported here."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixrt.attention.cascade import SharedGroups
+from radixrt.batch.shared_groups import SharedGroups
 
 
 @dataclass(frozen=True)

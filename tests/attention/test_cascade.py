@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from radixrt.attention.base import AttentionLayer
-from radixrt.attention.cascade import SharedGroups
-from radixrt.executor.kv_cache import kv_layer_bytes
+from radixrt.attention.kv_cache import kv_layer_bytes
+from radixrt.batch.shared_groups import SharedGroups
 from radixrt.messages import pack_i32
 
 

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cascade_plan import CascadeLimits, CascadePlan, Tile, plan_cascade
+from radixrt.batch.shared_groups import SharedGroups
 from tests.attention.shared_batches import random_tree
 
 

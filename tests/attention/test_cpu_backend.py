@@ -12,13 +12,13 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cascade import SharedGroups
 from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.cpu_plan import plan_step
+from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
+from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.batch.shared_groups import SharedGroups
 from radixrt.errors import ConfigError
-from radixrt.executor.forward_batch import ForwardBatch, ForwardMode
-from radixrt.executor.kv_cache import KVCache
 from radixrt.kernels import build
 from tests.attention.shared_batches import random_tree
 

@@ -153,7 +153,7 @@ def test_logprobs_equal_transformers(kind: str, variant: str, tiny_model: Callab
 
 def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) -> None:
     """The runner by itself: an EXTEND of a whole prompt, then DECODE steps."""
-    from radixrt.executor.forward_batch import ForwardMode
+    from radixrt.batch.forward_batch import ForwardMode
     from radixrt.executor.model_runner import ModelRunner, RunnerConfig
 
     folder = tiny_model("llama")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from radixrt.attention.base import AttentionLayer
+from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.executor.kv_cache import KVCache
+from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.messages import ForwardStep, RowWrite, pack_i32
 from tests.attention.shared_batches import random_tree
 

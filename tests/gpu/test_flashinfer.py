@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from radixrt.attention.base import AttentionLayer
+from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.executor.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.executor.kv_cache import KVCache
+from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.messages import ForwardStep, RowWrite, pack_i32
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

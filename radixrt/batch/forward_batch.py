@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.attention.cascade import SharedGroups
-from radixrt.executor.upload import Uploader
+from radixrt.batch.shared_groups import SharedGroups
+from radixrt.batch.upload import Uploader
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, unpack_i32
 
 

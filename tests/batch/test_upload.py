@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from radixrt.executor.upload import ALIGNMENT, layout, pack, view
+from radixrt.batch.upload import ALIGNMENT, layout, pack, view
 
 
 def test_packed_arrays_are_found_again() -> None:
