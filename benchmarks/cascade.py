@@ -2,8 +2,8 @@
 
     python -m benchmarks.cascade [--device cuda] [--shapes 8b 0.6b] [--seconds 0.5]
 
-On a CPU both are the compiled backend. On CUDA plain is FlashInfer's paged decode over whole contexts; by parts it is
-FlashInfer over what each row has for itself, the shared parts, and the merge, each also alone. Figures are medians; on
+On a CPU both are the compiled backend. On CUDA plain is the decode kernel over whole contexts; by parts it is the same
+over what each row has for itself, the shared parts, and the merge, each also alone. Figures are medians; on
 CUDA of replays of a graph, so that launching costs nothing. `planning` is the host's work when the batch's rows change.
 """
 
@@ -184,8 +184,8 @@ def measure_cuda(shape: tuple[int, int, int], geometry: Geometry, seconds: float
     if plan is None:
         raise SystemExit("the step does not fit into the runner's buffers")
     placed = runner.upload(plan)
-    plain = _flashinfer(batch, np.zeros(rows, np.int32), shape)
-    own = _flashinfer(batch, groups.ends(rows), shape)
+    plain = _decode(batch, np.zeros(rows, np.int32), shape)
+    own = _decode(batch, groups.ends(rows), shape)
 
     def shared_part() -> None:
         runner.attend_shared(q, pool[0], pool[1], batch.req_to_token, scale, plan.tile, placed)
@@ -209,31 +209,27 @@ def measure_cuda(shape: tuple[int, int, int], geometry: Geometry, seconds: float
     return [*times, f"{whole / parts:.2f}", work, f"{planning:.0f}", f"{error:.1e}"]
 
 
-def _flashinfer(
+def _decode(
     batch: ForwardBatch, starts: np.ndarray, shape: tuple[int, int, int]
 ) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """FlashInfer's decode over positions [starts[i], seq_len) of each row: (out [B, heads, dim], lse [B, heads])."""
-    import flashinfer
+    """Attention to positions [starts[i], seq_len) of each row: (out [B, heads, dim], lse [B, heads])."""
+    from radixrt.attention.decode_runner import DecodeRunner
 
     heads, kv_heads, dim = shape
-    host = batch.req_to_token.cpu().numpy()[1:]
-    parts = [row[start:] for row, start in zip(host, starts.tolist(), strict=True)]
-    indptr = torch.from_numpy(np.cumsum([0] + [len(part) for part in parts]).astype(np.int32))
-    indices = torch.from_numpy(np.concatenate(parts)).cuda()
-    rows = len(parts)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), "NHD", use_cuda_graph=True, use_tensor_cores=True,
-        paged_kv_indptr_buffer=torch.empty(rows + 1, dtype=torch.int32, device="cuda"),
-        paged_kv_indices_buffer=torch.empty(len(indices), dtype=torch.int32, device="cuda"),
-        paged_kv_last_page_len_buffer=torch.empty(rows, dtype=torch.int32, device="cuda"),
+    device, lens = torch.device("cuda"), batch.seq_lens_cpu
+    runner = DecodeRunner(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, max_rows=len(lens), kv_dtype=torch.bfloat16,
+        device=device, early=True,
     )  # fmt: skip
-    wrapper.plan(
-        indptr, indices, torch.ones(rows, dtype=torch.int32), heads, kv_heads, dim, 1, q_data_type=torch.bfloat16,
-        kv_data_type=torch.bfloat16,
-    )  # fmt: skip
+    arrays = [torch.from_numpy(array).cuda() for array in runner.plan(starts, lens)]
+    sizes = runner.list_sizes(int((lens - starts).sum()), len(lens))
+    slots, meta = (torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
+    rows = runner.place(batch.req_pool_indices, batch.seq_lens, arrays, slots, meta)
+    runner.list_slots(rows, batch.req_to_token)
 
     def run(q: torch.Tensor, pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = wrapper.run(q, (pool[0].unsqueeze(1), pool[1].unsqueeze(1)), return_lse=True)
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
+        runner.attend(q, (pool[0], pool[1]), rows, dim**-0.5, out, lse)
         return out, lse
 
     return run

@@ -4,9 +4,9 @@
     python -m benchmarks.choices prompts
     python -m benchmarks.choices products
 
-`steps` times decode steps as they are, with the other kind of attention kernel (tensor cores or not), and with kernels
-that are launched early. `prompts` times one layer's attention over a prompt by pages and as it comes; `products` times
-products of bf16 matrices by torch's default library and by cublasLt.
+`steps` times decode steps as they are, and with every kernel launched when the one before it has ended. `prompts`
+times one layer's attention over a prompt by pages and as it comes; `products` times products of bf16 matrices by
+torch's default library and by cublasLt.
 """
 
 import argparse
@@ -50,29 +50,16 @@ def as_it_is(shape: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def other_decode_kernel(shape: str) -> Iterator[None]:
-    """Decode attention through tensor cores where it does not go, and the other way round."""
-    from radixrt.attention import flashinfer_plans
-
-    group = CONFIGS[shape]["num_attention_heads"] // CONFIGS[shape]["num_key_value_heads"]
-    least = group + 1 if group >= flashinfer_plans.TENSOR_CORE_GROUP else group
-    with patch.object(flashinfer_plans, "TENSOR_CORE_GROUP", least):
-        yield
-
-
-@contextlib.contextmanager
-def early_launches(shape: str) -> Iterator[None]:
+def late_launches(shape: str) -> Iterator[None]:
     from radixrt.executor import model_runner
-    from radixrt.layers.cuda_ops import CudaOps
 
-    with patch.object(model_runner, "CudaOps", functools.partial(CudaOps, early=True)):
+    with patch.object(model_runner, "launches_early", lambda device: False):
         yield
 
 
 WAYS: dict[str, Callable[[str], contextlib.AbstractContextManager[None]]] = {
     "as it is": as_it_is,
-    "other decode kernel": other_decode_kernel,
-    "early launches": early_launches,
+    "late launches": late_launches,
 }
 
 

@@ -48,7 +48,7 @@ def measure(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devic
     for mine, theirs in ((pool.k[0], exact.k[0]), (pool.v[0], exact.v[0])):
         theirs.normal_()
         mine.copy_(theirs.to(dtype))
-    backend = FlashInferBackend(pool, [layer], dtype=torch.bfloat16, max_rows=ROWS, max_pages=CONTEXT)
+    backend = FlashInferBackend(pool, [layer], dtype=torch.bfloat16, max_rows=ROWS, context_length=CONTEXT)
     reference = TorchNativeBackend(exact)
     backend.prepare(batch)
     reference.prepare(batch)

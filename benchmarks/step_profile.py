@@ -34,7 +34,7 @@ REPEATS = 8
 WARM_UP = 3
 """Steps after the first: decode steps are captured by then, see `cuda_graph_runner.CAPTURE_AT_STEP`."""
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
-    "attention": r"PrefillWithKVCache|BatchPrefill|BatchDecode|DecodeWithKVCache|flash::",
+    "attention": r"PrefillWithKVCache|BatchPrefill|decode_attention|flash::",
     "attention, shared part": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",
     "matrix products": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
@@ -42,7 +42,7 @@ KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "heads (norm, rotary, store)": r"head",
     "activation": r"silu|activation",
     "sampling": r"sample|chunk|_row_kernel|argmax",
-    "lists of pages": r"kv_indices",
+    "lists of slots": r"kv_indices|decode_list",
     "copies": r"Memcpy|Memset|copy",
 }
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def make_backend(
     name: str, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-    context_length: int, kernel_cache: Path,
+    context_length: int, kernel_cache: Path, early: bool,
 ) -> AttentionBackend:  # fmt: skip
     """The backend of a config value: auto, torch_native, cpu or flashinfer.
 
@@ -26,6 +26,7 @@ def make_backend(
     Args:
         dtype: of the model; the pool's may differ.
         max_rows, context_length: of a step and of a row, at most.
+        early: see `CudaOps`.
     """
     from radixrt.attention.torch_native import TorchNativeBackend
     from radixrt.errors import ConfigError
@@ -39,8 +40,10 @@ def make_backend(
         raise ConfigError(f"attention_backend={wanted}, but the model runs on {kv_cache.k[0].device.type}")
     if fp8 and (on_cpu or name == "torch_native"):
         raise ConfigError("kv_cache_dtype=fp8_e4m3 needs attention_backend=flashinfer on a CUDA device")
-    make = _make_cpu if on_cpu else _make_flashinfer
-    problem = make(kv_cache, layers, dtype, max_rows, context_length, kernel_cache)
+    if on_cpu:
+        problem = _make_cpu(kv_cache, layers, kernel_cache)
+    else:
+        problem = _make_flashinfer(kv_cache, layers, dtype, max_rows, context_length, early)
     if isinstance(problem, str):
         if name == wanted or fp8:
             raise ConfigError(f"attention_backend={wanted}: {problem}")
@@ -49,10 +52,7 @@ def make_backend(
     return problem
 
 
-def _make_cpu(
-    kv_cache: KVCache, layers: list[AttentionLayer], dtype: torch.dtype, max_rows: int, context_length: int,
-    kernel_cache: Path,
-) -> AttentionBackend | str:  # fmt: skip
+def _make_cpu(kv_cache: KVCache, layers: list[AttentionLayer], kernel_cache: Path) -> AttentionBackend | str:
     from radixrt.attention.cpu import CpuBackend
     from radixrt.kernels.build import KernelUnavailable
 
@@ -65,14 +65,14 @@ def _make_cpu(
 
 
 def _make_flashinfer(
-    kv_cache: KVCache, layers: list[AttentionLayer], dtype: torch.dtype, max_rows: int, context_length: int,
-    kernel_cache: Path,
-) -> AttentionBackend | str:  # fmt: skip
-    pages = -(-context_length // kv_cache.page_size)
+    kv_cache: KVCache, layers: list[AttentionLayer], dtype: torch.dtype, max_rows: int, context_length: int, early: bool
+) -> AttentionBackend | str:
     try:
         from radixrt.attention.flashinfer import FlashInferBackend
 
-        return FlashInferBackend(kv_cache, layers, dtype=dtype, max_rows=max_rows, max_pages=pages)
+        return FlashInferBackend(
+            kv_cache, layers, dtype=dtype, max_rows=max_rows, context_length=context_length, early=early
+        )
     except ImportError as error:
         return f"{error}. `pip install 'radixrt[cuda]'` mends this; `radixrt doctor` tells more."
     except ValueError as error:

@@ -20,6 +20,7 @@ import torch
 
 from radixrt.attention.cascade_plan import TILES, CascadeLimits, CascadePlan, Tile, plan_cascade
 from radixrt.batch.shared_groups import SharedGroups
+from radixrt.batch.upload import Uploader
 from radixrt.messages import Int32Array
 
 PARTIALS_PER_ROW = 6
@@ -134,3 +135,28 @@ class CascadeRunner:
             out: [B, num_heads * head_dim], contiguous, written; may be the same memory as own.
         """
         self._merge(own, own_lse, plan.row_ptr, self._partial, self._partial_lse, out)
+
+
+class CascadeStep:
+    """A runner of shared parts, with one place on the device for the plan of the step that is being computed."""
+
+    def __init__(self, runner: CascadeRunner, device: torch.device) -> None:
+        self.runner = runner
+        self._buffer = torch.zeros(runner.limits.packed_size, dtype=torch.int32, device=device)
+        self._placed: PlacedPlan = runner.place(self._buffer)
+        self._uploader = Uploader(device)
+        self._there: CascadePlan | None = None
+
+    def upload(self, plan: CascadePlan) -> None:
+        """The same object lies there already while groups and rows stay the same."""
+        if plan is not self._there:
+            self._uploader.upload_into(self._buffer.view(torch.uint8), [plan.packed], [0])
+            self._there = plan
+
+    def finish(
+        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, scale: float, tile: Tile,
+        own: torch.Tensor, lse: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Merge what rows share into what each has for itself (`own` and its log-sum-exp), in place."""
+        self.runner.attend_shared(q, *pool, table, scale, tile, self._placed)
+        self.runner.merge(own, lse, own.view(own.shape[0], -1), self._placed)

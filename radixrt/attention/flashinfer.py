@@ -1,12 +1,14 @@
 """The FlashInfer backend: paged attention on NVIDIA GPUs that reads keys and values where they lie in the pool.
 
 A step is planned once, on the host, for all layers of a kind (layers differ at most in their sliding window). An EXTEND
-step is cut into parts that go through different kernels, see `extend_parts`. Where a step says which decode rows share
-what, FlashInfer computes each row's own part, and `CascadeRunner` the shared ones and the merge.
+step is cut into parts that go through different kernels, see `extend_parts`: FlashInfer's for prompts, and one of ours,
+`DecodeRunner`'s, for rows with one query. Where a step says which decode rows share what, that computes each row's own
+part, and `CascadeRunner` the shared ones and the merge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,57 +17,66 @@ import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade_plan import CascadePlan, Tile
-from radixrt.attention.cascade_runner import CascadeRunner, PlacedPlan
+from radixrt.attention.cascade_runner import CascadeRunner, CascadeStep
+from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
 from radixrt.attention.extend_parts import split_extend
-from radixrt.attention.flashinfer_plans import (
-    WORKSPACE_BYTES,
-    Plan,
-    Planner,
-    Rows,
-    Shape,
-    cumulated,
-    last_page_lens,
-    num_pages,
-)
+from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
 from radixrt.attention.kv_cache import KVCache
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.batch.upload import Uploader
-from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages import Int32Array
 
-MAX_GRAPH_PAGES = 2**24
-"""Pages that one captured decode step can read at most (64 MB of page numbers); longer steps run uncaptured."""
+MAX_GRAPH_POSITIONS = 2**24
+"""Positions that one captured decode step can read at most (64 MB of slots); longer steps run uncaptured."""
 
 COMPILER_HINT = (
     "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
     "--device cuda --attention-backend flashinfer` says what is missing"
 )
 
-Windows = dict[int | None, Any]
-"""Something for each kind of layer, by its sliding window."""
+Window = int | None
+"""A kind of layer, by its sliding window."""
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Tokens [first, end) of a step and how they attend.
+class _PromptPart:
+    """Tokens [first, end) of a step, of rows with more queries than one or few.
 
     Attributes:
-        wrappers: planned, by window.
+        wrappers: FlashInfer's, planned, by window.
         fresh: they read the keys and values that come with them, not the pool.
+    """
+
+    first: int
+    end: int
+    wrappers: dict[Window, Any]
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class _DecodePart:
+    """Tokens [first, end) of a step, each the one query of its row.
+
+    Attributes:
+        rows: by window.
         tile: of what they share; None if nothing.
     """
 
     first: int
     end: int
-    wrappers: Windows
-    fresh: bool = False
+    rows: dict[Window, DecodeRows]
     tile: Tile | None = None
 
 
 class FlashInferBackend(AttentionBackend):
     """float16 and bfloat16 models, with a pool of the same dtype or of float8_e4m3fn.
+
+    Args:
+        dtype: of the model.
+        max_rows, context_length: of a step and of a row, at most.
+        early: see `CudaOps`.
 
     Raises:
         ImportError: FlashInfer or Triton is not installed.
@@ -73,8 +84,9 @@ class FlashInferBackend(AttentionBackend):
     """
 
     def __init__(
-        self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int, max_pages: int
-    ) -> None:
+        self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
+        context_length: int, early: bool = False,
+    ) -> None:  # fmt: skip
         import flashinfer
 
         shapes = {Shape(x.num_heads, x.num_kv_heads, x.head_dim, x.scale) for x in layers}
@@ -101,21 +113,32 @@ class FlashInferBackend(AttentionBackend):
             )
             for window in windows
         }  # fmt: skip
-        self._cascade = _Cascade(shape, max_rows, dtype, self._device) if windows == {None} else None
-        self._max_graph_pages = min(max_rows * max_pages, MAX_GRAPH_PAGES)
-        self._graph_indices: torch.Tensor | None = None
+        self._decode = DecodeRunner(
+            num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
+            kv_dtype=kv_cache.dtype, device=self._device, early=early,
+        )  # fmt: skip
+        self._cascade: CascadeStep | None = None
+        if windows == {None}:
+            runner = CascadeRunner(
+                num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
+                device=self._device, dtype=dtype,
+            )  # fmt: skip
+            self._cascade = CascadeStep(runner, self._device)
+        self._uploader = Uploader(self._device)
+        self._max_rows = max_rows
+        self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
+        self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
         self._load_kernels()
-        self._parts: list[_Part] = []
+        self._parts: list[_PromptPart | _DecodePart] = []
         self._stores = False  # whether `attend` stores, because a part reads what has just been computed
 
     def _load_kernels(self) -> None:
         """Compile what has not been compiled on this machine, now and not within a step."""
         table = torch.zeros(1, self._page_size, dtype=torch.int32, device=self._device)
         one = np.ones(1, np.int32)
-        rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=self._device), 0 * one, one)
+        rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=self._device), one)
         try:
             for planner in self._planners.values():
-                planner.decode(rows)
                 planner.prefill(rows, one)
                 planner.fresh(one)
         except Exception as error:  # ninja's, nvcc's, the loader's: of any kind
@@ -137,17 +160,29 @@ class FlashInferBackend(AttentionBackend):
         q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._parts:
             queries, result = q[part.first : part.end], out[part.first : part.end]
+            if isinstance(part, _DecodePart):
+                self._attend_decode(layer, part, queries, pool, batch.req_to_token, result)
+                continue
             wrapper = part.wrappers[layer.sliding_window]
             if part.fresh:
                 assert k is not None
                 assert v is not None
                 wrapper.run(queries, k[part.first : part.end], v[part.first : part.end], out=result)
-            elif part.tile is None or self._cascade is None:
-                wrapper.run(queries, self._pages[layer.layer_id], out=result)
             else:
-                _, lse = wrapper.run(queries, self._pages[layer.layer_id], out=result, return_lse=True)
-                self._cascade.finish(queries, pool, batch.req_to_token, layer.scale, part.tile, result, lse)
+                wrapper.run(queries, self._pages[layer.layer_id], out=result)
         return out.view(q.shape[0], -1)
+
+    def _attend_decode(
+        self, layer: AttentionLayer, part: _DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
+        table: torch.Tensor, out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        rows = part.rows[layer.sliding_window]
+        if part.tile is None or self._cascade is None:
+            self._decode.attend(q, pool, rows, layer.scale, out)
+            return
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        self._decode.attend(q, pool, rows, layer.scale, out, lse)
+        self._cascade.finish(q, pool, table, layer.scale, part.tile, out, lse)
 
     # --- steps that are launched kernel by kernel ---
 
@@ -159,34 +194,43 @@ class FlashInferBackend(AttentionBackend):
         split = split_extend(batch.seq_lens_cpu - batch.extend_lens_cpu, batch.extend_lens_cpu)
         tokens = cumulated(batch.extend_lens_cpu)
         if split.fresh:
-            rows, lens = self._rows(batch, slice(0, split.fresh)), batch.extend_lens_cpu[: split.fresh]
+            rows = Rows(batch.req_to_token, batch.req_pool_indices[: split.fresh], batch.seq_lens_cpu[: split.fresh])
+            lens = batch.extend_lens_cpu[: split.fresh]
             wrappers = {window: planner.prefill(rows, lens) for window, planner in self._planners.items()}
-            self._parts.append(_Part(0, int(tokens[split.fresh]), wrappers))
+            self._parts.append(_PromptPart(0, int(tokens[split.fresh]), wrappers))
         if split.fresh < split.single:
             lens = batch.extend_lens_cpu[split.fresh : split.single]
             wrappers = {window: planner.fresh(lens) for window, planner in self._planners.items()}
-            self._parts.append(_Part(int(tokens[split.fresh]), int(tokens[split.single]), wrappers, fresh=True))
+            self._parts.append(_PromptPart(int(tokens[split.fresh]), int(tokens[split.single]), wrappers, fresh=True))
             self._stores = True
         if split.single < split.rows:
             self._add_decode(batch, split.single, int(tokens[split.single]))
 
     def _add_decode(self, batch: ForwardBatch, row: int, token: int) -> None:
         """The part of the rows from `row` on, whose tokens begin at `token`: one query each."""
-        rows = self._rows(batch, slice(row, None))
         shared = None if batch.shared is None else batch.shared.from_row(row)
         plan = self.plan_shared(shared, batch.req_pool_indices_cpu[row:])
         tile = None
+        lens = batch.seq_lens_cpu[row:]
+        starts = np.zeros_like(lens)
         if plan is not None and self._cascade is not None:
             self._cascade.upload(plan)
-            tile = plan.tile
-            rows = Rows(rows.table, rows.places, plan.ends, rows.lens - plan.ends)
-        wrappers = {window: planner.decode(rows) for window, planner in self._planners.items()}
-        self._parts.append(_Part(token, batch.num_tokens, wrappers, tile=tile))
+            tile, starts = plan.tile, plan.ends
+        places, ends = batch.req_pool_indices[row:], batch.seq_lens[row:]
+        rows = {window: self._listed(places, ends, starts, lens, window, batch) for window in self._planners}
+        self._parts.append(_DecodePart(token, batch.num_tokens, rows, tile))
 
-    @staticmethod
-    def _rows(batch: ForwardBatch, part: slice) -> Rows:
-        lens = batch.seq_lens_cpu[part]
-        return Rows(batch.req_to_token, batch.req_pool_indices[part], np.zeros_like(lens), lens)
+    def _listed(
+        self, places: torch.Tensor, ends: torch.Tensor, starts: Int32Array, lens: Int32Array, window: Window,
+        batch: ForwardBatch,
+    ) -> DecodeRows:  # fmt: skip
+        starts = _within(window, starts, lens)
+        arrays = self._uploader.upload(self._decode.plan(starts, lens))
+        sizes = self._decode.list_sizes(int((lens - starts).sum()), len(lens))
+        slots, meta = (torch.empty(size, dtype=torch.int32, device=self._device) for size in sizes)
+        rows = self._decode.place(places, ends, arrays, slots, meta)
+        self._decode.list_slots(rows, batch.req_to_token)
+        return rows
 
     # --- decode steps that are captured ---
 
@@ -201,91 +245,55 @@ class FlashInferBackend(AttentionBackend):
         assert self._cascade is not None
         self._cascade.upload(plan)
 
+    def plan_graph(self, starts: Int32Array, lens: Int32Array) -> list[Int32Array]:
+        """The backend's numbers of a captured step: int32 arrays, whose sizes the number of rows decides.
+
+        Args:
+            starts: int32 [rows], padding rows included, from which position on each row is alone.
+            lens: int32 [rows], of the sequences.
+        """
+        return [array for window in self._planners for array in self._decode.plan(_within(window, starts, lens), lens)]
+
     def graph_state(
-        self, rows: int, tile: Tile | None, indptr: torch.Tensor, last_page_len: torch.Tensor
+        self, tile: Tile | None, places: torch.Tensor, seq_lens: torch.Tensor, arrays: Sequence[torch.Tensor]
     ) -> DecodeState:
-        """What the decode graphs for this many rows need of the backend.
+        """What the decode graphs for one number of rows need of the backend.
 
         Args:
             tile: of the shared parts; None for steps without.
-            indptr, last_page_len: int32 [rows + 1] and [rows] on the device; before a replay they get what
-                `DecodeState.plan` returned.
+            places, seq_lens: int64 [rows].
+            arrays: on the device; before a replay they get what `plan_graph` returned.
         """
-        if self._graph_indices is None:
-            self._graph_indices = torch.zeros(self._max_graph_pages, dtype=torch.int32, device=self._device)
-        plans = {w: p.graph(rows, indptr, self._graph_indices, last_page_len) for w, p in self._planners.items()}
-        return DecodeState(self, rows, tile, indptr, self._graph_indices, plans)
+        each = len(arrays) // len(self._planners)
+        rows = {}
+        for i, window in enumerate(self._planners):
+            if window not in self._graph_lists:
+                sizes = self._decode.list_sizes(self._max_graph_positions, self._max_rows)
+                slots, meta = (torch.zeros(size, dtype=torch.int32, device=self._device) for size in sizes)
+                self._graph_lists[window] = slots, meta
+            mine = arrays[i * each : (i + 1) * each]
+            rows[window] = self._decode.place(places, seq_lens, mine, *self._graph_lists[window])
+        return DecodeState(self, _DecodePart(0, len(places), rows, tile))
 
-    def fits_graph(self, seq_lens: Int32Array, rows: int) -> bool:
-        """Whether a step of these rows, padded to `rows`, is small enough for a captured one."""
-        return int(num_pages(seq_lens, self._page_size).sum()) + rows - len(seq_lens) <= self._max_graph_pages
+    def fits_graph(self, seq_lens: Int32Array) -> bool:
+        """Whether a step of these rows is small enough for a captured one, however many rows it is padded to."""
+        return int(seq_lens.sum()) + self._max_rows - len(seq_lens) <= self._max_graph_positions
 
 
 class DecodeState:
-    """One bucket's part of the backend. `plan` comes before the capture and before each replay."""
+    """One bucket's part of the backend."""
 
-    def __init__(
-        self, backend: FlashInferBackend, rows: int, tile: Tile | None, indptr: torch.Tensor, indices: torch.Tensor,
-        plans: dict[int | None, Plan],
-    ) -> None:  # fmt: skip
-        self.rows = rows
-        self._backend = backend
-        self._tile = tile
-        self._indptr, self._indices = indptr, indices
-        self._plans = plans
-        self._planned = False
+    def __init__(self, backend: FlashInferBackend, part: _DecodePart) -> None:
+        self._backend, self._part = backend, part
 
-    def plan(self, own_lens: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Plan what each row has for itself; returns the pages' indptr and the tokens in each last page.
-
-        Args:
-            own_lens: int32 [rows], padding rows included, each at least 1.
-        """
-        page_size = self._backend._page_size
-        indptr, last = cumulated(num_pages(own_lens, page_size)), last_page_lens(own_lens, page_size)
-        indices = self._indices[: int(indptr[-1])]
-        for window, plan in self._plans.items():
-            self._backend._planners[window].plan_graph(plan, indptr, indices, last, again=self._planned)
-        self._planned = True
-        return indptr, last
-
-    def begin(self, table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor) -> None:
-        """Within the captured step, before the first layer: list the pages, and take over `attend`.
-
-        Args:
-            table: req_to_token.
-            rows: int64 [rows].
-            starts: int32 [rows], the position at which each row's own part begins.
-        """
-        write_kv_indices(table, rows, starts, self._indptr, self._backend._page_size, self._indices)
-        wrappers = {window: plan.wrapper for window, plan in self._plans.items()}
-        self._backend._parts = [_Part(0, self.rows, wrappers, tile=self._tile)]
+    def begin(self, table: torch.Tensor) -> None:
+        """Within the captured step, before the first layer: list the slots of req_to_token, and take over `attend`."""
+        for rows in self._part.rows.values():
+            self._backend._decode.list_slots(rows, table)
+        self._backend._parts = [self._part]
         self._backend._stores = False
 
 
-class _Cascade:
-    """The runner of shared parts, with the one place on the device where its plan lies."""
-
-    def __init__(self, shape: Shape, max_rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.runner = CascadeRunner(
-            num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._buffer = torch.zeros(self.runner.limits.packed_size, dtype=torch.int32, device=device)
-        self._placed: PlacedPlan = self.runner.place(self._buffer)
-        self._uploader = Uploader(device)
-        self._there: CascadePlan | None = None
-
-    def upload(self, plan: CascadePlan) -> None:
-        """The same object lies there already while groups and rows stay the same."""
-        if plan is not self._there:
-            self._uploader.upload_into(self._buffer.view(torch.uint8), [plan.packed], [0])
-            self._there = plan
-
-    def finish(
-        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, scale: float, tile: Tile,
-        own: torch.Tensor, lse: torch.Tensor,
-    ) -> None:  # fmt: skip
-        """Merge what rows share into what each has for itself (`own` and its log-sum-exp), in place."""
-        self.runner.attend_shared(q, *pool, table, scale, tile, self._placed)
-        self.runner.merge(own, lse, own.view(own.shape[0], -1), self._placed)
+def _within(window: Window, starts: Int32Array, lens: Int32Array) -> Int32Array:
+    """The positions at which the keys of each row's last query begin."""
+    return starts if window is None else np.maximum(starts, lens - window)

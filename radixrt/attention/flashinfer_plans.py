@@ -21,10 +21,6 @@ from radixrt.messages import Int32Array
 WORKSPACE_BYTES = 384 * 2**20
 """Scratch for partial results of rows whose keys are split over several programs, shared by all plans."""
 
-TENSOR_CORE_GROUP = 4
-"""From this many query heads to a kv head on, decode rows go through the tensor cores (`benchmarks/step_profile.py`:
-with 4 they make a step of 256 rows a sixth faster, with 2 they make it 6 % slower)."""
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -43,13 +39,11 @@ class Rows:
     Attributes:
         table: req_to_token.
         places: int64 [B], their rows of it, on the device.
-        starts: int32 [B], the positions at which their keys begin, multiples of the page size.
-        lens: int32 [B], keys of each from there on, at least 1.
+        lens: int32 [B], of the sequences.
     """
 
     table: torch.Tensor
     places: torch.Tensor
-    starts: Int32Array
     lens: Int32Array
 
 
@@ -69,7 +63,6 @@ class Planner:
         self._device = workspace.device
         self._workspace = workspace
         self._heads = (shape.num_heads, shape.num_kv_heads)
-        self._tensor_cores = shape.num_heads // shape.num_kv_heads >= TENSOR_CORE_GROUP
         self._shape = (*self._heads, shape.head_dim, page_size)
         self._head_dim = shape.head_dim
         # FlashInfer counts the positions to the left of the query, without itself.
@@ -78,7 +71,6 @@ class Planner:
         self._options = {**self._fresh_options, "kv_data_type": kv_dtype}
         self._prefill = Plan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD"))
         self._fresh = Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"))
-        self._decode = Plan(self._decode_wrapper())
 
     def prefill(self, rows: Rows, extend_lens: Int32Array) -> Any:
         """A wrapper for rows whose last extend_lens[i] positions are queries."""
@@ -99,44 +91,11 @@ class Planner:
             )
         )
 
-    def decode(self, rows: Rows) -> Any:
-        """A wrapper for rows whose last position alone is a query."""
-        indptr, indices, last_page_len = self._pages(rows)
-        return self._decode(lambda wrapper: wrapper.plan(indptr, indices, last_page_len, *self._shape, **self._options))
-
-    def graph(self, rows: int, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor) -> Plan:
-        """A decode wrapper for steps that are captured: it reads its pages from these tensors on the device."""
-        return Plan(
-            self._decode_wrapper(
-                use_cuda_graph=True,
-                paged_kv_indptr_buffer=indptr,
-                paged_kv_indices_buffer=indices,
-                paged_kv_last_page_len_buffer=last_page_len,
-            )
-        )
-
-    def plan_graph(
-        self, plan: Plan, indptr: Int32Array, indices: torch.Tensor, last_page_len: Int32Array, *, again: bool
-    ) -> None:
-        """Plan a wrapper of `graph`; `again`: it has been planned before, and less is to do."""
-        host, last = torch.from_numpy(indptr), torch.from_numpy(last_page_len)
-        if again:
-            fast = self._flashinfer.decode.fast_decode_plan
-            plan(lambda w: fast(w, host, indices, last, *self._shape, global_override_indptr_cpu=host, **self._options))
-        else:
-            plan(lambda w: w.plan(host, indices, last, *self._shape, **self._options))
-
-    def _decode_wrapper(self, **buffers: Any) -> Any:
-        return self._flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace, "NHD", use_tensor_cores=self._tensor_cores, **buffers
-        )
-
     def _pages(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The pages' indptr on the host, the pages on the device, and the tokens in each last page on the host."""
         indptr = pinned(cumulated(num_pages(rows.lens, self._page_size)))
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._device)
-        starts, on_device = (t.to(self._device, non_blocking=True) for t in (pinned(rows.starts), indptr))
-        write_kv_indices(rows.table, rows.places, starts, on_device, self._page_size, indices)
+        write_kv_indices(rows.table, rows.places, indptr.to(self._device, non_blocking=True), self._page_size, indices)
         return indptr, indices, pinned(last_page_lens(rows.lens, self._page_size))
 
 

@@ -44,26 +44,23 @@ MAX_PADDING = 4
 
 
 class _Inputs:
-    """The static buffers of one bucket: one allocation on the device, filled by one copy."""
+    """The static buffers of one bucket: one allocation on the device, filled by one copy.
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self.rows = rows
-        blank = self._arrays(rows)
-        self._offsets, size = layout(blank)
+    Attributes:
+        req_pool_idx, seq_lens, slots: int64 [rows].
+        uniforms, temperature: float64 and float32 [rows].
+        planned: the attention backend's.
+    """
+
+    def __init__(self, like: list[npt.NDArray[Any]], device: torch.device) -> None:
+        self.rows = len(like[0])
+        self._offsets, size = layout(like)
         self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
-        views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, blank, strict=True)]
-        self.req_pool_idx, self.seq_lens, self.slots, self.uniforms, self.temperature = views[:5]
-        self.starts, self.indptr, self.last_page_len = views[5:]
-
-    @staticmethod
-    def _arrays(rows: int) -> list[npt.NDArray[Any]]:
-        return [
-            np.zeros(rows, np.int64), np.ones(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.float64),
-            np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.zeros(rows + 1, np.int32),
-            np.ones(rows, np.int32),
-        ]  # fmt: skip
+        views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, like, strict=True)]
+        self.req_pool_idx, self.seq_lens, self.slots, self.uniforms, self.temperature, *self.planned = views
 
     def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
+        """With arrays of the same shapes and dtypes."""
         uploader.upload_into(self._packed, arrays, self._offsets)
 
 
@@ -72,7 +69,6 @@ class _Captured:
     """One bucket, ready to be replayed."""
 
     inputs: _Inputs
-    state: DecodeState
     forward: torch.cuda.CUDAGraph
     sample: torch.cuda.CUDAGraph
     logits: torch.Tensor
@@ -141,7 +137,7 @@ class CudaGraphRunner:
             None if no graph fits the step, or none is captured yet.
         """
         rows = bucket_for(len(seq_lens), self._buckets)
-        if rows is None or self._failed or not self._attention.fits_graph(seq_lens, rows):
+        if rows is None or self._failed or not self._attention.fits_graph(seq_lens):
             return None
         plan = self._attention.plan_shared(shared, req_pool_idx)
         tile = None if plan is None else plan.tile
@@ -151,7 +147,11 @@ class CudaGraphRunner:
         if plan is not None:
             self._attention.upload_shared(plan)
         ends = None if plan is None else plan.ends
-        self._fill(captured.inputs, captured.state, req_pool_idx, seq_lens, slots, ends, temperature, uniforms)
+        inputs = captured.inputs
+        inputs.fill(
+            self._uploader,
+            self._padded_numbers(inputs.rows, req_pool_idx, seq_lens, slots, ends, temperature, uniforms),
+        )
         return StagedStep(captured, len(seq_lens))
 
     def logits_for(self, rows: int) -> torch.Tensor | None:
@@ -170,25 +170,21 @@ class CudaGraphRunner:
         result = step.captured.result
         return SampleResult(result.token_ids[: step.num_rows], result.best[: step.num_rows])
 
-    def _fill(
-        self, inputs: _Inputs, state: DecodeState, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array,
-        ends: Int32Array | None, temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
-    ) -> None:  # fmt: skip
-        rows = inputs.rows
+    def _padded_numbers(
+        self, rows: int, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, ends: Int32Array | None,
+        temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
+    ) -> list[npt.NDArray[Any]]:  # fmt: skip
+        """What `_Inputs` of this many rows are filled with, in order."""
         lens = np.ones(rows, np.int32)
         lens[: len(seq_lens)] = seq_lens
         starts = np.zeros(rows, np.int32)
         if ends is not None:
             starts[: len(ends)] = ends
-        indptr, last_page_len = state.plan(lens - starts)
-        inputs.fill(
-            self._uploader,
-            [
-                _padded(req_pool_idx, rows, np.int64), lens.astype(np.int64), _padded(slots, rows, np.int64),
-                _padded(uniforms, rows, np.float64), _padded(temperature, rows, np.float32), starts, indptr,
-                last_page_len,
-            ],
-        )  # fmt: skip
+        return [
+            _padded(req_pool_idx, rows, np.int64), lens.astype(np.int64), _padded(slots, rows, np.int64),
+            _padded(uniforms, rows, np.float64), _padded(temperature, rows, np.float32),
+            *self._attention.plan_graph(starts, lens),
+        ]  # fmt: skip
 
     # --- capture ---
 
@@ -217,10 +213,13 @@ class CudaGraphRunner:
         return captured
 
     def _capture(self, rows: int, tile: Tile | None) -> _Captured:
-        inputs = _Inputs(rows, self._device)
-        state = self._attention.graph_state(rows, tile, inputs.indptr, inputs.last_page_len)
         nothing = np.zeros(0, np.int32)
-        self._fill(inputs, state, nothing, nothing, nothing, None, np.zeros(0, np.float32), np.zeros(0))
+        padding = self._padded_numbers(
+            rows, nothing, nothing, nothing, None, np.zeros(0, np.float32), np.zeros(0, np.float64)
+        )
+        inputs = _Inputs(padding, self._device)
+        inputs.fill(self._uploader, padding)
+        state = self._attention.graph_state(tile, inputs.req_pool_idx, inputs.seq_lens, inputs.planned)
         logits = self._logits[:rows]
         batch = self._batch(inputs)
 
@@ -236,7 +235,7 @@ class CudaGraphRunner:
 
         forward_graph, _ = self._record(forward)
         sample_graph, result = self._record(sample)
-        return _Captured(inputs, state, forward_graph, sample_graph, logits, result)
+        return _Captured(inputs, forward_graph, sample_graph, logits, result)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Run once for everything that happens only once (kernels are compiled, workspaces made), then record."""
@@ -278,7 +277,7 @@ class CudaGraphRunner:
         ids = self._builder.future_token_ids[inputs.req_pool_idx]
         positions = inputs.seq_lens - 1
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
-        state.begin(table, inputs.req_pool_idx, inputs.starts)
+        state.begin(table)
         hidden = self._model.forward(ids, positions, batch, self._attention)
         made = self._model.compute_logits(hidden, logits)
         if made.data_ptr() != logits.data_ptr():

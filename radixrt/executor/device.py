@@ -44,3 +44,8 @@ def free_memory(device: torch.device) -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may begin on this device before the one before it has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -21,7 +21,7 @@ from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes,
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.constrained.grammar import Bitmask, bitmask_words
-from radixrt.executor.device import free_memory, pick_device, pick_threads, torch_dtype
+from radixrt.executor.device import free_memory, launches_early, pick_device, pick_threads, torch_dtype
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
@@ -166,7 +166,7 @@ class ModelRunner:
             return TorchOps()
         if self.device.type == "cuda":
             try:
-                return CudaOps(early=True)
+                return CudaOps(early=launches_early(self.device))
             except ImportError:
                 return TorchOps()
         try:
@@ -238,6 +238,7 @@ class ModelRunner:
         self._attention: AttentionBackend = make_backend(
             c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
             max_rows=c.max_running_requests, context_length=c.context_length, kernel_cache=Path(c.kernel_cache),
+            early=launches_early(self.device),
         )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+import torch
 
-from benchmarks.choices import PRODUCTS, PROMPT, as_it_is, attention_flops, early_launches, other_decode_kernel, rate
+from benchmarks.choices import PRODUCTS, PROMPT, as_it_is, attention_flops, late_launches, rate
 
 
 def test_rates() -> None:
@@ -14,26 +14,12 @@ def test_rates() -> None:
     assert rate(2 * PROMPT * columns * inner, 515) == "515, 801"
 
 
-@pytest.mark.parametrize(("shape", "group"), [("qwen3-0.6b", 2), ("llama-3.1-8b", 4)])
-def test_the_other_decode_kernel(shape: str, group: int) -> None:
-    pytest.importorskip("triton")
-    from radixrt.attention import flashinfer_plans
-
-    def through_tensor_cores() -> bool:
-        return group >= flashinfer_plans.TENSOR_CORE_GROUP
-
-    usual = through_tensor_cores()
-    with as_it_is(shape):
-        assert through_tensor_cores() is usual
-    with other_decode_kernel(shape):
-        assert through_tensor_cores() is not usual
-    assert through_tensor_cores() is usual
-
-
-def test_early_launches() -> None:
-    pytest.importorskip("triton")
+def test_late_launches() -> None:
     from radixrt.executor import model_runner
 
-    with early_launches("qwen3-0.6b"):
-        assert model_runner.CudaOps()._early
-    assert not model_runner.CudaOps()._early
+    usual = model_runner.launches_early
+    with as_it_is("qwen3-0.6b"):
+        assert model_runner.launches_early is usual
+    with late_launches("qwen3-0.6b"):
+        assert not model_runner.launches_early(torch.device("cuda"))
+    assert model_runner.launches_early is usual

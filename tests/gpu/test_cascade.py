@@ -65,7 +65,7 @@ def test_shared_parts_change_nothing(num_rows: int, shape: str, pool: torch.dtyp
     for mine, theirs in ((ours.k[0], exact.k[0]), (ours.v[0], exact.v[0])):
         theirs.copy_(random(slots + 1, kv_heads))
         mine.copy_(theirs.to(pool))
-    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=256, max_pages=8192)
+    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=256, context_length=8192)
     reference = TorchNativeBackend(exact)
     backend.prepare(batch)
     plain = replace(batch, shared=None)

@@ -75,7 +75,7 @@ def test_equals_the_reference(rows: str, window: int | None, shape: str, page_si
     for mine, theirs in ((ours.k[0], exact.k[0]), (ours.v[0], exact.v[0])):
         theirs.copy_(random(slots + page_size, kv_heads))
         mine.copy_(theirs.to(pool))
-    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=8, max_pages=2048)
+    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=8, context_length=2048)
     reference = TorchNativeBackend(exact)
     backend.prepare(batch)
     reference.prepare(batch)
@@ -94,7 +94,7 @@ def test_float32_is_left_to_the_reference(caplog: pytest.LogCaptureFixture, tmp_
     layer = AttentionLayer(0, 2, 1, 64, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, DEVICE)
     backend = make_backend(
-        "auto", kv, [layer], dtype=torch.float32, max_rows=2, context_length=64, kernel_cache=tmp_path
+        "auto", kv, [layer], dtype=torch.float32, max_rows=2, context_length=64, kernel_cache=tmp_path, early=False
     )
     assert isinstance(backend, TorchNativeBackend)
     assert "float32" in caplog.text

@@ -1,0 +1,139 @@
+"""`DecodeRunner`: attention of rows with one query each, on CUDA, by a kernel that shares their keys out evenly.
+
+Once a step the host plans (`decode_plan`), and the device lists the slots of all rows; then each layer is one launch.
+What is launched depends on nothing but the number of rows, so both can be part of a CUDA graph whose tensors stay:
+
+    arrays = runner.plan(starts, ends)              # host; then take them to the device
+    rows = runner.place(places, ends, arrays, ...)  # views, no work
+    runner.list_slots(rows, req_to_token)           # one launch
+    runner.attend(q, pool, rows, scale, out, lse)   # one launch, for each layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixrt.attention.decode_plan import plan_decode
+from radixrt.messages import Int32Array
+
+BLOCK = 64
+"""Positions that a program takes at once."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the kernel: warps of a program, stages of its loop (two for each buffer of keys and values that is filled
+    ahead, and one), and programs on a processor."""
+
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
+    """What measures best for a head size of 128 in bfloat16 (`python -m benchmarks.decode_attention --sweep`); for the
+    others, what keeps as many bytes on their way without spilling registers."""
+    if head_dim > 128:
+        return Sizes(4, 3, 2)
+    if kv_itemsize == 1:
+        return Sizes(4, 5, 4)
+    return Sizes(2, 3 if head_dim == 128 else 5, 4)
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Rows with one query each, on the device.
+
+    Attributes:
+        places: int [B], their rows of req_to_token.
+        starts, ends: int [B], row i attends to positions [starts[i], ends[i]).
+        block_ptr, lane_ptr, first_lane, last_lane: int32, see `DecodePlan`.
+        slots, meta: int32, for the list of their slots; see `write_decode_list`.
+    """
+
+    places: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+    block_ptr: torch.Tensor
+    lane_ptr: torch.Tensor
+    first_lane: torch.Tensor
+    last_lane: torch.Tensor
+    slots: torch.Tensor
+    meta: torch.Tensor
+
+
+class DecodeRunner:
+    """See the module's docstring. One instance serves all layers of one shape, one after the other.
+
+    Args:
+        num_heads, num_kv_heads, head_dim: of the layers, on this rank.
+        max_rows: rows of a step.
+        kv_dtype: of the pool.
+        early: see `CudaOps`.
+        processors: of the device; None asks it.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int, kv_dtype: torch.dtype,
+        device: torch.device, early: bool, processors: int | None = None,
+    ) -> None:  # fmt: skip
+        from radixrt.kernels.triton.decode_attention import decode_attention, write_decode_list
+
+        self._attend, self._list = decode_attention, write_decode_list
+        self._sizes = pick_sizes(head_dim, kv_dtype.itemsize)
+        self._early = early
+        self._device = device
+        if processors is None:
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._lanes = max(1, processors * self._sizes.programs // num_kv_heads)
+        # A lane has at most one part of a row that began before, and one of a row that goes on.
+        self._partial = torch.empty(2 * self._lanes, num_heads, head_dim, dtype=torch.float32, device=device)
+        self._partial_lse = torch.empty(2 * self._lanes, num_heads, dtype=torch.float32, device=device)
+        self._arrived = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
+
+    def plan(self, starts: Int32Array, ends: Int32Array) -> list[Int32Array]:
+        """What `place` wants on the device, for rows that attend to positions [starts, ends), int32 [B], none empty."""
+        plan = plan_decode(ends - starts, self._lanes, BLOCK)
+        return [np.asarray(starts, np.int32), plan.block_ptr, plan.lane_ptr, plan.first_lane, plan.last_lane]
+
+    @staticmethod
+    def list_sizes(positions: int, rows: int) -> tuple[int, int]:
+        """int32 numbers of `slots` and `meta` that this many positions of this many rows need at most."""
+        blocks = (positions + rows * (BLOCK - 1)) // BLOCK
+        return blocks * BLOCK, blocks + 1
+
+    @staticmethod
+    def place(
+        places: torch.Tensor, ends: torch.Tensor, arrays: Sequence[torch.Tensor], slots: torch.Tensor,
+        meta: torch.Tensor,
+    ) -> DecodeRows:  # fmt: skip
+        """The rows of a step whose numbers are, or will be, on the device.
+
+        Args:
+            arrays: of `plan`, there.
+            slots, meta: int32, at least of `list_sizes`.
+        """
+        starts, block_ptr, lane_ptr, first_lane, last_lane = arrays
+        return DecodeRows(places, starts, ends, block_ptr, lane_ptr, first_lane, last_lane, slots, meta)
+
+    def list_slots(self, rows: DecodeRows, table: torch.Tensor) -> None:
+        """List the slots of all rows, from req_to_token as it is now."""
+        self._list(table, rows.places, rows.starts, rows.ends, rows.block_ptr, BLOCK, rows.slots, rows.meta)
+
+    def attend(
+        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], rows: DecodeRows, scale: float,
+        out: torch.Tensor, lse: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Attend q [B, num_heads, head_dim] to the rows' positions in a layer's pool; see `decode_attention`."""
+        self._attend(
+            q, *pool, rows.slots, rows.meta, rows.lane_ptr, rows.first_lane, rows.last_lane, self._partial,
+            self._partial_lse, self._arrived, out, lse, scale=scale, block=BLOCK, num_warps=self._sizes.num_warps,
+            num_stages=self._sizes.num_stages, early=self._early,
+        )  # fmt: skip
