@@ -159,7 +159,7 @@ def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float)
         found.append((micros(lambda each=each: backend.attend(layer, q, k, v, each), seconds), result.float()))  # type: ignore[misc]
     (plain, expected), (shared, got) = found
     error = float((got - expected).norm() / expected.norm())
-    planning = micros(lambda: backend.prepare(batch) or backend._plan_for(layer), seconds / 5)
+    planning = micros(lambda: backend.prepare(batch) or backend._step.plan_for(layer), seconds / 5)
     return [f"{plain:.0f}", f"{shared:.0f}", f"{plain / shared:.2f}", f"{planning:.0f}", f"{error:.1e}"]
 
 

@@ -1,4 +1,4 @@
-"""The seam between models and attention: what a layer needs to say, and the two verbs that a backend answers to."""
+"""The seam between models and attention: what a layer needs to say, and the verbs that a backend answers to."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:
-        """Plan the step. Called once a step, before any layer, with the batch that `attend` will get."""
+        """Plan the step, and its narrowed batch if it has one. Called once a step, before any layer."""
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The layer's keys and values by slot, [slots, num_kv_heads, head_dim] each, if its caller may store into them
-        before it calls `attend`; None if `attend` stores."""
+        before it calls `attend`; None if the backend stores."""
         return None
+
+    @abstractmethod
+    def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        """Store k and v [T, num_kv_heads, head_dim] at batch.out_cache_loc, where `pool` is None and nobody has."""
 
     @abstractmethod
     def attend(
@@ -46,11 +50,13 @@ class AttentionBackend(ABC):
         v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Store k and v at batch.out_cache_loc, then attend each query to its sequence up to its own position.
+        """`store` k and v, then attend each query to its sequence up to its own position.
 
         Args:
             q: [T, num_heads, head_dim], rotary embedding applied.
-            k, v: [T, num_kv_heads, head_dim]; None, never where `pool` is None, if they have been stored already.
+            k, v: [T, num_kv_heads, head_dim]; None if they have been stored already: into `pool`, or by `store`, after
+                which only the narrowed batch can be attended to.
+            batch: that of `prepare`, or its narrowed batch, if that has rows.
 
         Returns:
             [T, num_heads * head_dim], contiguous, in q's dtype.

@@ -12,7 +12,6 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cpu_plan import TASK_ROWS, StepPlan, plan_step
 from radixrt.attention.kv_cache import KVCache
 from radixrt.batch.forward_batch import ForwardBatch
-from radixrt.batch.shared_groups import SharedGroups
 from radixrt.kernels.build import load_kernels
 
 MAX_DOT_ROWS = 8
@@ -39,16 +38,18 @@ class CpuBackend(AttentionBackend):
         self._attend = getattr(library, entries[dtype])
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._attend.restype = None
-        self._attend.argtypes = (
-            [pointer] * 8 + [i64] + [pointer] * 4 + [i32] + [pointer, i32] * 2 + [pointer] * 4 + [ctypes.c_float, i32]
-        )  # fmt: skip
+        self._attend.argtypes = [
+            pointer, i64, *[pointer] * 4, i64, *[pointer] * 4, i32, pointer, i32, *[pointer] * 4, ctypes.c_float, i32,
+        ]  # fmt: skip
         self._shapes = {
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
             for layer in layers
         }
-        self._plans: dict[tuple[int, int, bool], StepPlan] = {}
-        self._seq_lens = self._extend_lens = self._first_token = np.empty(0, np.int32)
-        self._shared: SharedGroups | None = None
+        self._store = library.radixrt_store
+        self._store.restype = None
+        self._store.argtypes = [pointer, pointer, i64, i64, *[pointer] * 3, i32, i64]
+        self._step: _Step | None = None
+        self._narrowed: _Step | None = None
 
     @staticmethod
     def _check_shapes(layers: list[AttentionLayer], max_dim: int) -> None:
@@ -61,11 +62,16 @@ class CpuBackend(AttentionBackend):
                 )
 
     def prepare(self, batch: ForwardBatch) -> None:
-        self._plans.clear()
-        self._seq_lens = np.ascontiguousarray(batch.seq_lens_cpu)
-        self._extend_lens = np.ascontiguousarray(batch.extend_lens_cpu)
-        self._first_token = (np.cumsum(self._extend_lens) - self._extend_lens).astype(np.int32)
-        self._shared = batch.shared
+        self._step = _Step(batch, self._max_queries)
+        self._narrowed = None if batch.narrowed is None else _Step(batch.narrowed, self._max_queries)
+
+    def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        size = k.element_size()
+        self._store(
+            k.data_ptr(), v.data_ptr(), _token_stride(k) * size, _token_stride(v) * size,
+            self._kv.k[layer.layer_id].data_ptr(), self._kv.v[layer.layer_id].data_ptr(),
+            batch.out_cache_loc.data_ptr(), k.shape[0], layer.num_kv_heads * layer.head_dim * size,
+        )  # fmt: skip
 
     def attend(
         self,
@@ -75,31 +81,42 @@ class CpuBackend(AttentionBackend):
         v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        assert k is not None, "this backend has no pool for others to store into"
-        assert v is not None
-        tokens = q.shape[0]
-        out = torch.empty(tokens, layer.num_heads * layer.head_dim, dtype=q.dtype)
-        plan = self._plan_for(layer)
-        strides = np.array([_token_stride(q), _token_stride(k), _token_stride(v)], np.int64)
+        if k is not None and v is not None:
+            self.store(layer, k, v, batch)
+        step = self._narrowed if self._narrowed is not None and self._narrowed.batch is batch else self._step
+        assert step is not None, "prepare was not called"
+        plan = step.plan_for(layer)
+        out = torch.empty(q.shape[0], layer.num_heads * layer.head_dim, dtype=q.dtype)
         self._attend(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), strides.ctypes.data,
-            self._kv.k[layer.layer_id].data_ptr(), self._kv.v[layer.layer_id].data_ptr(), out.data_ptr(),
-            batch.req_to_token.data_ptr(), batch.req_to_token.stride(0), batch.req_pool_indices.data_ptr(),
-            self._seq_lens.ctypes.data, self._extend_lens.ctypes.data, batch.out_cache_loc.data_ptr(),
-            tokens, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data, len(plan.groups),
-            plan.segments.ctypes.data, plan.group_rows.ctypes.data, self._first_token.ctypes.data,
+            q.data_ptr(), _token_stride(q), self._kv.k[layer.layer_id].data_ptr(),
+            self._kv.v[layer.layer_id].data_ptr(), out.data_ptr(), batch.req_to_token.data_ptr(),
+            batch.req_to_token.stride(0), batch.req_pool_indices.data_ptr(), step.seq_lens.ctypes.data,
+            step.extend_lens.ctypes.data, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data,
+            len(plan.groups), plan.segments.ctypes.data, plan.group_rows.ctypes.data, step.first_token.ctypes.data,
             self._shapes[layer.layer_id].ctypes.data, layer.scale, layer.sliding_window or 0,
         )  # fmt: skip
         return out
 
-    def _plan_for(self, layer: AttentionLayer) -> StepPlan:
+
+class _Step:
+    """A batch as the kernel is told of it, and how it is cut into tasks for layers of each shape."""
+
+    def __init__(self, batch: ForwardBatch, max_queries: int) -> None:
+        self.batch = batch
+        self.seq_lens = np.ascontiguousarray(batch.seq_lens_cpu)
+        self.extend_lens = np.ascontiguousarray(batch.extend_lens_cpu)
+        self.first_token = (np.cumsum(self.extend_lens) - self.extend_lens).astype(np.int32)
+        self._max_queries = max_queries
+        self._plans: dict[tuple[int, int, bool], StepPlan] = {}
+
+    def plan_for(self, layer: AttentionLayer) -> StepPlan:
         group = layer.num_heads // layer.num_kv_heads
         # A window may end within the shared part, at another place for each row.
         shares = layer.sliding_window is None and group <= MAX_DOT_ROWS
         key = (group, layer.num_kv_heads, shares)
         if key not in self._plans:
             self._plans[key] = plan_step(
-                self._seq_lens, self._extend_lens, self._shared if shares else None, group, layer.num_kv_heads,
+                self.seq_lens, self.extend_lens, self.batch.shared if shares else None, group, layer.num_kv_heads,
                 max_queries=self._max_queries, threads=torch.get_num_threads(),
             )  # fmt: skip
         return self._plans[key]

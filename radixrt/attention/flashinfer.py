@@ -9,7 +9,7 @@ part, and `CascadeRunner` the shared ones and the merge.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,9 @@ class FlashInferBackend(AttentionBackend):
         self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
         self._load_kernels()
         self._parts: list[_PromptPart | _DecodePart] = []
-        self._stores = False  # whether `attend` stores, because a part reads what has just been computed
+        self._narrowed: ForwardBatch | None = None
+        self._narrowed_parts: list[_PromptPart | _DecodePart] = []
+        self._stores = False  # whether the caller may not store, because a part reads what has just been computed
 
     def _load_kernels(self) -> None:
         """Compile what has not been compiled on this machine, now and not within a step."""
@@ -148,17 +150,32 @@ class FlashInferBackend(AttentionBackend):
             ) from error
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None if self._stores else (self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
+        return None if self._stores else self.slots(layer)
+
+    def slots(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's keys and values by slot, [slots, num_kv_heads, head_dim] each."""
+        return self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
+
+    def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        store_kv(k, v, self.slots(layer), batch.out_cache_loc)
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:  # fmt: skip
-        pool = (self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.attend_into(layer, q.contiguous(), k, v, batch, out)
+        return out.view(q.shape[0], -1)
+
+    def attend_into(
+        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
+        batch: ForwardBatch, out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """As `attend`, with a contiguous q, into out [T, num_heads, head_dim]."""
+        pool = self.slots(layer)
         if k is not None and v is not None:
-            store_kv(k, v, pool, batch.out_cache_loc)
-        q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for part in self._parts:
+            self.store(layer, k, v, batch)
+        for part in self._narrowed_parts if batch is self._narrowed else self._parts:
             queries, result = q[part.first : part.end], out[part.first : part.end]
             if isinstance(part, _DecodePart):
                 self._attend_decode(layer, part, queries, pool, batch.req_to_token, result)
@@ -170,7 +187,6 @@ class FlashInferBackend(AttentionBackend):
                 wrapper.run(queries, k[part.first : part.end], v[part.first : part.end], out=result)
             else:
                 wrapper.run(queries, self._pages[layer.layer_id], out=result)
-        return out.view(q.shape[0], -1)
 
     def _attend_decode(
         self, layer: AttentionLayer, part: _DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
@@ -188,8 +204,12 @@ class FlashInferBackend(AttentionBackend):
 
     def prepare(self, batch: ForwardBatch) -> None:
         self._parts, self._stores = [], False
+        self._narrowed, self._narrowed_parts = batch.narrowed, []
+        if batch.narrowed is not None and batch.narrowed.num_tokens:
+            # Without sharing: the plan of shared parts has one place on the device, and `batch` itself may need it.
+            self._narrowed_parts.append(self._plan_decode(replace(batch.narrowed, shared=None), 0, 0))
         if batch.mode is ForwardMode.DECODE:
-            self._add_decode(batch, 0, 0)
+            self._parts.append(self._plan_decode(batch, 0, 0))
             return
         split = split_extend(batch.seq_lens_cpu - batch.extend_lens_cpu, batch.extend_lens_cpu)
         tokens = cumulated(batch.extend_lens_cpu)
@@ -204,9 +224,9 @@ class FlashInferBackend(AttentionBackend):
             self._parts.append(_PromptPart(int(tokens[split.fresh]), int(tokens[split.single]), wrappers, fresh=True))
             self._stores = True
         if split.single < split.rows:
-            self._add_decode(batch, split.single, int(tokens[split.single]))
+            self._parts.append(self._plan_decode(batch, split.single, int(tokens[split.single])))
 
-    def _add_decode(self, batch: ForwardBatch, row: int, token: int) -> None:
+    def _plan_decode(self, batch: ForwardBatch, row: int, token: int) -> _DecodePart:
         """The part of the rows from `row` on, whose tokens begin at `token`: one query each."""
         shared = None if batch.shared is None else batch.shared.from_row(row)
         plan = self.plan_shared(shared, batch.req_pool_indices_cpu[row:])
@@ -218,7 +238,7 @@ class FlashInferBackend(AttentionBackend):
             tile, starts = plan.tile, plan.ends
         places, ends = batch.req_pool_indices[row:], batch.seq_lens[row:]
         rows = {window: self._listed(places, ends, starts, lens, window, batch) for window in self._planners}
-        self._parts.append(_DecodePart(token, batch.num_tokens, rows, tile))
+        return _DecodePart(token, batch.num_tokens, rows, tile)
 
     def _listed(
         self, places: torch.Tensor, ends: torch.Tensor, starts: Int32Array, lens: Int32Array, window: Window,

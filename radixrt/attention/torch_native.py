@@ -20,23 +20,17 @@ class TorchNativeBackend(AttentionBackend):
 
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv = kv_cache
-        self._slots: list[torch.Tensor] = []
-        self._padded: torch.Tensor | None = None
-        self._starts: list[int] = []
-        self._cascade: _CascadePlan | None = None
+        self._plan: _Plan | None = None
+        self._narrowed: _Plan | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        rows = batch.req_to_token[batch.req_pool_indices]
-        self._cascade = None
-        if batch.mode is ForwardMode.DECODE:
-            self._padded = rows[:, : batch.max_seq_len].to(torch.int64)
-            if batch.shared is not None:
-                self._cascade = _CascadePlan(rows, batch, batch.shared)
-            return
-        self._padded = None
-        self._slots = [row[:n].to(torch.int64) for row, n in zip(rows, batch.seq_lens_cpu.tolist(), strict=True)]
-        lens = batch.extend_lens_cpu.tolist()
-        self._starts = [sum(lens[:i]) for i in range(len(lens))]
+        self._plan = _Plan(batch)
+        narrowed = batch.narrowed
+        self._narrowed = None if narrowed is None or narrowed.num_tokens == 0 else _Plan(narrowed)
+
+    def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        self._kv.k[layer.layer_id].index_copy_(0, batch.out_cache_loc, k)
+        self._kv.v[layer.layer_id].index_copy_(0, batch.out_cache_loc, v)
 
     def attend(
         self,
@@ -46,40 +40,50 @@ class TorchNativeBackend(AttentionBackend):
         v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        assert k is not None, "this backend has no pool for others to store into"
-        assert v is not None
-        keys, values = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
-        keys.index_copy_(0, batch.out_cache_loc, k)
-        values.index_copy_(0, batch.out_cache_loc, v)
+        if k is not None and v is not None:
+            self.store(layer, k, v, batch)
+        plan = self._narrowed if self._narrowed is not None and self._narrowed.batch is batch else self._plan
+        assert plan is not None, "prepare was not called"
+        return plan.attend(layer, q, self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
+
+
+class _Plan:
+    """The slots of a batch's rows: padded to one tensor for decode rows, else one for each."""
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        self.batch = batch
+        rows = batch.req_to_token[batch.req_pool_indices]
+        self._padded: torch.Tensor | None = None
+        self._slots: list[torch.Tensor] = []
+        self._cascade: _CascadePlan | None = None
+        if batch.mode is ForwardMode.DECODE:
+            self._padded = rows[:, : batch.max_seq_len].to(torch.int64)
+            if batch.shared is not None:
+                self._cascade = _CascadePlan(rows, batch, batch.shared)
+        else:
+            self._slots = [row[:n].to(torch.int64) for row, n in zip(rows, batch.seq_lens_cpu.tolist(), strict=True)]
+
+    def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         if self._cascade is not None and layer.sliding_window is None:
             return self._cascade.attend(layer, q, keys, values)
         if self._padded is not None:
-            return self._decode(layer, q, keys, values, batch)
-        parts = []
-        lens = zip(batch.seq_lens_cpu.tolist(), batch.extend_lens_cpu.tolist(), strict=True)
-        for i, (seq_len, new) in enumerate(lens):
-            rows = q[self._starts[i] : self._starts[i] + new]
-            mask = self._mask(seq_len - new + torch.arange(new, device=q.device)[:, None], seq_len, layer)
-            parts.append(
-                _attention(layer, rows[None], keys[self._slots[i]][None], values[self._slots[i]][None], mask)[0]
-            )
+            mask = _mask((self.batch.seq_lens - 1)[:, None, None], self._padded.shape[1], layer)
+            return _attention(layer, q[:, None], keys[self._padded], values[self._padded], mask[:, None])[:, 0]
+        parts, lens = [], self.batch.extend_lens_cpu.tolist()
+        for queries, slots in zip(torch.split(q, lens), self._slots, strict=True):
+            new = len(queries)
+            mask = _mask(len(slots) - new + torch.arange(new, device=q.device)[:, None], len(slots), layer)
+            parts.append(_attention(layer, queries[None], keys[slots][None], values[slots][None], mask)[0])
         return torch.cat(parts)
 
-    def _decode(
-        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: ForwardBatch
-    ) -> torch.Tensor:
-        assert self._padded is not None
-        mask = self._mask((batch.seq_lens - 1)[:, None, None], self._padded.shape[1], layer)
-        return _attention(layer, q[:, None], keys[self._padded], values[self._padded], mask[:, None])[:, 0]
 
-    @staticmethod
-    def _mask(query_positions: torch.Tensor, length: int, layer: AttentionLayer) -> torch.Tensor:
-        """True where a query at the given position sees the key at each of `length` positions."""
-        positions = torch.arange(length, device=query_positions.device)
-        seen = positions <= query_positions
-        if layer.sliding_window is not None:
-            seen &= positions > query_positions - layer.sliding_window
-        return seen
+def _mask(query_positions: torch.Tensor, length: int, layer: AttentionLayer) -> torch.Tensor:
+    """True where a query at the given position sees the key at each of `length` positions."""
+    positions = torch.arange(length, device=query_positions.device)
+    seen = positions <= query_positions
+    if layer.sliding_window is not None:
+        seen &= positions > query_positions - layer.sliding_window
+    return seen
 
 
 def _attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from radixrt.messages import I32, Int32Array, unpack_i32
 
@@ -36,6 +37,13 @@ class SharedGroups:
     def from_row(self, first: int) -> SharedGroups:
         """The same for the step's rows from `first` on alone, before which no row shares anything."""
         return self if first == 0 else SharedGroups(self.segments, self.rows - first)
+
+    def among(self, chosen: npt.NDArray[np.bool_]) -> SharedGroups | None:
+        """The same for the step's rows that are set in `chosen` (bool [B]) alone; None if one that shares is not."""
+        if not chosen[self.rows].all():
+            return None
+        places = np.cumsum(chosen, dtype=I32) - 1
+        return SharedGroups(self.segments, places[self.rows])
 
     def ends(self, num_rows: int) -> Int32Array:
         """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""

@@ -80,7 +80,8 @@ class LogitsProcessorOutput:
 
     Attributes:
         next_token_logits: float32 [S, vocab], for the step's sampling rows in order.
-        hidden_states: [T, hidden], the final hidden state of every new token.
+        hidden_states: [T, hidden], the final hidden state of every new token; for a narrowed batch [S, hidden], of the
+            sampling rows alone.
     """
 
     next_token_logits: torch.Tensor
@@ -219,6 +220,7 @@ class ModelRunner:
         started = time.perf_counter()
         for step in steps:
             self._run_once(step)
+        self._run_once(steps[-1], narrow=self._model.narrows)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
         logger.info(
@@ -229,8 +231,9 @@ class ModelRunner:
         torch.cuda.empty_cache()
         return peak
 
-    def _run_once(self, step: ForwardStep) -> None:
-        batch = self.prepare(step)
+    def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> None:
+        """Not narrowed, a step takes the memory of one that scores its tokens."""
+        batch = self.batches.build(step, narrow=narrow)
         self.sample(self.forward(batch), batch, step, None)
 
     def init_attention_backend(self) -> None:
@@ -291,7 +294,7 @@ class ModelRunner:
             staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
             if staged is not None:
                 return staged
-        return self.batches.build(step)
+        return self.batches.build(step, narrow=self._model.narrows)
 
     def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
         """Run the model over a batch by its mode; an IDLE batch runs nothing and has no logits."""
@@ -303,7 +306,8 @@ class ModelRunner:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
         self._attention.prepare(batch)
         hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
-        last = hidden if batch.mode is ForwardMode.DECODE else hidden[batch.logits_index]
+        whole = batch.mode is ForwardMode.DECODE or batch.narrowed is not None
+        last = hidden if whole else hidden[batch.logits_index]
         if not last.shape[0]:
             return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
         place = None if self._graphs is None else self._graphs.logits_for(last.shape[0])

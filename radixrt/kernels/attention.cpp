@@ -353,25 +353,15 @@ void attend(const Problem<T>& p, const Task* tasks, int num_tasks, const Group* 
 }
 
 template <typename T>
-void store_rows(const T* k, const T* v, int64_t k_stride, int64_t v_stride, T* k_pool, T* v_pool, const int64_t* slots, int tokens, int width) {
-    for (int i = 0; i < tokens; i++) {
-        std::memcpy(k_pool + slots[i] * width, k + i * k_stride, sizeof(T) * width);
-        std::memcpy(v_pool + slots[i] * width, v + i * v_stride, sizeof(T) * width);
-    }
-}
-
-template <typename T>
-void entry(const void* q, const void* k, const void* v, const int64_t* strides, void* k_pool, void* v_pool, void* out,
+void entry(const void* q, int64_t q_stride, const void* k_pool, const void* v_pool, void* out,
            const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,
-           const int32_t* extend_lens, const int64_t* out_cache_loc, int tokens, const int32_t* tasks, int num_tasks,
-           const int32_t* groups, int num_groups, const int32_t* segments, const int32_t* rows, const int32_t* first_token,
-           const int32_t* shape, float scale, int window) {
+           const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,
+           const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape, float scale,
+           int window) {
     const int heads = shape[0], kv_heads = shape[1], dim = shape[2];
-    store_rows<T>(static_cast<const T*>(k), static_cast<const T*>(v), strides[1], strides[2], static_cast<T*>(k_pool),
-                  static_cast<T*>(v_pool), out_cache_loc, tokens, kv_heads * dim);
     Problem<T> problem{static_cast<const T*>(q), static_cast<const T*>(k_pool), static_cast<const T*>(v_pool),
                        static_cast<T*>(out), req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens,
-                       strides[0], heads, kv_heads, dim, scale, window,
+                       q_stride, heads, kv_heads, dim, scale, window,
                        reinterpret_cast<const Segment*>(segments), rows, first_token};
     attend(problem, reinterpret_cast<const Task*>(tasks), num_tasks, reinterpret_cast<const Group*>(groups), num_groups);
 }
@@ -383,16 +373,23 @@ extern "C" {
 int radixrt_query_block() { return QUERY_BLOCK; }
 int radixrt_max_dim() { return MAX_DIM; }
 
-#define RADIXRT_ENTRY(NAME, TYPE)                                                                                       \
-    void NAME(const void* q, const void* k, const void* v, const int64_t* strides, void* k_pool, void* v_pool, void* out, \
+// New keys and values to their slots of the pool; strides (between tokens) and width (of a token's heads) in bytes.
+void radixrt_store(const char* k, const char* v, int64_t k_stride, int64_t v_stride, char* k_pool, char* v_pool,
+                   const int64_t* slots, int tokens, int64_t width) {
+    for (int i = 0; i < tokens; i++) {
+        std::memcpy(k_pool + slots[i] * width, k + i * k_stride, width);
+        std::memcpy(v_pool + slots[i] * width, v + i * v_stride, width);
+    }
+}
+
+#define RADIXRT_ENTRY(NAME, TYPE)                                                                                        \
+    void NAME(const void* q, int64_t q_stride, const void* k_pool, const void* v_pool, void* out,                        \
               const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens, \
-              const int32_t* extend_lens, const int64_t* out_cache_loc, int tokens, const int32_t* tasks, int num_tasks, \
-              const int32_t* groups, int num_groups, const int32_t* segments, const int32_t* rows,                      \
-              const int32_t* first_token,                                                                               \
-              const int32_t* shape, float scale, int window) {                                                          \
-        entry<TYPE>(q, k, v, strides, k_pool, v_pool, out, req_to_token, row_stride, req_pool_indices, seq_lens,         \
-                    extend_lens, out_cache_loc, tokens, tasks, num_tasks, groups, num_groups, segments, rows, first_token, shape,  \
-                    scale, window);                                                                                      \
+              const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,    \
+              const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape,            \
+              float scale, int window) {                                                                                 \
+        entry<TYPE>(q, q_stride, k_pool, v_pool, out, req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens, \
+                    tasks, num_tasks, groups, num_groups, segments, rows, first_token, shape, scale, window);            \
     }
 RADIXRT_ENTRY(radixrt_attend_bf16, bf16)
 RADIXRT_ENTRY(radixrt_attend_f32, float)

@@ -56,8 +56,9 @@ class Attention(nn.Module):
         rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
+        narrowed: ForwardBatch | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """[T, hidden] -> [T, hidden]; given batch.narrowed, [S, hidden] of its tokens."""
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.layer.head_dim)
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
@@ -65,6 +66,12 @@ class Attention(nn.Module):
         q, k, v = self._ops.prepare_heads(
             qkv, self.layer, positions, rotary_table, q_weight, k_weight, self._eps, pool, batch.out_cache_loc
         )
+        if narrowed is not None:
+            if k is not None and v is not None:
+                attention.store(self.layer, k, v, batch)
+            if not narrowed.num_tokens:
+                return x[:0]
+            q, k, v, batch = q[batch.logits_index], None, None, narrowed
         out = attention.attend(self.layer, q, k, v, batch)
         projected: torch.Tensor = self.o_proj(out)
         return projected
@@ -110,17 +117,28 @@ class DecoderLayer(nn.Module):
         rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
-    ) -> torch.Tensor:
-        """Add x, what the layer before left, to the residual sum [T, hidden]; return what this one adds next."""
+        narrowed: ForwardBatch | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x, what the layer before left, to the residual sum [T, hidden].
+
+        Returns:
+            The sum, and what this layer adds next; given batch.narrowed, [S, hidden] of its tokens.
+        """
         x = self._ops.add_rms_norm(residual, x, self.input_norm.weight, self._eps, self._dtype)
-        x = self.attention(x, positions, rotary_table, batch, attention)
+        x = self.attention(x, positions, rotary_table, batch, attention, narrowed)
+        if narrowed is not None:
+            residual = residual[batch.logits_index]
+            if not narrowed.num_tokens:
+                return residual, x
         x = self._ops.add_rms_norm(residual, x, self.post_attention_norm.weight, self._eps, self._dtype)
-        out: torch.Tensor = self.feed_forward(x)
-        return out
+        return residual, self.feed_forward(x)
 
 
 class Decoder(nn.Module):
     """A causal language model. Parameters start on the meta device; `radixrt.executor.weights` sets them.
+
+    The last layer computes keys and values of every token, and all else only for tokens whose hidden states are wanted
+    (`ForwardBatch.narrowed`).
 
     Args:
         spec: a spec whose `decoder` is set; positions up to its context_length can be computed.
@@ -133,6 +151,8 @@ class Decoder(nn.Module):
     Raises:
         ConfigError: the ranks cannot share it.
     """
+
+    narrows = True
 
     def __init__(
         self, spec: ModelSpec, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps,
@@ -170,7 +190,7 @@ class Decoder(nn.Module):
             batch: handed to the backend, which has been prepared for it.
 
         Returns:
-            [T, hidden] in residual_dtype, the final norm applied.
+            [T, hidden] in residual_dtype, the final norm applied; of a batch that is narrowed, [S, hidden].
         """
         assert self._rotary is not None, "finalize was not called"
         table = self._rotary.table
@@ -178,10 +198,14 @@ class Decoder(nn.Module):
             embedded = F.embedding(input_ids, self.embed_tokens)
         else:
             embedded = embed_parallel(input_ids, self.embed_tokens, self._part.vocab.start, self._group)
-        residual = embedded.to(self._residual_dtype)
+        residual: torch.Tensor = embedded.to(self._residual_dtype)
         x: torch.Tensor | None = None
-        for layer in self.layers:
-            x = layer(residual, x, positions, table, batch, attention)
+        *before, last = self.layers
+        for layer in before:
+            residual, x = layer(residual, x, positions, table, batch, attention)
+        residual, x = last(residual, x, positions, table, batch, attention, batch.narrowed)
+        if not residual.shape[0]:
+            return residual
         return self._ops.add_rms_norm(residual, x, self.norm.weight, self._spec.rms_norm_eps, self._residual_dtype)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -27,6 +27,9 @@ class Model(Protocol):
     attention_layers: list[AttentionLayer]
     """One for each layer, in order; their layer_ids count from 0."""
 
+    narrows: bool
+    """Whether `forward` goes by `batch.narrowed`; if not, no batch it gets has one."""
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -34,7 +37,8 @@ class Model(Protocol):
         batch: ForwardBatch,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """int64 [T] token ids and positions -> [T, hidden], the final norm applied."""
+        """int64 [T] token ids and positions -> [T, hidden], the final norm applied; where `batch.narrowed` is set,
+        [S, hidden], its tokens' alone."""
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], in `out` (contiguous) if that saves a copy, else anywhere."""

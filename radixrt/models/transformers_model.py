@@ -89,6 +89,8 @@ class _HiddenOnly:
 class TransformersModel(nn.Module):
     """A causal language model of transformers. Build one with `from_folder`."""
 
+    narrows = False  # its layers are transformers' and take all tokens alike
+
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()
         prefix = model.base_model_prefix

@@ -24,11 +24,26 @@ STEPS = {
     "prompts": [(5, 5), (130, 130), (1, 1), (64, 64)],
     "chunks": [(700, 120), (33, 32), (400, 1), (90, 90)],
 }
+NARROWED = {
+    "prompts": ([(130, 130), (64, 64), (5, 5)], [1, 0, 1]),
+    "fresh": ([(600, 600), (70, 70)], [1, 1]),
+    "chunks": ([(700, 120), (33, 32), (400, 1), (90, 90)], [0, 1, 1, 1]),
+    "all-kinds": ([(900, 130), (600, 600), (400, 1), (90, 1), (17, 1), (1025, 1)], [1, 0, 1, 1, 1, 1]),
+    "one-of-many": ([(2500, 300), (80, 80)], [0, 1]),
+    "none": ([(600, 600), (90, 90)], [0, 0]),
+}
+"""Rows, and which of them sample."""
+
 SHAPES = {"llama": (32, 8, 128), "qwen": (16, 8, 128), "small": (9, 3, 64)}
 
 
-def make_batch(rows: list[tuple[int, int]], page_size: int, seed: int) -> tuple[ForwardBatch, int]:
-    """A step of rows (sequence length, new tokens) in scattered pages, and the slots of the pool."""
+def make_batch(
+    rows: list[tuple[int, int]], page_size: int, seed: int, samples: list[int] | None = None, *, narrow: bool = False
+) -> tuple[ForwardBatch, int]:
+    """A step of rows (sequence length, new tokens) in scattered pages, and the slots of the pool.
+
+    samples: by row, 0 for one that does not; None if all do.
+    """
     rng = np.random.default_rng(seed)
     pages = [-(-n // page_size) for n, _ in rows]
     order = rng.permutation(sum(pages)) + 1
@@ -46,9 +61,10 @@ def make_batch(rows: list[tuple[int, int]], page_size: int, seed: int) -> tuple[
         step_id=0, mode=2 if decode else 1, req_pool_idx=pack_i32(np.arange(1, len(rows) + 1)),
         seq_lens=pack_i32([n for n, _ in rows]), out_cache_loc=pack_i32(np.concatenate(new)),
         extend_lens=b"" if decode else pack_i32([e for _, e in rows]),
-        input_ids=b"" if decode else pack_i32(np.zeros(tokens)), samples=b"" if decode else bytes([1] * len(rows)),
+        input_ids=b"" if decode else pack_i32(np.zeros(tokens)),
+        samples=b"" if decode else bytes(samples or [1] * len(rows)),
     )  # fmt: skip
-    return builder.build(step), sum(pages) * page_size
+    return builder.build(step, narrow=narrow), sum(pages) * page_size
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -86,6 +102,57 @@ def test_equals_the_reference(rows: str, window: int | None, shape: str, page_si
     # Each row by itself: a short one must not hide behind long ones.
     rows_error = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert rows_error.max() < (3e-2 if pool is torch.bfloat16 else 0.2)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("rows", NARROWED)
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_narrowed_last_layer_equals_the_reference(
+    rows: str, window: int | None, page_size: int, pool: torch.dtype
+) -> None:
+    """Two layers of a step: the first attends to all of it, the last to its narrowed batch."""
+    if (window is not None or pool is torch.float8_e4m3fn) and page_size != 1:
+        pytest.skip("windows and float8 are tried with one page size")
+    from radixrt.attention.flashinfer import FlashInferBackend
+
+    heads, kv_heads, dim = SHAPES["llama"]
+    layers = [AttentionLayer(i, heads, kv_heads, dim, dim**-0.5, window) for i in range(2)]
+    batch, slots = make_batch(NARROWED[rows][0], page_size, 3, NARROWED[rows][1], narrow=True)
+    narrowed = batch.narrowed
+    assert narrowed is not None
+    generator = torch.Generator(DEVICE).manual_seed(2)
+
+    def random(tokens: int, count: int) -> torch.Tensor:
+        return torch.randn(tokens, count, dim, device=DEVICE, generator=generator).bfloat16()
+
+    ours = KVCache(layers, slots, page_size, pool, DEVICE)
+    exact = KVCache(layers, slots, page_size, torch.float32, DEVICE)
+    for mine, theirs in zip(ours.k + ours.v, exact.k + exact.v, strict=True):
+        theirs.copy_(random(slots + page_size, kv_heads))
+        mine.copy_(theirs.to(pool))
+    backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=8, max_pages=4096)
+    reference = TorchNativeBackend(exact)
+    limit = 1e-2 if pool is torch.bfloat16 else 6e-2
+    for _ in range(2):  # the second time every plan is made anew in the same places
+        backend.prepare(batch)
+        reference.prepare(batch)
+        for layer in layers:
+            q, k, v = (random(batch.num_tokens, n) for n in (heads, kv_heads, kv_heads))
+            expected = reference.attend(layer, q.float(), k.float(), v.float(), batch)
+            if layer is layers[0]:
+                got = backend.attend(layer, q, k, v, batch).float()
+            else:
+                backend.store(layer, k, v, batch)
+                if narrowed.num_tokens == 0:
+                    continue
+                expected = expected[batch.logits_index]
+                got = backend.attend(layer, q[batch.logits_index], None, None, narrowed).float()
+            assert got.shape == expected.shape
+            assert (got - expected).norm() / expected.norm() < limit
+            assert ((got - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 3.4 * limit
+        stored = ours.k[1][batch.out_cache_loc].float(), exact.k[1][batch.out_cache_loc]
+        assert (stored[0] - stored[1]).norm() / stored[1].norm() < limit
 
 
 def test_float32_is_left_to_the_reference(caplog: pytest.LogCaptureFixture, tmp_path) -> None:  # type: ignore[no-untyped-def]

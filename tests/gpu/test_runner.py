@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from radixrt import Engine
+from radixrt.batch import forward_batch
 from radixrt.errors import RadixRTError
 from tests.tiny_models import make_tiny_model
 
@@ -86,6 +87,18 @@ def test_padded_graphs_agree_with_uncaptured_steps(model: Callable[[str], Path])
     """Padding changes which matrix kernels run, so bfloat16 may part ways, but late."""
     expected = greedy(model("llama"), cuda_graph="off")
     assert agreement(greedy(model("llama"), cuda_graph="start", max_running_requests=16), expected) > 0.7
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_a_narrowed_last_layer_agrees_with_a_whole_one(
+    kind: str, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its single queries go through another kernel, so bfloat16 may part ways, but late."""
+    options = {"chunked_prefill_size": 64, "max_running_requests": 16}
+    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 2**30)
+    expected = greedy(model(kind), **options)
+    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 1)
+    assert agreement(greedy(model(kind), **options), expected) > 0.5
 
 
 def test_sampling_with_seeds_does_not_depend_on_graphs(model: Callable[[str], Path]) -> None:

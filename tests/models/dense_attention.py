@@ -19,6 +19,9 @@ class DenseAttention(AttentionBackend):
     def prepare(self, batch: ForwardBatch) -> None:
         pass
 
+    def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        raise NotImplementedError("batches without a pool are not narrowed")
+
     def attend(
         self,
         layer: AttentionLayer,
