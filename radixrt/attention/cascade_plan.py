@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from radixrt.batch.shared_groups import COUNT, FIRST, LENGTH, START, SharedGroups
 from radixrt.messages import I32, Int32Array
@@ -126,7 +128,7 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     partial = np.empty(len(members), I32)
     partial[np.argsort(members, kind="stable")] = np.arange(len(members), dtype=I32)
     row_ptr = np.searchsorted(np.sort(members), np.arange(limits.sections[1]))
-    parts = (lane_ptr, row_ptr, np.stack([members, partial], axis=1), items[order])
+    parts: list[npt.NDArray[Any]] = [lane_ptr, row_ptr, np.stack([members, partial], axis=1), items[order]]
     packed = np.zeros(limits.packed_size, I32)
     start = 0
     for part, size in zip(parts, limits.sections, strict=True):

@@ -12,8 +12,9 @@ import numpy as np
 
 from radixrt.messages import Int32Array
 
-MIN_FRESH_TOKENS = 512
-"""Fewer go by pages with the others: what is saved is less than a launch more."""
+MIN_FRESH_TOKENS = 1024
+"""Fewer go by pages with the others: what is saved is less than a launch more, and steps of so few tokens are captured
+(`radixrt.executor.prompt_graph_runner`)."""
 
 MIN_SINGLE_ROWS = 4
 

@@ -1,4 +1,4 @@
-"""For which numbers of rows decode graphs are captured, and which of them a step uses."""
+"""For which numbers of rows and tokens graphs are captured, and which of them a step uses."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def graph_buckets(max_rows: int) -> list[int]:
         else:
             n += 2 ** (n.bit_length() - 4)
     return [*buckets, max_rows]
+
+
+def token_buckets(max_tokens: int) -> list[int]:
+    """Ascending numbers of prompt tokens, the last one max_tokens: a step is padded by a quarter at most, or by 15."""
+    buckets, n = [], 16
+    while n < max_tokens:
+        buckets.append(n)
+        n += max(16, 2 ** (n.bit_length() - 3))
+    return [*buckets, max_tokens]
 
 
 def bucket_for(rows: int, buckets: list[int]) -> int | None:

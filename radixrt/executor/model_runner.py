@@ -45,6 +45,7 @@ from radixrt.models.registry import Model
 
 if TYPE_CHECKING:
     from radixrt.executor.cuda_graph_runner import CudaGraphRunner, StagedStep
+    from radixrt.executor.prompt_graph_runner import PromptGraphRunner
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +204,7 @@ class ModelRunner:
         self._sampler = Sampler(self._tables)
         self._prompt_logprobs: dict[int, int] = {}  # alternatives per prompt token, by req_pool_idx
         self._graphs: CudaGraphRunner | None = None
+        self._prompt_graphs: PromptGraphRunner | None = None
 
     def _measure_largest_step(self, kv_dtype: torch.dtype) -> int:
         """Bytes that the largest step takes for a while. It also loads every kernel that prompts need."""
@@ -245,11 +247,12 @@ class ModelRunner:
         )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:
-        """Decode steps are captured where the attention backend can be; with cuda_graph=start, all of them now."""
+        """Decode steps and short prompts are captured, with FlashInfer's attention; with cuda_graph=start, all now."""
         if self.device.type != "cuda" or self._config.cuda_graph == "off":
             return
         from radixrt.attention.flashinfer import FlashInferBackend
         from radixrt.executor.cuda_graph_runner import CudaGraphRunner
+        from radixrt.executor.prompt_graph_runner import PromptGraphRunner
 
         if not isinstance(self._attention, FlashInferBackend):
             return
@@ -257,8 +260,17 @@ class ModelRunner:
             self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
             max_rows=self._config.max_running_requests, device=self.device, group=self._group,
         )  # fmt: skip
-        while self._config.cuda_graph == "start" and self._graphs.capture_next():
+        self._prompt_graphs = PromptGraphRunner(
+            self._model, self._attention, self.batches, max_tokens=self._config.max_step_tokens, dtype=self.dtype,
+            device=self.device, group=self._group,
+        )  # fmt: skip
+        while self._config.cuda_graph == "start" and self._capture_next():
             pass
+
+    def _capture_next(self) -> bool:
+        """One graph more; False if there is none left."""
+        graphs = (self._graphs, self._prompt_graphs)
+        return any(each is not None and each.capture_next() for each in graphs)
 
     def warm_up(self) -> None:
         """Fill the allocator with blocks for the largest step: asking the driver for memory waits for the device.
@@ -277,7 +289,7 @@ class ModelRunner:
 
         Not with other ranks: they would have to capture the same graph at the same time, and each is idle at its own.
         """
-        return self._graphs is not None and self._group.size == 1 and self._graphs.capture_next()
+        return self._group.size == 1 and self._capture_next()
 
     # --- one step ---
 
@@ -304,10 +316,12 @@ class ModelRunner:
             return LogitsProcessorOutput(self._graphs.forward(batch), nothing)
         if batch.mode is ForwardMode.IDLE:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
-        self._attention.prepare(batch)
-        hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
-        whole = batch.mode is ForwardMode.DECODE or batch.narrowed is not None
-        last = hidden if whole else hidden[batch.logits_index]
+        hidden = self._prompt_graphs.forward(batch) if self._prompt_graphs is not None else None
+        narrowed = hidden is None and (batch.narrowed is not None or batch.mode is ForwardMode.DECODE)
+        if hidden is None:
+            self._attention.prepare(batch)
+            hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
+        last = hidden if narrowed else hidden[batch.logits_index]
         if not last.shape[0]:
             return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
         place = None if self._graphs is None else self._graphs.logits_for(last.shape[0])

@@ -92,6 +92,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(
         tmp_path_factory.mktemp("models") / "wide", "llama", hidden_size=256, num_attention_heads=8,
         num_key_value_heads=4, head_dim=64, intermediate_size=512, initializer_range=0.08,
+        max_position_embeddings=2048,
     )  # fmt: skip
 
 
@@ -117,8 +118,9 @@ def test_float32_equals_one_gpu(size: int, options: dict[str, Any], model: Path,
 @pytest.mark.parametrize("all_reduce", ["nccl", "one_shot"])
 @pytest.mark.parametrize("size", SIZES)
 def test_one_row_is_the_same_however_its_steps_run(size: int, all_reduce: str, model: Path) -> None:
-    """Captured at the start, when first needed, or not at all: a row alone meets the same kernels."""
-    one = prompts()[3:4]
+    """Captured at the start, when first needed, or not at all: a row alone meets the same kernels. The prompt is too
+    long to be captured: that would pad it, and matrix products round differently for another number of tokens."""
+    one = [[i % 400 + 3 for i in range(1100)]]
     ways = [
         tokens(model, one, dtype="bfloat16", tp=size, all_reduce=all_reduce, cuda_graph=how)
         for how in ("off", "auto", "start")
