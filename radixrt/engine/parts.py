@@ -58,7 +58,8 @@ def make_runner(
         place: which rank of how many it is; default: the only one.
         mask_path: where the scheduler puts grammar masks, in another process.
     """
-    from radixrt.executor.model_runner import ModelRunner, RunnerConfig
+    from radixrt.executor.model_runner import ModelRunner
+    from radixrt.executor.runner_config import RunnerConfig
 
     return ModelRunner(
         RunnerConfig(

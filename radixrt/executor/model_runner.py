@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +25,10 @@ from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
 from radixrt.executor.profile_run import largest_step, mixed_step
-from radixrt.executor.rank_place import ONLY_RANK, RankPlace
+from radixrt.executor.runner_config import RunnerConfig
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
+from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.weights import load_model
 from radixrt.kernels.build import KernelUnavailable, load_kernels
 from radixrt.layers.cuda_ops import CudaOps
@@ -48,72 +48,6 @@ if TYPE_CHECKING:
     from radixrt.executor.prompt_graph_runner import PromptGraphRunner
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunnerConfig:
-    """What one runner needs to know; plain values, so that it can cross a process boundary as JSON."""
-
-    folder: str
-    dtype: str
-    load_format: str
-    device: str
-    attention_backend: str
-    num_threads: int | None
-    context_length: int
-    max_running_requests: int
-    page_size: int
-    kv_cache_tokens: int | None
-    memory_fraction: float
-    kv_cache_dtype: str
-    max_step_tokens: int
-    cuda_graph: str
-    random_seed: int
-    kernel_cache: str
-    show_progress: bool = False
-    mask_path: str | None = None
-    place: RankPlace = ONLY_RANK
-
-
-@dataclass(frozen=True)
-class LogitsProcessorOutput:
-    """What the model says about a step.
-
-    Attributes:
-        next_token_logits: float32 [S, vocab], for the step's sampling rows in order.
-        hidden_states: [T, hidden], the final hidden state of every new token; for a narrowed batch [S, hidden], of the
-            sampling rows alone.
-    """
-
-    next_token_logits: torch.Tensor
-    hidden_states: torch.Tensor
-
-
-@dataclass(frozen=True)
-class SampledStep:
-    """What a step leaves for the scheduler.
-
-    Attributes:
-        result: of the sampling rows, on the host or on its way there; None if there are none.
-        copied: has happened when `result` is there; None: it is there.
-        prompt_logprobs, scores: see `messages.StepOutput`.
-    """
-
-    result: SampleResult | None
-    copied: torch.cuda.Event | None
-    prompt_logprobs: list[LogprobColumns]
-    scores: bytes
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `result` can be read without waiting for the device."""
-        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> SampleResult | None:
-        """The result, once it is there."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return self.result
 
 
 class ModelRunner:
@@ -425,5 +359,14 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        for name in ("_graphs", "_model", "_kv_cache", "_attention", "batches", "_tables", "_sampler"):
+        for name in (
+            "_graphs",
+            "_prompt_graphs",
+            "_model",
+            "_kv_cache",
+            "_attention",
+            "batches",
+            "_tables",
+            "_sampler",
+        ):
             self.__dict__.pop(name, None)

@@ -20,7 +20,8 @@ import torch
 
 from radixrt.batch.forward_batch import ForwardBatch
 from radixrt.channel import Outbox
-from radixrt.executor.model_runner import LogitsProcessorOutput, ModelRunner, SampledStep
+from radixrt.executor.model_runner import ModelRunner
+from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.step_trace import StepTimes, StepTrace
 from radixrt.messages import (
     DebugReply,

@@ -14,7 +14,9 @@ import torch
 
 from radixrt.batch import forward_batch
 from radixrt.batch.forward_batch import ForwardBatch
-from radixrt.executor.model_runner import LogitsProcessorOutput, ModelRunner, RunnerConfig
+from radixrt.executor.model_runner import ModelRunner
+from radixrt.executor.runner_config import RunnerConfig
+from radixrt.executor.step_result import LogitsProcessorOutput
 from radixrt.messages import ForwardStep, SamplingRow, pack_i32
 from tests.tiny_models import KINDS
 
