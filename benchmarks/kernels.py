@@ -5,8 +5,8 @@
 Calls are captured in one CUDA graph and replayed, so that no time of the host is in it. A cell is microseconds of ours,
 of torch in brackets, and GB/s of ours: bytes that must be read or written once. Below some 50 MB everything lies in the
 L2 cache, as it does when the operation before has just written it, and more than the memory's bandwidth is no mistake.
-Not so the weights of the matrix-vector products: calls go round enough copies that each is read from memory. There a
-"!" says that `wins` in radixrt/kernels/triton/gemv.py chose the slower way.
+Not so the weights of products: calls go round enough copies that each is read from memory. There a "!" says that
+what chooses (in radixrt/kernels/triton: gemv.py for a few tokens, skinny_gemm_config.py for more) chose the slower way.
 """
 
 import argparse
@@ -21,10 +21,11 @@ from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.executor import draw
-from radixrt.kernels.triton import gemv
+from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
 from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
+from radixrt.kernels.triton.skinny_gemm_config import find
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import LayerOps, TorchOps
 
@@ -35,6 +36,7 @@ MAX_ROWS = 512
 """A step samples at most this many rows; larger token counts are left out for what works on logits."""
 
 FEW_TOKENS = [1, 2, 4]
+BATCH_TOKENS = [8, 16, 32, 64, 128]
 COPIES_BYTES = 256 * 2**20
 """Of all copies of one weight: several times the L2 cache."""
 
@@ -189,9 +191,6 @@ KERNELS: dict[str, Callable[[LayerOps, Shape, int], Case]] = {
 OVER_LOGITS = {"sampling", "top_p", "mask", "output head"}
 
 
-MATRIX_VECTOR = "matrix-vector products"
-
-
 def matrices(s: Shape, ranks: int) -> Iterator[tuple[str, int, int]]:
     """Name, rows and columns of the weights of a layer, split over ranks."""
     yield "qkv", (s.heads + 2 * s.kv_heads) * s.head_dim // ranks, s.hidden
@@ -201,30 +200,87 @@ def matrices(s: Shape, ranks: int) -> Iterator[tuple[str, int, int]]:
     yield "down", s.hidden, s.intermediate // ranks
 
 
-def product(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool, early: bool, calls: int) -> str:
-    """A cell: our kernel, whatever `wins` would choose, and cuBLAS, with our `silu_and_mul` where it is gated."""
+Multiply = Callable[[torch.Tensor, torch.Tensor, bool, bool], torch.Tensor]
+"""By x, weight, whether gate and up are multiplied, and whether it is launched early."""
+
+
+def by_gemv(x: torch.Tensor, weight: torch.Tensor, gated: bool, early: bool) -> torch.Tensor:
+    kernel = gemv.gate_up_silu if gated else gemv.gemv
+    return kernel(x, weight, None, early)
+
+
+def by_skinny_gemm() -> Multiply:
+    workspace = skinny_gemm.Workspace("cuda")
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, gated: bool, early: bool) -> torch.Tensor:
+        cut = find(x.shape[0], *weight.shape, gated=gated)
+        assert cut is not None
+        return skinny_gemm.multiply(x, weight, None, workspace, cut, gated=gated, early=early)
+
+    return multiply
+
+
+@dataclass(frozen=True)
+class Products:
+    """A kernel for products, the numbers of tokens that it is for, when it is chosen (by tokens, rows, columns, gated),
+    and whether it can be measured where it is not."""
+
+    name: str
+    make: Callable[[], Multiply]
+    wins: Callable[[int, int, int, bool], bool]
+    tokens: list[int]
+    anywhere: bool
+
+
+PRODUCTS = [
+    Products(
+        "matrix-vector products", lambda: by_gemv, lambda tokens, rows, columns, _: gemv.wins(tokens, rows, columns),
+        FEW_TOKENS, anywhere=True,
+    ),
+    Products(
+        "batch products", by_skinny_gemm, lambda *sizes: find(*sizes[:3], gated=sizes[3]) is not None, BATCH_TOKENS,
+        anywhere=False,
+    ),
+]  # fmt: skip
+
+
+def product(
+    ours: CudaOps, kernel: Multiply | None, chosen: bool, tokens: int, rows: int, columns: int, gated: bool,
+    early: bool, calls: int,
+) -> str:  # fmt: skip
+    """A cell: our kernel, if there is one, and cuBLAS with our `silu_and_mul` where it is gated.
+
+    Args:
+        chosen: whether the kernel would be taken.
+    """
     nbytes = 2 * (rows * columns + tokens * (columns + (rows // 2 if gated else rows)))
     copies = -(-COPIES_BYTES // (2 * rows * columns))
     weights = [random(rows, columns) * columns**-0.5 for _ in range(copies)]
     mine, others = itertools.cycle(weights), itertools.cycle(weights)
     x = random(tokens, columns)
-    kernel = gemv.gate_up_silu if gated else gemv.gemv
 
     def with_cublas() -> torch.Tensor:
         y = torch.nn.functional.linear(x, next(others))
         return ours.silu_and_mul(y) if gated else y
 
     each = max(calls, copies)
-    mine_us = microseconds(lambda: kernel(x, next(mine), None, early), each)
     others_us = microseconds(with_cublas, each)
-    mark = "" if gemv.wins(tokens, rows, columns) == (mine_us < others_us) else " !"
+    if kernel is None:
+        return f"({others_us:.1f})"
+    mine_us = microseconds(lambda: kernel(x, next(mine), gated, early), each)
+    mark = "" if chosen == (mine_us < others_us) else " !"
     return f"{mine_us:.1f} ({others_us:.1f}) {nbytes / mine_us / 1e3:.0f}{mark}"
 
 
-def matrix_vector_rows(ours: CudaOps, early: bool, calls: int) -> Iterator[list[str]]:
+def product_rows(ours: CudaOps, products: Products, early: bool, calls: int) -> Iterator[list[str]]:
+    kernel = products.make()
     for shape, ranks in itertools.product(SHAPES, (1, 2)):
         for name, rows, columns in matrices(shape, ranks):
-            cells = [product(ours, n, rows, columns, "silu" in name, early, calls) for n in FEW_TOKENS]
+            gated, cells = "silu" in name, []
+            for n in products.tokens:
+                chosen = products.wins(n, rows, columns, gated)
+                mine = kernel if chosen or products.anywhere else None
+                cells.append(product(ours, mine, chosen, n, rows, columns, gated, early, calls))
             model = shape.name if ranks == 1 else f"{shape.name}, {ranks} ranks"
             yield [name, model, f"{rows} x {columns}", *cells]
 
@@ -283,10 +339,11 @@ def main() -> None:
     found = list(rows_of(ours, args.only, args.tokens, args.calls))
     if found:
         print(table([*header, *(f"T = {n}" for n in args.tokens)], found))
-    if args.only is None or args.only in MATRIX_VECTOR:
-        print(f"\n{MATRIX_VECTOR}")
-        found = list(matrix_vector_rows(ours, args.early, args.calls))
-        print(table([*header, "weight", *(f"T = {n}" for n in FEW_TOKENS)], found))
+    for products in PRODUCTS:
+        if args.only is None or args.only in products.name:
+            print(f"\n{products.name}")
+            found = list(product_rows(ours, products, args.early, args.calls))
+            print(table([*header, "weight", *(f"T = {n}" for n in products.tokens)], found))
 
 
 if __name__ == "__main__":

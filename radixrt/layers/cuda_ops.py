@@ -1,13 +1,19 @@
-"""The operations of a decoder layer, by Triton kernels; products with more than a few rows are cuBLAS's."""
+"""The operations of a decoder layer, by Triton kernels; products with many rows are cuBLAS's."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
+from radixrt.kernels.triton.skinny_gemm_config import Config, find
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
+
+if TYPE_CHECKING:
+    from radixrt.kernels.triton.skinny_gemm import Workspace
 
 
 class CudaOps(LayerOps):
@@ -23,9 +29,11 @@ class CudaOps(LayerOps):
 
     def __init__(self, *, early: bool = False) -> None:
         # Here and not above: machines without triton import this module too.
-        from radixrt.kernels.triton import activation, gemv, heads, norm
+        from radixrt.kernels.triton import activation, gemv, heads, norm, skinny_gemm
 
         self._activation, self._gemv, self._heads, self._norm = activation, gemv, heads, norm
+        self._skinny_gemm = skinny_gemm
+        self._workspaces: dict[torch.device, Workspace] = {}
         self._torch = TorchOps()
         self._early = early
 
@@ -42,17 +50,36 @@ class CudaOps(LayerOps):
         return self._activation.silu_and_mul(gate_up, self._early)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if not self._takes(x, weight):
+        if self._takes_few(x, weight):
+            return self._gemv.gemv(x, weight, bias, self._early)
+        cut = self._cut(x, weight, gated=False)
+        if cut is None:
             return F.linear(x, weight, bias)
-        return self._gemv.gemv(x, weight, bias, self._early)
+        return self._skinny_gemm.multiply(x, weight, bias, self._workspace(x.device), cut, early=self._early)
 
     def gate_up_silu(self, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
-        if gate_up.weight is None or not self._takes(x, gate_up.weight):
+        weight = gate_up.weight
+        if weight is not None and self._takes_few(x, weight):
+            return self._gemv.gate_up_silu(x, weight, gate_up.bias, self._early)
+        cut = None if weight is None else self._cut(x, weight, gated=True)
+        if weight is None or cut is None:
             return self.silu_and_mul(gate_up(x))
-        return self._gemv.gate_up_silu(x, gate_up.weight, gate_up.bias, self._early)
+        workspace = self._workspace(x.device)
+        return self._skinny_gemm.multiply(x, weight, gate_up.bias, workspace, cut, gated=True, early=self._early)
 
-    def _takes(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    def _takes_few(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         return self._gemv.wins(x.shape[0], *weight.shape) and self._gemv.supports(x, weight)
+
+    def _cut(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> Config | None:
+        """How the product of a batch is cut up; None where cuBLAS does it."""
+        cut = find(x.shape[0], *weight.shape, gated=gated)
+        return cut if cut is not None and self._skinny_gemm.supports(x, weight) else None
+
+    def _workspace(self, device: torch.device) -> Workspace:
+        """One for all products: they follow each other on a stream. Made by the first, which no graph captures."""
+        if device not in self._workspaces:
+            self._workspaces[device] = self._skinny_gemm.Workspace(device)
+        return self._workspaces[device]
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return self._torch.rotate(heads, positions, table)

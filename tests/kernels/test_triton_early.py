@@ -30,13 +30,14 @@ def run_layers(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, table
     return ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
 
 
-def run_products(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, gate_up: Linear) -> torch.Tensor:
-    """The same for a step of one row, whose products are kernels of ours that load their weight before they wait."""
-    assert gate_up.weight is not None
+def run_products(
+    ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, gate_up: Linear, down: torch.Tensor
+) -> torch.Tensor:
+    """The same for a step of few rows, whose products, by kernels of ours, ask for their weight before they wait."""
     x: torch.Tensor | None = None
     for _ in range(LAYERS):
         x = ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
-        x = ops.linear(ops.gate_up_silu(x, gate_up), gate_up.weight[:HIDDEN], None)
+        x = ops.linear(ops.gate_up_silu(x, gate_up), down, None)
     return ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
 
 
@@ -56,15 +57,18 @@ def test_same_bits_eagerly_and_in_a_graph() -> None:
 
 
 @needs_sm90
-def test_products_wait_for_their_row() -> None:
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_products_wait_for_their_rows(tokens: int) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
-    start = torch.randn(1, HIDDEN, generator=generator, device="cuda").bfloat16()
+    start = torch.randn(tokens, HIDDEN, generator=generator, device="cuda").bfloat16()
     weight = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
-    layer = Linear(HIDDEN, 2 * HIDDEN, False, torch.bfloat16)
-    values = torch.randn(2 * HIDDEN, HIDDEN, generator=generator, device="cuda").bfloat16() * HIDDEN**-0.5
+    # Of Qwen3-0.6B, whose products with 64 tokens go through `skinny_gemm`.
+    layer = Linear(HIDDEN, 6 * HIDDEN, False, torch.bfloat16)
+    values = torch.randn(6 * HIDDEN, HIDDEN, generator=generator, device="cuda").bfloat16() * HIDDEN**-0.5
     layer.weight = torch.nn.Parameter(values, requires_grad=False)
-    expected = run_products(CudaOps(), start.clone(), weight, layer)
-    same_in_a_graph(lambda ops, residual: run_products(ops, residual, weight, layer), start, expected)
+    down = torch.randn(HIDDEN, 3 * HIDDEN, generator=generator, device="cuda").bfloat16() * (3 * HIDDEN) ** -0.5
+    expected = run_products(CudaOps(), start.clone(), weight, layer, down)
+    same_in_a_graph(lambda ops, residual: run_products(ops, residual, weight, layer, down), start, expected)
 
 
 def same_in_a_graph(

@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA. Importing a module of this package imports triton; nothing else may do so."""
+"""Triton kernels for CUDA. Importing a module with a kernel imports triton; nothing else may do so."""
