@@ -24,11 +24,11 @@ def graph_buckets(max_rows: int) -> list[int]:
 
 
 def token_buckets(max_tokens: int) -> list[int]:
-    """Ascending numbers of prompt tokens, the last one max_tokens: a step is padded by a quarter at most, or by 15."""
+    """Ascending numbers of prompt tokens, the last one max_tokens: a step is padded by an eighth at most, or by 15."""
     buckets, n = [], 16
     while n < max_tokens:
         buckets.append(n)
-        n += max(16, 2 ** (n.bit_length() - 3))
+        n += max(16, 2 ** (n.bit_length() - 4))
     return [*buckets, max_tokens]
 
 

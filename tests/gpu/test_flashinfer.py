@@ -131,7 +131,7 @@ def test_a_narrowed_last_layer_equals_the_reference(
     for mine, theirs in zip(ours.k + ours.v, exact.k + exact.v, strict=True):
         theirs.copy_(random(slots + page_size, kv_heads))
         mine.copy_(theirs.to(pool))
-    backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=8, max_pages=4096)
+    backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=8, context_length=4096)
     reference = TorchNativeBackend(exact)
     limit = 1e-2 if pool is torch.bfloat16 else 6e-2
     for _ in range(2):  # the second time every plan is made anew in the same places

@@ -11,6 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+STAGES = 5
+"""Of the loop over a range's positions. Their slots are loaded before their keys can be, so this many make two buffers
+of keys and values, of which one is filled while the other is read; three make one, which takes a third longer."""
+
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _shared_attention_kernel(
@@ -94,5 +98,5 @@ def shared_attention(
         q.shape[0], q.stride(0), req_to_token.stride(0), scale * 1.4426950408889634,
         HEADS=q.shape[1], KV_HEADS=kv_heads, GROUP=q.shape[1] // kv_heads, DIM=dim,
         BLOCK_M=block_m, BLOCK_N=32 if exact else 64, PRECISION="ieee" if exact else "tf32",
-        num_warps=8 if block_m > 64 else 4, num_stages=2 if exact else 3,
+        num_warps=8 if block_m > 64 else 4, num_stages=2 if exact else STAGES,
     )  # fmt: skip
