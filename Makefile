@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 # A plain "torch" would bring several GB of CUDA packages; this version has a CPU wheel. TORCH=torch takes what pip picks.
 TORCH ?= torch==2.13.0
 PORT ?= 30000
+# Processes that share the suite, each with a core and about 3 GB; 0 runs it in one.
+JOBS ?= 2
 READY := $(VENV)/.ready
 
 .PHONY: run test setup check bench clean
@@ -18,7 +20,7 @@ run: setup
 	$(BIN)/python -m radixrt.server.demo --port $(PORT)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 setup: $(READY)
 

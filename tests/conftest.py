@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,62 @@ from tests.tiny_models import make_tiny_model
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Read when torch is loaded, which nothing has done yet. A step's threads wait for each other hundreds of times; were
+# they to spin meanwhile, as is the default, they would take the cores from this suite's other processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has a core; where threads are tested, the test says so
+
+LONGEST = (
+    "tests/equivalence/test_constrained.py",
+    "tests/examples/test_programs.py",
+    "tests/equivalence/test_tiny_models.py",
+    "tests/equivalence/test_smollm2.py",
+    "tests/process/test_supervision.py",
+    "tests/constrained/test_grammar_manager.py",
+    "tests/process/test_tensor_parallel.py",
+    "tests/test_cli.py",
+    "tests/server/test_structured_client.py",
+    "tests/examples/test_language_doc.py",
+    "tests/server/test_tool_tokens.py",
+    "tests/constrained/test_tools.py",
+    "tests/equivalence/test_tensor_parallel.py",
+    "tests/server/test_openai_client.py",
+    "tests/doctor/test_probes.py",
+    "tests/lang/test_endpoint.py",
+    "tests/process/test_load.py",
+    "tests/mem_cache/test_radix_cache_model.py",
+    "tests/scheduler/test_state_machine.py",
+    "tests/attention/test_cpu_backend.py",
+    "tests/lang/test_local.py",
+    "tests/lang/test_openai.py",
+    "tests/constrained/schema/test_laws.py",
+    "tests/constrained/regex/test_algebra.py",
+    "tests/constrained/test_text_grammar.py",
+    "tests/equivalence/test_scoring.py",
+    "tests/server/test_run.py",
+    "tests/test_cli_schema.py",
+)
+"""What takes the longest: workers begin with it, lest one comes to it when the others are done."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker of pytest-xdist, the longest files first; one by one, the order stays that of the tree."""
+    if hasattr(config, "workerinput"):
+        rank = {file: i for i, file in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """$TMPDIR of this process and those it starts: what engines put there is seen by no other run or worker."""
+    tmp_path_factory.getbasetemp()  # made where the user's $TMPDIR says, and kept
+    folder = Path(tempfile.mkdtemp(prefix="suite-"))  # a short path, for it is part of the sockets' paths
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +89,17 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["RADIXRT_CACHE"]
     else:
         os.environ["RADIXRT_CACHE"] = before
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch and the compiled kernels compute on two threads, whatever the machine has and earlier tests have left."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

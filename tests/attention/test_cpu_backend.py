@@ -22,6 +22,8 @@ from radixrt.errors import ConfigError
 from radixrt.kernels import build
 from tests.attention.shared_batches import random_tree
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 NUM_SLOTS = 8192
 
 BATCHES = {

@@ -46,7 +46,8 @@ def prompts(folder: Path) -> list[list[int]]:
 )
 def test_greedy_equals_transformers(options: dict, folder: Path, prompts: list[list[int]]) -> None:  # type: ignore[type-arg]
     params = {"temperature": 0, "max_tokens": NUM_TOKENS, "min_tokens": NUM_TOKENS}
-    with radixrt.Engine(dtype="float32", show_progress=False, **{"kv_cache_tokens": 4096, **options}) as engine:
+    options = {"dtype": "float32", "num_threads": 2, "kv_cache_tokens": 4096, **options}
+    with radixrt.Engine(show_progress=False, **options) as engine:
         cold = engine.generate(prompts, params)
         warm = engine.generate(prompts, params)
         engine.check_invariants()

@@ -26,7 +26,7 @@ SIZES = [(1, 8), (40, 264), (64, 256), (130, 520), (33, 2056)]
 
 CUTS = {
     "rows first": Config(64, 64, 1, 3, 4, bulk=True),
-    "tokens first": Config(32, 128, 1, 3, 4, tokens_first=True, bulk=True),
+    "tokens first": Config(32, 64, 1, 3, 4, tokens_first=True, bulk=True),
     "by threads": Config(64, 64, 1, 3, 4),
     "split": Config(32, 64, 3, 3, 4, bulk=True),
     "split by threads": Config(16, 64, 4, 4, 4, tokens_first=True),

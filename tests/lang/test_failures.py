@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,15 @@ async def test_cancelling_a_task_aborts_the_program(engine: rt.Engine, kind: str
     assert isinstance(seen[0], asyncio.CancelledError)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal: what is started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_ctrl_c_aborts_the_program(engine: rt.Engine, kind: str) -> None:
     @rt.function(**LONG)

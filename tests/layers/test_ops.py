@@ -14,6 +14,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 3, 300]
 """300 rows are enough for the kernels to use several threads."""
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 
 @pytest.fixture(scope="module")
 def compiled(cache_folder: Path) -> LayerOps:

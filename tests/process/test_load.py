@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from tests.conftest import ServerProcess
 from tests.tiny_models import make_tiny_model
 
 NUM_REQUESTS = 1000
+EACH_CLIENT = 50
+"""Requests of one client; what its pool costs grows with their square."""
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +30,19 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
 
 
 async def _flood(url: str) -> list[httpx.Response]:
-    limits = httpx.Limits(max_connections=NUM_REQUESTS)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
+    """All requests at once, each on a connection of its own."""
 
-        async def one(i: int) -> httpx.Response:
-            body = {"model": "tiny", "prompt": f"request {i}", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-            return await client.post("/v1/completions", json=body)
+    async def one(client: httpx.AsyncClient, i: int) -> httpx.Response:
+        body = {"model": "tiny", "prompt": f"request {i}", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        return await client.post("/v1/completions", json=body)
 
-        return await asyncio.gather(*(one(i) for i in range(NUM_REQUESTS)))
+    limits = httpx.Limits(max_connections=EACH_CLIENT)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(httpx.AsyncClient(base_url=url, limits=limits, timeout=120))
+            for _ in range(NUM_REQUESTS // EACH_CLIENT)
+        ]
+        return await asyncio.gather(*(one(clients[i % len(clients)], i) for i in range(NUM_REQUESTS)))
 
 
 def test_a_thousand_requests_beyond_the_queue_limit(small_server: ServerProcess) -> None:

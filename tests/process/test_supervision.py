@@ -70,6 +70,20 @@ def workers(server: ServerProcess) -> dict[str, psutil.Process]:
     return {c.cmdline()[-1]: c for c in children if "radixrt.engine.worker" in c.cmdline()}
 
 
+def wait_requests(server: ServerProcess, number: int, state: str = "requests_running") -> None:
+    """Until so many requests are "requests_running" (told four times a second), or at least "open_requests"."""
+    line = f"radixrt_{state} {float(number)}"
+    assert wait_for(lambda: line in httpx.get(f"{server.url}/metrics").text.splitlines(), 30)
+
+
+def draining(server: ServerProcess) -> bool:
+    """Whether it takes no more requests, or is gone already."""
+    try:
+        return httpx.get(f"{server.url}/health").status_code == 503
+    except httpx.TransportError:
+        return True
+
+
 def generate(server: ServerProcess, **body: object) -> httpx.Response:
     payload = {"text": "hello", "sampling_params": {"temperature": 0, "max_tokens": 4}, **body}
     return httpx.post(f"{server.url}/generate", json=payload, timeout=60)
@@ -86,7 +100,7 @@ def test_a_killed_worker_ends_every_request_and_health_within_a_second(tiny_serv
     ]
     for t in threads:
         t.start()
-    time.sleep(0.5)
+    wait_requests(tiny_server, 3)
     assert not answers
     before[kind].kill()
     killed = time.monotonic()
@@ -110,9 +124,9 @@ def test_sigterm_drains_and_leaves_nothing(tiny_server: ServerProcess) -> None:
     short = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
     thread = threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=short)))
     thread.start()
-    time.sleep(0.3)  # the request must have arrived, on a busy machine too
+    wait_requests(tiny_server, 1, "open_requests")
     tiny_server.process.terminate()
-    time.sleep(0.15)
+    assert wait_for(lambda: draining(tiny_server), 20)
     with contextlib.suppress(httpx.TransportError):  # the drain may be over already, and nobody listens
         assert generate(tiny_server).status_code == 503, "a new request during the drain"
     thread.join(30)
@@ -128,7 +142,7 @@ def test_requests_that_outlast_the_grace_time_are_ended(tiny_server: ServerProce
     forever = {"temperature": 0, "max_tokens": 60000, "ignore_eos": True}
     thread = threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=forever)))
     thread.start()
-    time.sleep(0.3)
+    wait_requests(tiny_server, 1)
     tiny_server.process.terminate()
     tiny_server.process.wait(20)
     thread.join(5)
