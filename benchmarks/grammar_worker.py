@@ -77,13 +77,13 @@ class OursWalk:
     def __init__(self, grammar: Any, eos_mask: Bits) -> None:
         self._grammar = grammar
         self._eos_mask = eos_mask
-        self._row = np.empty_like(eos_mask)
-        self.fill = grammar.fill
         self.accept = grammar.accept
 
+    def fill(self, row: Bits) -> None:
+        np.copyto(row, self._grammar.mask())
+
     def may_end(self) -> bool:
-        self._grammar.fill(self._row)
-        return bool((self._row & self._eos_mask).any())
+        return bool((self._grammar.mask() & self._eos_mask).any())
 
 
 class Ours:

@@ -5,8 +5,10 @@
     workloads  the six workloads of benchmarks.offline: seconds of each part from the call to the last token
     busy       the scheduler's loop in this process and a device in another that takes a fixed time for each step, over
                the real sockets: the part of the time that the device computes
+    chain      from an answer to the next mask and the next step, for rows with and without a JSON schema: medians and
+               90th percentiles of the parts (benchmarks.host_chain)
 
-Run: python -m benchmarks.host [steps] [workloads] [busy] [--rows 1 64 256 512] [--profile]
+Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [--rows 1 64 256 512] [--profile]
 """
 
 from __future__ import annotations
@@ -19,19 +21,24 @@ import pstats
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs without an installation
 
 import zmq
 
+from benchmarks.constrained_rows import SCHEMA
+from benchmarks.host_chain import PARTS, SPANS, measure_chain
 from benchmarks.host_pipe import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline_workloads import MAKERS, Workload, make_workload
-from benchmarks.report import table
-from benchmarks.shapes import shape_folder
+from benchmarks.report import percentile, table
+from benchmarks.shapes import CONFIGS, shape_folder
 from radixrt.config import SchedulerConfig
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.engine.arguments import Job, jobs
 from radixrt.engine.completion import Collector
 from radixrt.executor.multiproc_executor import MultiprocExecutor
@@ -39,6 +46,7 @@ from radixrt.messages import TokenizedReq, ToScheduler, ToTokenizer, pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.scheduler import Scheduler
 
+SHAPE = "qwen3-0.6b"
 PROMPT_TOKENS = 64
 STEP_PARTS = ("next_batch", "submit", "turnaround", "commit", "deltas", "scheduler", "tokenizer out", "main out")
 WORKLOAD_PARTS = (
@@ -46,6 +54,8 @@ WORKLOAD_PARTS = (
 )  # fmt: skip
 BUSY_STEPS_MS = {0.6: 1, 1.1: 1, 2.5: 64, 6.0: 512}
 """Step times with the rows that take about so long on an H200."""
+PREPARE_MS = 0.5
+"""What a runner there needs from a step's message to the beginning of its work on the device."""
 
 
 def plain_workload(rows: int, output: int, seed: int = 0) -> Workload:
@@ -128,26 +138,39 @@ def measure_workload(folder: Path, name: str, *, detokenize: bool, profile: bool
     return {**{part: times[part] for part in WORKLOAD_PARTS}, "steps": pipe.device.steps}
 
 
-def measure_busy(rows: int, step_ms: float, steps: int, depth: int) -> tuple[float, float]:
-    """The device's busy share over `steps` decode steps, and the mean milliseconds between two steps."""
+def measure_busy(
+    rows: int, step_ms: float, steps: int, depth: int, folder: Path, shape: Mapping[str, Any],
+    schema: dict[str, Any] | None = None,
+) -> tuple[float, float]:  # fmt: skip
+    """The device's busy share over `steps` decode steps, and the mean milliseconds between two steps.
+
+    Args:
+        schema: what the rows are constrained by; then the runner also takes `PREPARE_MS` to prepare each step, once the
+            mask of the step before has come.
+    """
+    vocab_size, eos_id = shape["vocab_size"], shape["eos_token_id"]
     config = SchedulerConfig(max_running_requests=512, max_queued_requests=1024, chunked_prefill_size=8192)
-    with tempfile.TemporaryDirectory(prefix="radixrt-host-") as folder:
+    with tempfile.TemporaryDirectory(prefix="radixrt-host-") as scratch:
         context: zmq.Context[Any] = zmq.Context()
-        endpoints = [f"ipc://{folder}/{name}" for name in ("runner", "answers")]
-        command = [sys.executable, "-m", "benchmarks.host_device", *endpoints, str(step_ms)]
+        endpoints = [f"ipc://{scratch}/{name}" for name in ("runner", "answers")]
+        masks, prepare_ms = f"{scratch}/masks", 0.0 if schema is None else PREPARE_MS
+        command = [sys.executable, "-m", "benchmarks.host_device", *endpoints]
+        command += [str(step_ms), str(prepare_ms), masks, str(vocab_size), str(eos_id)]
         device = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-        executor = MultiprocExecutor(context, endpoints[:1], endpoints[1], mask_path=f"{folder}/masks", max_rows=1)
+        executor = MultiprocExecutor(context, endpoints[:1], endpoints[1], mask_path=masks, max_rows=rows)
         try:
             executor.wait_ready(30.0)
             inbox: Wire[ToScheduler] = Wire(ToScheduler)
             to_tokenizer: Wire[ToTokenizer] = Wire(ToTokenizer)
             parts = scheduler_parts(config, 1 << 20, 16_384)
-            scheduler = Scheduler(*parts, context_length=16_384, eos_ids=[1], vocab_size=100_000)
-            loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth)
+            scheduler = Scheduler(*parts, context_length=16_384, eos_ids=[eos_id], vocab_size=vocab_size)
+            grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, [eos_id]), inline=True)
+            loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth, grammars=grammars)
             workload = plain_workload(rows, steps + 1)
-            sampling = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
+            given = {} if schema is None else {"json_schema": schema}
+            sampling = SamplingParams(temperature=0.6, max_tokens=steps + 1, ignore_eos=schema is None, **given)
             for i, prompt in enumerate(workload.prompts()):
                 inbox.send(TokenizedReq(str(i), pack_i32(prompt), sampling))
             _settle()
@@ -165,6 +188,10 @@ def measure_busy(rows: int, step_ms: float, steps: int, depth: int) -> tuple[flo
     return busy, interval
 
 
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{median(seconds) * 1e6:.0f} / {percentile(seconds, 90) * 1e6:.0f}" if seconds else "-"
+
+
 def _settle() -> None:
     gc.collect()
     gc.freeze()
@@ -172,7 +199,7 @@ def _settle() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["steps", "workloads", "busy"], default=["steps"])
+    parser.add_argument("what", nargs="*", choices=["steps", "workloads", "busy", "chain"], default=["steps"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 512])
     parser.add_argument("--workloads", nargs="+", choices=list(MAKERS), default=list(MAKERS))
     parser.add_argument("--steps", type=int, default=200)
@@ -180,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--detokenize", action="store_true", help="make texts too, not ids alone")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     args = parser.parse_args(argv)
-    folder = shape_folder("qwen3-0.6b")
+    folder = shape_folder(SHAPE)
     if "steps" in args.what:
         rows = []
         for count in args.rows:
@@ -195,11 +222,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append([name, f"{part['steps']:.0f}", *(f"{part[p] * 1e3:.1f}" for p in WORKLOAD_PARTS)])
         print("\nmilliseconds for a workload\n")
         print(table(["workload", "steps", *WORKLOAD_PARTS], rows), flush=True)
+    if "chain" in args.what:
+        rows = []
+        for count in args.rows:
+            for name, schema in (("plain", None), ("constrained", SCHEMA)):
+                found = measure_chain(folder, CONFIGS[SHAPE], count, args.steps, schema)
+                rows.append([str(count), name, *(_spread(found[part]) for part in (*PARTS, *SPANS))])
+        print("\nmicroseconds from an answer, median / 90th percentile\n")
+        print(table(["rows", "", *PARTS, *SPANS], rows), flush=True)
     if "busy" in args.what:
         rows = []
         for step_ms, count in BUSY_STEPS_MS.items():
-            busy, interval = measure_busy(count, step_ms, args.steps, args.depth)
-            rows.append([f"{step_ms} ms", str(count), f"{busy:.1%}", f"{interval:.3f}"])
+            for name, schema in (("plain", None), ("constrained", SCHEMA)):
+                busy, interval = measure_busy(count, step_ms, args.steps, args.depth, folder, CONFIGS[SHAPE], schema)
+                rows.append([f"{step_ms} ms", f"{count} {name}", f"{busy:.1%}", f"{interval:.3f}"])
         print(f"\nthe device's share of the time, {args.depth} steps in flight\n")
         print(table(["step", "rows", "busy", "ms from step to step"], rows), flush=True)
     return 0

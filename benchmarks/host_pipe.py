@@ -181,9 +181,12 @@ class TimedOutbox(Generic[M]):
     def close(self) -> None: ...
 
 
-def make_loop(scheduler: Scheduler, executor: Executor, inbox: Any, to_tokenizer: Any, *, depth: int) -> SchedulerLoop:
-    """The real loop, with a grammar manager that is never asked."""
-    grammars = GrammarManager(_no_vocabulary, inline=True)
+def make_loop(
+    scheduler: Scheduler, executor: Executor, inbox: Any, to_tokenizer: Any, *, depth: int,
+    grammars: GrammarManager | None = None,
+) -> SchedulerLoop:  # fmt: skip
+    """The real loop; without a grammar manager, it has one that is never asked."""
+    grammars = grammars or GrammarManager(_no_vocabulary, inline=True)
     return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, grammars, max_inflight=depth, step_timeout_s=60.0)
 
 

@@ -57,7 +57,8 @@ def sampler_for(kind: str, batch: int, vocab: int, device: str) -> tuple[Sampler
     if "mask" not in kind:
         return Sampler(tables), None
     bits = rng.integers(0, 2**32, (batch, (vocab + 31) // 32), dtype=np.uint32)
-    return Sampler(tables), (np.arange(batch, dtype=np.int32), bits)
+    rows = np.arange(batch, dtype=np.int32)
+    return Sampler(tables), Mask(rows, rows, bits)
 
 
 def milliseconds(run: Callable[[torch.Tensor], object], logits: torch.Tensor, seconds: float) -> list[float]:

@@ -642,17 +642,21 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):
-    """Allowed tokens of the constrained rows of one step.
+    """Allowed tokens of the constrained rows of one step. A mask that several rows have is there once.
 
     Attributes:
-        rows: int32[m], indices among the step's sampling rows.
-        bits: uint32[m * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
+        rows: int32[m], distinct indices among the step's sampling rows. Any other row may sample anything.
+        index: int32[m], which of the masks each row has.
+        bits: uint32[num_masks * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
             Empty where the ranks map a `radixrt.executor.mask_buffer.MaskBuffer`: then they are at `offset` there.
+        num_masks: how many there are.
     """
 
     step_id: int
     rows: bytes
+    index: bytes
     bits: bytes = b""
+    num_masks: int = 0
     offset: int = -1
 
 

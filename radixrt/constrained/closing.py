@@ -56,7 +56,7 @@ class Exit:
             state = self._recognizer.advance(state, text)
         if state is None or (pending and self._finish(state, pending) is None):
             return None
-        return state, pending
+        return place if state is place[0] and pending == place[1] else (state, pending)  # what goes on costs no memory
 
     def fits(self, place: Place, remaining: int) -> bool:
         """Whether `closing` has at most `remaining` tokens."""
@@ -110,29 +110,26 @@ class ClosingTracker:
         self._ahead: Place | None = None  # after the token that was asked about last
         self._ahead_token = -1
 
-    @property
-    def place(self) -> Place:
-        """Where the text stands."""
-        return self._places[-1]
-
     def fits(self, token: int, remaining: int) -> bool:
         """Whether the closing after `token` has at most `remaining` tokens; True for what the grammar forbids."""
         self._ahead_token = token
         self._ahead = self._exit.advance(self._places[-1], token)
         return self._ahead is None or self._exit.fits(self._ahead, remaining)
 
-    def accept(self, token: int) -> None:
-        """Go on by a token that the masks allow."""
+    def accept(self, token: int) -> Place:
+        """Go on by a token that the masks allow; returns where the text then stands."""
         after = self._ahead if token == self._ahead_token else self._exit.advance(self._places[-1], token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that the masks allow")
         self._places.append(after)
         self._ahead, self._ahead_token = None, -1
+        return after
 
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last num_tokens accepted tokens."""
+    def rollback(self, num_tokens: int) -> Place:
+        """Undo the last num_tokens accepted tokens; returns where the text then stands."""
         del self._places[len(self._places) - num_tokens :]
         self._ahead, self._ahead_token = None, -1
+        return self._places[-1]
 
     def closing(self) -> list[int]:
         """Tokens of a shortest way to an end."""

@@ -23,8 +23,11 @@ class Grammar(ABC):
     """The state of one request's constraint."""
 
     @abstractmethod
-    def fill(self, row: Bitmask) -> None:
-        """Write the allowed next tokens: bit t % 32 of row[t // 32] (uint32 [bitmask_words(vocab_size)])."""
+    def mask(self) -> Bitmask:
+        """The allowed next tokens: bit t % 32 of word t // 32 (uint32 [bitmask_words(vocab_size)]); not to be changed.
+
+        The same array again where it is remembered, also for other requests: so what many rows share is sent once.
+        """
 
     @abstractmethod
     def accept(self, token: int) -> bool:
@@ -64,3 +67,6 @@ class Grammar(ABC):
     @abstractmethod
     def closing(self) -> list[int]:
         """Tokens of a shortest way to an end from the current state; empty where the output may end here."""
+
+    def settle(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Do what `accept` put off. Called after every step, when nobody waits for it; the state is unchanged."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-import numpy as np
-
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError
@@ -129,13 +127,12 @@ class ReasoningGrammar(Grammar):
         used = len(self._states) - 1
         return self._budget is not None and used + 1 + self._marker.longest > self._budget
 
-    def fill(self, row: Bitmask) -> None:
+    def mask(self) -> Bitmask:
         if self._done:
-            self._inner.fill(row)
-        elif self._is_forced():
-            np.copyto(row, self._marker.vocabulary.mask_of(self._marker.rest(self._states[-1])[:1]))
-        else:
-            np.copyto(row, self._marker.mask(self._states[-1]))
+            return self._inner.mask()
+        if self._is_forced():
+            return self._marker.vocabulary.mask_of(self._marker.rest(self._states[-1])[:1])
+        return self._marker.mask(self._states[-1])
 
     def accept(self, token: int) -> bool:
         if self._done:
@@ -178,6 +175,9 @@ class ReasoningGrammar(Grammar):
         if self._done:
             return self._inner.closing()
         return [*self._marker.rest(self._states[-1]), *self._inner.closing()]
+
+    def settle(self) -> None:
+        self._inner.settle()
 
     def _reserve(self, state: int) -> int:
         rest = 0 if state == len(self._marker.data) else len(self._marker.rest(state))

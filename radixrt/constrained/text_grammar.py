@@ -3,6 +3,10 @@
 The matcher says what may come next; the tokens that it allows are cut down to those that are text, and end tokens, the
 model's and the request's own, are allowed exactly where the text may end. The recognizer follows the same productions
 (see `closing`).
+
+What may come next depends on where the recognizer stands, and is remembered by that (see `mask_cache`). While the text
+moves between places that are known, the matcher is not asked, and does not even hear of the tokens: it catches up in
+`settle`, or when a place is new.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
-from radixrt.constrained.closing import ClosingTracker, Exit
+from radixrt.constrained.closing import ClosingTracker, Exit, Place
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.mask_cache import Known, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
@@ -43,6 +47,7 @@ class GrammarTemplate:
     Attributes:
         generation: how often the grammar was renewed.
         building_s: seconds of slow masks since it was loaded.
+        start: what is known about the place before the first token; others are in `masks`.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class GrammarTemplate:
         self.allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
         self.generation = 0
         self.building_s = 0.0
+        self.start = Known()
         self._load = load
         self._prototype = load()
         self._make_exit = make_exit
@@ -115,47 +121,67 @@ class TextGrammar(Grammar):
         self._matcher = template.matcher()
         self._generation = template.generation
         self._tokens: list[int] = []
+        self._behind = 0  # of the tokens, the last so many that the matcher has not been told of
         self._ended = False
         self._tracker: ClosingTracker | None = None
+        self._place: Place | None = None  # where the text stands; None before its first token
+        self._here = template.start  # what is known there
 
-    def fill(self, row: Bitmask) -> None:
+    def mask(self) -> Bitmask:
         if self._ended:
-            np.copyto(row, self._vocabulary.eos_mask)
-            return
-        self._fill(row)
-        if self._own_ends is not None and self._matcher.may_end():
-            np.bitwise_or(row, self._own_ends, out=row)
+            return self._vocabulary.eos_mask
+        row = self._here.row
+        if row is None:
+            row = self._compute_mask()
+        if self._own_ends is not None and self._may_end():
+            return row | self._own_ends
+        return row
 
-    def _fill(self, row: Bitmask) -> None:
+    def _compute_mask(self) -> Bitmask:
         """What all requests of the constraint may write here."""
-        known = self._known()
-        if known is not None:
-            np.copyto(row, known.row)
-            return
+        row = np.full_like(self._vocabulary.eos_mask, 0xFFFFFFFF)
         started = time.perf_counter()
-        self._retrying(lambda: self._matcher.fill(row))
+        self._asking(lambda matcher: matcher.fill(row))
         taken = time.perf_counter() - started
         if taken > SLOW_FILL_S:
             self._template.building_s += taken
         np.bitwise_and(row, self._template.allowed_mask, out=row)
-        if self._matcher.may_end():
+        if self._may_end():
             np.bitwise_or(row, self._vocabulary.eos_mask, out=row)
         elif not np.count_nonzero(row):
             raise GrammarError("no token of this model can go on with the text as the constraint asks")
-        if self._tracker is not None:
-            self._template.masks.put(self._tracker.place, row)
+        if self._place is None:
+            self._here.remember(row)
+        else:
+            self._here = self._template.masks.put(self._place, row)
+        return row
 
     def accept(self, token: int) -> bool:
         if self._ended:
             return False
         if self._is_end(token):
-            self._ended = self._matcher.may_end()
+            self._ended = self._may_end()
             return self._ended
-        if not self._is_allowed(token) or not self._retrying(lambda: self._matcher.accept(token)):
+        if not 0 <= token < self._vocabulary.vocab_size:
             return False
-        self._follow().accept(token)
+        row = self._here.row
+        is_masked_in = row is not None and bool(row[token >> 5] >> (token & 31) & 1)
+        if not is_masked_in:  # the library may still take it: where text is forced it masks all but one way to write it
+            if not (self._vocabulary.table[token] or token in self._template.specials):
+                return False
+            if not self._asking(lambda matcher: matcher.accept(token)):
+                return False
+        place = self._follow().accept(token)
         self._tokens.append(token)
+        self._behind += is_masked_in
+        if place is not self._place:
+            self._place = place
+            self._here = self._template.masks.at(place)
         return True
+
+    def settle(self) -> None:
+        if self._behind:
+            self._asking(lambda matcher: None)
 
     def _is_end(self, token: int) -> bool:
         if token in self._vocabulary.eos_ids:
@@ -163,32 +189,42 @@ class TextGrammar(Grammar):
         ends = self._own_ends
         return ends is not None and 0 <= token < 32 * len(ends) and bool(ends[token // 32] >> (token % 32) & 1)
 
-    def _is_allowed(self, token: int) -> bool:
-        if not 0 <= token < self._vocabulary.vocab_size:
-            return False
-        return bool(self._vocabulary.table[token]) or token in self._template.specials
-
     def is_terminated(self) -> bool:
-        return self._ended or self._matcher.must_end()
+        if self._ended:
+            return True
+        here = self._here
+        if here.must_end is None:
+            here.must_end = self._asking(lambda matcher: matcher.must_end())
+        return here.must_end
+
+    def _may_end(self) -> bool:
+        here = self._here
+        if here.may_end is None:
+            here.may_end = self._asking(lambda matcher: matcher.may_end())
+        return here.may_end
 
     def rollback(self, num_tokens: int) -> None:
         if num_tokens and self._ended:
             self._ended = False
             num_tokens -= 1
-        if num_tokens:
-            self._matcher.rollback(num_tokens)
-            self._follow().rollback(num_tokens)
-            del self._tokens[-num_tokens:]
+        if not num_tokens:
+            return
+        unseen = min(num_tokens, self._behind)
+        self._behind -= unseen
+        if num_tokens > unseen:
+            self._matcher.rollback(num_tokens - unseen)
+        del self._tokens[-num_tokens:]
+        place = self._follow().rollback(num_tokens)
+        self._place = place if self._tokens else None
+        self._here = self._template.masks.at(place) if self._tokens else self._template.start
 
     def forced_continuation(self) -> list[int]:
         if self._ended:
             return []
-        known = self._known()
-        if known is None:
-            return self._retrying(lambda: self._matcher.forced())
-        if known.forced is None:
-            known.forced = self._retrying(lambda: self._matcher.forced())
-        return list(known.forced)
+        here = self._here
+        if here.forced is None:
+            here.forced = self._asking(lambda matcher: matcher.forced())
+        return list(here.forced)
 
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
         table = self._vocabulary.table
@@ -207,23 +243,28 @@ class TextGrammar(Grammar):
             return []
         return self._follow().closing() if self._tokens else list(self._template.shortest)
 
-    def _known(self) -> Known | None:
-        """What was worked out for the place where the text stands; nothing before its first token."""
-        return None if self._tracker is None else self._template.masks.get(self._tracker.place)
-
     def _follow(self) -> ClosingTracker:
         if self._tracker is None:
             self._tracker = ClosingTracker(self._template.exit)
         return self._tracker
 
-    def _retrying(self, call: Callable[[], T]) -> T:
-        """The call's result, with a matcher of a freshly loaded grammar if the present one has come to its limits."""
+    def _asking(self, question: Callable[[Matcher], T]) -> T:
+        """What the matcher says once it has caught up with the text: one of a freshly loaded grammar, if the present
+        one has come to its limits."""
         try:
-            return call()
+            self._catch_up()
+            return question(self._matcher)
         except GrammarError:
             self._template.renew(self._generation)
             self._generation = self._template.generation
             self._matcher = self._template.matcher()
             if not all(map(self._matcher.accept, self._tokens)):
                 raise
-            return call()
+            self._behind = 0
+            return question(self._matcher)
+
+    def _catch_up(self) -> None:
+        if self._behind:
+            if not all(map(self._matcher.accept, self._tokens[-self._behind :])):
+                raise GrammarError("the grammar's library refuses a token that its mask allowed")
+            self._behind = 0

@@ -54,7 +54,8 @@ class Vocabulary:
         self.table = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(vocab_size)]
         self.text_mask = self.mask_of(i for i, data in enumerate(self.table) if data)
         self.eos_mask = self.mask_of(self.eos_ids)
-        self._split: list[tuple[str | None, bytes] | None] = [None] * vocab_size
+        self._texts: list[str | None] = [None] * vocab_size  # of those seen; strings, which the collector never walks
+        self._parts: dict[int, tuple[str | None, bytes]] = {}
         self._guard_ids = self._find_guard()
 
     @classmethod
@@ -149,9 +150,16 @@ class Vocabulary:
 
     def split(self, token: int) -> tuple[str | None, bytes]:
         """`split_utf8` of a token's bytes."""
-        found = self._split[token]
+        text = self._texts[token]
+        if text is not None:
+            return text, b""
+        found = self._parts.get(token)
         if found is None:
-            found = self._split[token] = split_utf8(self.table[token])
+            found = split_utf8(self.table[token])
+            if found[0] is not None and not found[1]:
+                self._texts[token] = found[0]
+            else:
+                self._parts[token] = found
         return found
 
     @cached_property

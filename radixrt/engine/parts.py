@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from radixrt.executor.worker import Worker
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.tokenizer.worker import TokenizerWorker
+
+WATCH_S = 0.005
+WATCH_CORES = 8
+"""Where a GPU computes and there are so many cores or more, the scheduler watches for the answer of a constrained step
+for so long before it sleeps, longer than most decode steps take. Main, tokenizer and runner need cores as well."""
 
 # Imports stand inside the functions: each process loads only its own part, and only the runner's needs torch.
 
@@ -156,6 +162,7 @@ def make_scheduler_loop(
         max_inflight=config.scheduler.max_inflight_steps,
         step_timeout_s=config.executor.step_timeout_s,
         shared_cores=ready.device == "cpu",
+        watch_s=WATCH_S if ready.device != "cpu" and len(os.sched_getaffinity(0)) >= WATCH_CORES else 0.0,
         check_invariants=config.scheduler.check_invariants,
         inbox_socket=inbox_socket,
     )

@@ -47,9 +47,9 @@ class Executor(ABC):
     def send_mask(self, mask: GrammarMask) -> None:
         """Send the mask of the oldest step that still waits for one."""
 
-    def mask_rows(self, num_rows: int, words: int) -> tuple[Bitmask, int]:
-        """Memory for the next mask (uint32 [num_rows, words]), and its offset where ranks map it (-1: send it)."""
-        return np.empty((num_rows, words), np.uint32), -1
+    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
+        """Memory for a step's masks (uint32 [num_masks, words]), and its offset where ranks map it (-1: send them)."""
+        return np.empty((num_masks, words), np.uint32), -1
 
     @abstractmethod
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:

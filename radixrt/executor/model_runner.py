@@ -19,14 +19,14 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, size_pool
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
-from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.constrained.grammar import bitmask_words
 from radixrt.executor.device import free_memory, launches_early, pick_device, pick_threads, torch_dtype
 from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
 from radixrt.executor.profile_run import largest_step, mixed_step
 from radixrt.executor.runner_config import RunnerConfig
-from radixrt.executor.sampler import Sampler, SampleResult
+from radixrt.executor.sampler import Mask, Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.weights import load_model
@@ -275,8 +275,9 @@ class ModelRunner:
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
             if self._sampler.plain(idx):
-                if mask is not None and self._group.rank == 0:
-                    self._sampler.apply_mask(output.next_token_logits, self._unpack_mask(mask))
+                allowed = None if self._group.rank else self._unpack_mask(mask)
+                if allowed is not None:
+                    self._sampler.apply_mask(output.next_token_logits, allowed)
                 return self._sampled(self._graphs.sample(batch))
             return self._sampled(self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask))
         if step.mode == ForwardMode.EXTEND:
@@ -297,8 +298,7 @@ class ModelRunner:
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None
-        allowed = None if mask is None else self._unpack_mask(mask)
-        result = self._sampler.sample(logits, idx, seq_lens, allowed)
+        result = self._sampler.sample(logits, idx, seq_lens, self._unpack_mask(mask))
         self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return result
 
@@ -314,11 +314,16 @@ class ModelRunner:
         copied.record()
         return SampledStep(result, copied, scored or [], scores)
 
-    def _unpack_mask(self, mask: GrammarMask) -> tuple[Int32Array, Bitmask]:
-        rows = unpack_i32(mask.rows)
+    def _unpack_mask(self, mask: GrammarMask | None) -> Mask | None:
+        """None where every row may sample anything."""
+        if mask is None or not mask.rows:
+            return None
+        rows, index = unpack_i32(mask.rows), unpack_i32(mask.index)
         if mask.bits or self._masks is None:
-            return rows, np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1).copy()  # torch wants to own it
-        return rows, self._masks.read(mask.offset, len(rows), bitmask_words(self.vocab_size))
+            bits = np.frombuffer(mask.bits, np.uint32).reshape(mask.num_masks, -1)
+        else:
+            bits = self._masks.read(mask.offset, mask.num_masks, bitmask_words(self.vocab_size))
+        return Mask(rows, index, bits)
 
     def _score_prompts(self, hidden: torch.Tensor, batch: ForwardBatch, step: ForwardStep) -> list[LogprobColumns]:
         columns = []

@@ -68,10 +68,10 @@ class MultiprocExecutor(Executor):
     def send_mask(self, mask: GrammarMask) -> None:
         self._send(mask)
 
-    def mask_rows(self, num_rows: int, words: int) -> tuple[Bitmask, int]:
+    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
         if self._masks is None:
             self._masks = MaskBuffer(self._mask_path, self._max_rows, words)
-        return self._masks.next_rows(num_rows)
+        return self._masks.next_rows(num_masks)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         return self._answers.recv(timeout_s)

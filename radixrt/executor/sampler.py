@@ -45,8 +45,21 @@ if TYPE_CHECKING:
 FILTERS = TOP_K | TOP_P | MIN_P
 
 Uniforms = npt.NDArray[np.float64]
-Mask = tuple[Int32Array, npt.NDArray[np.uint32]]
-"""Of a GrammarMask: int32 [m] sampling rows, and uint32 [m, ceil(vocab / 32)] bits (or the same, flat)."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a GrammarMask says.
+
+    Attributes:
+        rows: int32 [m], sampling rows.
+        index: int32 [m], which of the masks each of them has.
+        bits: uint32 [u, ceil(vocab / 32)], the masks.
+    """
+
+    rows: Int32Array
+    index: Int32Array
+    bits: npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -130,7 +143,7 @@ class Sampler:
         asked = rows_with(needs, every, LOGPROBS)
         raw = take(logits, asked).log_softmax(-1) if len(asked) else None
         edit_logits(t, logits, req_pool_idx, seq_lens, needs, every)
-        if mask is not None and len(mask[0]):
+        if mask is not None:
             self.apply_mask(logits, mask)
         if self._kernels is None:
             token_ids, best = _argmax(logits)
@@ -209,16 +222,14 @@ class Sampler:
 
     def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
         """Set the logits (float32 [S, vocab]) of what a mask forbids to -inf, in place."""
-        rows, bits = mask
         if self._kernels is not None:
-            words = np.ascontiguousarray(bits, dtype=np.uint32).view(np.int32).reshape(len(rows), -1)
-            there = upload_together([np.ascontiguousarray(rows, dtype=np.int32), words], logits.device)
-            self._kernels.apply_bitmask(logits, there[0], there[1])
+            there = upload_together([mask.rows, mask.index, mask.bits.view(np.int32)], logits.device)
+            self._kernels.apply_bitmask(logits, *there)
             return
-        data = np.ascontiguousarray(bits, dtype="<u4").view(np.uint8).reshape(-1)
-        index = upload(data, logits.device).int()
-        added = self._mask_bytes.index_select(0, index).view(len(rows), -1)[:, : logits.shape[1]]
-        logits.index_add_(0, upload(rows.astype(np.int64), logits.device), added)
+        data = upload(mask.bits.astype("<u4").view(np.uint8).reshape(-1), logits.device).int()
+        added = self._mask_bytes.index_select(0, data).view(len(mask.bits), -1)[:, : logits.shape[1]]
+        for row, which in zip(mask.rows.tolist(), mask.index.tolist(), strict=True):
+            logits[row] += added[which]
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs) -> torch.Tensor:
         """int64 [D], a token for each row: logits float32 [D, vocab], best float32 [D]."""

@@ -34,6 +34,31 @@ WORTH_WAITING = 0.1
 
 MASK_LIMIT_S = 0.05
 """A request whose mask takes longer than this holds up everyone in its batch, and is ended."""
+LOOK_S = 0.001
+"""Masks that together take less than this are not timed one by one."""
+
+
+class StepMasks:
+    """The masks of one step, each kept once however many rows have it.
+
+    Attributes:
+        rows: indices of sampling rows; those that may sample anything are left out.
+        index: of each row's mask in `masks`.
+        masks: uint32 [mask_words] each.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.index: list[int] = []
+        self.masks: list[Bitmask] = []
+        self._places: dict[int, int] = {}  # in `masks`, by identity: equal masks of other arrays are not looked for
+
+    def add(self, row: int, mask: Bitmask) -> None:
+        at = self._places.setdefault(id(mask), len(self.masks))
+        if at == len(self.masks):
+            self.masks.append(mask)
+        self.rows.append(row)
+        self.index.append(at)
 
 
 def append_token(req: Req, token: int) -> Finish | None:
@@ -89,33 +114,44 @@ class ConstrainedRequests:
 
     # --- masks ---
 
-    def fill_masks(self, batch: ScheduleBatch, bits: Bitmask) -> list[tuple[Req, Finish]]:
-        """Write the masks of the batch's constrained rows; returns the requests whose grammar failed on it.
+    def masks(self, batch: ScheduleBatch) -> tuple[StepMasks, list[tuple[Req, Finish]]]:
+        """The masks of the batch's constrained rows, and the requests whose grammar failed on it.
 
         All earlier steps are committed, so every grammar is up to date.
-
-        Args:
-            bits: uint32 [len(batch.grammar_rows), mask_words], every bit set.
         """
+        masks = StepMasks()
         failed: list[tuple[Req, Finish]] = []
-        started = time.thread_time()  # not what others on this core took meanwhile
-        for row, i in zip(bits, batch.grammar_rows, strict=True):
+        started = stamp = time.thread_time()  # not what others on this core took meanwhile
+        looked = time.perf_counter()
+        for i in batch.grammar_rows:
             req = batch.sampled[i]
             if req.finish is not None or req.grammar is None or req.stale_samples:
                 continue
             try:
-                req.grammar.fill(row)
+                masks.add(i, req.grammar.mask())
             except Exception as error:
-                row[:] = 0xFFFFFFFF
                 failed.append((req, _failed(req, error)))
+                stamp, looked = time.thread_time(), time.perf_counter()
                 continue
-            ended = time.thread_time()
-            if ended - started > MASK_LIMIT_S:
-                took = f"one mask of the request's grammar took {1e3 * (ended - started):.0f} ms"
-                failed.append((req, _error(f"{took}; at most {1e3 * MASK_LIMIT_S:.0f} ms are allowed")))
-            self._counters.mask_s += ended - started
-            self._counters.mask_rows += 1
-            started = ended
+            now = time.perf_counter()
+            if now - looked > LOOK_S:  # rarely: the thread's own time is a system call
+                before, stamp, looked = stamp, time.thread_time(), now
+                if stamp - before > MASK_LIMIT_S:
+                    took = f"one mask of the request's grammar took {1e3 * (stamp - before):.0f} ms"
+                    failed.append((req, _error(f"{took}; at most {1e3 * MASK_LIMIT_S:.0f} ms are allowed")))
+        self._counters.mask_s += time.thread_time() - started
+        self._counters.mask_rows += len(masks.rows)
+        return masks, failed
+
+    def settle(self, running: list[Req]) -> list[tuple[Req, Finish]]:
+        """Let the grammars do what they put off; returns the requests whose grammar failed on it."""
+        failed = []
+        for req in running:
+            if req.grammar is not None:
+                try:
+                    req.grammar.settle()
+                except Exception as error:
+                    failed.append((req, _failed(req, error)))
         return failed
 
     # --- tokens ---

@@ -55,13 +55,15 @@ class SchedulerLoop:
         max_inflight: steps submitted and not yet answered, at most.
         step_timeout_s: a step without an answer for this long means that the runner hangs.
         shared_cores: steps are computed on the cores that compiling takes too.
+        watch_s: seconds after a constrained step has become the oldest in flight for which a core is spent on watching
+            for its answer: the next mask waits for that, and waking up takes a while. 0 never does.
         check_invariants: check every invariant after each step, not only when idle.
     """
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, inbox: Inbox[ToScheduler], tokenizer: Outbox[ToTokenizer],
         grammars: GrammarManager, *, max_inflight: int, step_timeout_s: float, shared_cores: bool = False,
-        check_invariants: bool = False, inbox_socket: Any | None = None,
+        watch_s: float = 0.0, check_invariants: bool = False, inbox_socket: Any | None = None,
     ) -> None:  # fmt: skip
         self._core = scheduler
         self._executor = executor
@@ -71,6 +73,7 @@ class SchedulerLoop:
         self._max_inflight = max_inflight
         self._step_timeout_s = step_timeout_s
         self._shared_cores = shared_cores
+        self._watch_s = watch_s
         self._check = check_invariants
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
@@ -109,6 +112,8 @@ class SchedulerLoop:
         if committed and self._executor.runs_ahead:
             self._advance()
         self._send_deltas()
+        if committed and self._core.settle(time.monotonic()):
+            self._send_deltas()
         self._housekeeping()
         return busy or committed or bool(self._inflight)
 
@@ -201,12 +206,14 @@ class SchedulerLoop:
         self._head_since = time.monotonic()
         batch = self._inflight[0]
         if batch.grammar_rows:
-            num_rows = len(batch.grammar_rows)
-            bits, offset = self._executor.mask_rows(num_rows, self._core.mask_words)
-            bits.fill(0xFFFFFFFF)
-            self._core.fill_mask(batch, bits, time.monotonic())
+            found = self._core.masks(batch, time.monotonic())
+            bits, offset = self._executor.mask_rows(len(found.masks), self._core.mask_words)
+            for row, mask in zip(bits, found.masks, strict=True):
+                row[:] = mask
             data = bits.tobytes() if offset < 0 else b""
-            self._executor.send_mask(GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), data, offset))
+            self._executor.send_mask(
+                GrammarMask(batch.step_id, pack_i32(found.rows), pack_i32(found.index), data, len(bits), offset)
+            )
 
     def _commit(self) -> bool:
         if not self._inflight:
@@ -243,6 +250,9 @@ class SchedulerLoop:
     def _sleep(self) -> None:
         if not self._poller.sockets:
             return
+        while self._inflight and self._inflight[0].grammar_rows and time.monotonic() - self._head_since < self._watch_s:
+            if self._poller.poll(0):
+                return
         if self._holds(time.monotonic()):
             self._poller.poll(int(ARRIVAL_PAUSE_S * 1000))
         else:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from radixrt.config import SchedulerConfig
-from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
+from radixrt.constrained.grammar import Grammar, bitmask_words
 from radixrt.messages import (
     FINISH_ABORT,
     FINISH_ERROR,
@@ -31,7 +31,7 @@ from radixrt.messages import (
     unpack_i32,
 )
 from radixrt.scheduler.admission import NewTokenRatio
-from radixrt.scheduler.constrained import ConstrainedRequests, append_token
+from radixrt.scheduler.constrained import ConstrainedRequests, StepMasks, append_token
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deferral import ComputedPrefixes
 from radixrt.scheduler.deltas import DeltaWriter
@@ -389,13 +389,23 @@ class Scheduler:
 
     # --- taking the answer ---
 
-    def fill_mask(self, batch: ScheduleBatch, bits: Bitmask, now: float) -> None:
-        """Write the masks of the batch's constrained rows (uint32 [rows, mask_words], every bit set).
+    def masks(self, batch: ScheduleBatch, now: float) -> StepMasks:
+        """The masks of the oldest step in flight, which has constrained rows.
 
         A grammar that fails, or takes too long, ends its own request.
         """
-        for req, finish in self._constrained.fill_masks(batch, bits):
+        masks, failed = self._constrained.masks(batch)
+        for req, finish in failed:
             self._end(req, finish, now)
+        return masks
+
+    def settle(self, now: float) -> bool:
+        """Do what nobody waits for, while the device computes. A grammar that fails ends its own request; True if one
+        did."""
+        failed = self._constrained.settle(self._active)
+        for req, finish in failed:
+            self._end(req, finish, now)
+        return bool(failed)
 
     @property
     def mask_words(self) -> int:

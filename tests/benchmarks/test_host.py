@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import host
+from benchmarks.constrained_rows import SCHEMA
 from benchmarks.host import STEP_PARTS, WORKLOAD_PARTS, collect, measure_busy, measure_steps, plain_workload, submit
+from benchmarks.host_chain import PARTS, SPANS, measure_chain
+from benchmarks.host_device import RandomTokens
 from benchmarks.host_pipe import Pipe, Times
 from benchmarks.offline_workloads import make_workload
-from benchmarks.shapes import shape_folder
+from benchmarks.shapes import CONFIGS, shape_folder
+from radixrt.messages import ForwardStep, GrammarMask, pack_i32
+from radixrt.scheduler.schedule_batch import DECODE
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +50,31 @@ def test_parts_of_a_step(folder: Path) -> None:
     assert parts["next_batch"] + parts["commit"] + parts["deltas"] < parts["scheduler"]
 
 
-def test_a_device_of_its_own_process() -> None:
-    busy, interval = measure_busy(2, 3.0, 30, depth=2)
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_a_device_of_its_own_process(folder: Path, schema: dict[str, Any] | None) -> None:
+    busy, interval = measure_busy(2, 3.0, 30, 2, folder, CONFIGS["tiny"], schema)
     assert 0.1 < busy <= 1.001
     assert interval == pytest.approx(3.0 / busy, rel=0.01)
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA])
+def test_the_chain_from_an_answer(folder: Path, schema: dict[str, Any] | None) -> None:
+    found = measure_chain(folder, CONFIGS["tiny"], 3, 20, schema)
+    for name in (*PARTS, *SPANS):
+        assert len(found[name]) == (0 if schema is None and name == "to mask" else 20), name
+    for parts in zip(*(found[name] for name in PARTS), found["whole turn"], strict=True):
+        assert sum(parts[:-1]) <= parts[-1]
+    if schema is not None:
+        assert all(mask < step for mask, step in zip(found["to mask"], found["to step"], strict=True))
+
+
+def test_tokens_are_what_the_mask_allows() -> None:
+    bits = np.array([[0, 1 << 5, 0], [1 << 31, 0, 0], [0, 0b110, 0]], np.uint32)
+    tokens = RandomTokens(96, eos_id=33)
+    step = ForwardStep(1, DECODE, pack_i32([1, 2, 3, 4]), b"", b"")
+    for _ in range(20):
+        found = tokens.of(step, GrammarMask(1, pack_i32([3, 0, 1]), pack_i32([0, 1, 2])), bits).tolist()
+        assert (found[3], found[0], found[1]) == (37, 31, 34)
 
 
 def test_as_a_command(capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

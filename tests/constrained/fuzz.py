@@ -21,7 +21,7 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.constraint import Constraint, StructuredOptions
-from radixrt.constrained.grammar import Grammar, bitmask_words
+from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import RequestError
@@ -146,12 +146,11 @@ def constraint(rng: random.Random) -> Constraint:
 
 def generate(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random) -> str:
     """A random output, closed where a random budget ends."""
-    row = np.zeros(bitmask_words(vocabulary.vocab_size), np.uint32)
     budget = len(grammar.closing()) + rng.randrange(30)
     tokens: list[int] = []
     while not grammar.is_terminated():
         forced = grammar.forced_continuation()
-        grammar.fill(row)
+        row = grammar.mask()
         choices = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         token = forced[0] if forced and rng.random() < 0.5 else int(choices[rng.randrange(len(choices))])
         assert token in choices, "a forced token is masked"
@@ -174,10 +173,9 @@ def compare(template: GrammarTemplate, rng: random.Random, steps: int = 6) -> No
     vocabulary = template.vocabulary
     grammar, place = template.new(), template.exit.start
     sample = [rng.randrange(vocabulary.vocab_size) for _ in range(400)]
-    row = np.zeros(bitmask_words(vocabulary.vocab_size), np.uint32)
     written: list[int] = []
     for _ in range(steps):
-        grammar.fill(row)
+        row = grammar.mask()
         choices = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         likely = [int(choices[rng.randrange(len(choices))]) for _ in range(40)]
         structure = [token for text in STRUCTURE for token in vocabulary.encode(text)[:1]]

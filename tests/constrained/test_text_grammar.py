@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.backends.choice import BackendName, Backends
+from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.compile.compiler import make_exit
-from radixrt.constrained.grammar import Bitmask, bitmask_words
-from radixrt.constrained.mask_cache import MaskCache
+from radixrt.constrained.grammar import Bitmask
+from radixrt.constrained.mask_cache import PLACE_BYTES, MaskCache
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.text_grammar import GrammarTemplate, TextGrammar
@@ -84,11 +85,10 @@ def walk(grammar: TextGrammar, vocabulary: Vocabulary, generator: random.Random,
     """An output of random tokens within a budget, closed as the scheduler does it."""
     tokens: list[int] = []
     parts = mask_of_parts(vocabulary)
-    row = np.zeros_like(parts)
     while not grammar.is_terminated():
-        grammar.fill(row)
+        row = grammar.mask()
         if generator.random() < 0.2 and (row & parts).any():
-            row &= parts  # parts of characters, which are rare among all tokens
+            row = row & parts  # parts of characters, which are rare among all tokens
         choices = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         token = int(choices[generator.randrange(len(choices))])
         remaining = budget - len(tokens) - 1
@@ -146,6 +146,7 @@ def test_mask_bits_say_what_the_matcher_and_the_recognizer_accept(
     text_tokens = [token for token, data in enumerate(vocabulary.table) if data]
     for _ in range(6):
         mask = allowed(current, vocabulary.vocab_size)
+        current.settle()
         matcher = current._matcher
         accepted = set()
         for token in text_tokens:
@@ -345,11 +346,10 @@ def test_a_library_that_comes_to_its_limits_is_started_afresh(backends: Backends
     exponential = template(Productions({"start": Term(parse_regex("(.*a.{200})", search=False))}), backends)
     walker = random.Random(0)
     grammar = exponential.new()
-    row = np.zeros(bitmask_words(vocabulary.vocab_size), np.uint32)
     count = 0
     while exponential.generation < 2:
-        grammar.fill(row)
-        choices = np.flatnonzero(np.unpackbits((row & vocabulary.text_mask).view(np.uint8), bitorder="little"))
+        row = grammar.mask() & vocabulary.text_mask
+        choices = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         assert grammar.accept(int(choices[walker.randrange(len(choices))]))
         count += 1
         assert count < 3000
@@ -372,7 +372,6 @@ def test_what_is_remembered_of_a_place_is_what_is_worked_out_there(name: str, ba
     """Outputs of one grammar with common masks, each step against a matcher that shares nothing."""
     common = template(GRAMMARS[name], backends)
     vocabulary = backends.vocabulary
-    row, fresh_row = (np.zeros_like(mask_of_parts(vocabulary)) for _ in range(2))
     remembered = 0
     for seed in range(12):
         tokens = walk(common.new(), vocabulary, random.Random(seed), 40)
@@ -380,10 +379,8 @@ def test_what_is_remembered_of_a_place_is_what_is_worked_out_there(name: str, ba
         for token in [*tokens, None]:
             if one.is_terminated():
                 break
-            remembered += one._known() is not None
-            one.fill(row)
-            alone.fill(fresh_row)
-            np.testing.assert_array_equal(row, fresh_row)
+            remembered += one._here.row is not None
+            np.testing.assert_array_equal(one.mask(), alone.mask())
             assert one.forced_continuation() == alone.forced_continuation()
             if token is None or not one.accept(token):
                 break
@@ -391,17 +388,109 @@ def test_what_is_remembered_of_a_place_is_what_is_worked_out_there(name: str, ba
     assert remembered
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_matcher_that_lags_behind_changes_nothing(name: str, backend: BackendName, backends: Backends) -> None:
+    """Known places alone, so that the matcher hears of nothing; then it catches up, or some tokens are taken back."""
+    common = template(GRAMMARS[name], backends, backend)
+    vocabulary = backends.vocabulary
+    lagged = 0
+    for seed in range(12):
+        generator = random.Random(seed)
+        tokens = walk(common.new(), vocabulary, generator, 40)
+        late, prompt = common.new(), template(GRAMMARS[name], backends, backend).new()
+        for token in tokens:
+            assert late.fits(token, 1000) == prompt.fits(token, 1000)
+            taken = prompt.accept(token)
+            assert late.accept(token) == taken
+            if not taken:
+                break
+            prompt.settle()
+            assert late.is_terminated() == prompt.is_terminated()
+            np.testing.assert_array_equal(late.mask(), prompt.mask())
+            lagged = max(lagged, late._behind)
+            if generator.random() < 0.1:
+                back = generator.randrange(len(prompt._tokens) + 1)
+                late.rollback(back)
+                prompt.rollback(back)
+                break
+        late.settle()
+        assert late._behind == 0
+        assert late._matcher.may_end() == prompt._matcher.may_end()
+        np.testing.assert_array_equal(late.mask(), prompt.mask())
+        assert late.forced_continuation() == prompt.forced_continuation()
+        assert late.closing() == prompt.closing()
+    assert lagged
+
+
+class Failing(Matcher):
+    """Says the same to every token."""
+
+    def __init__(self, answer: bool | GrammarError) -> None:
+        self._answer = answer
+
+    def accept(self, token: int) -> bool:
+        if isinstance(self._answer, GrammarError):
+            raise self._answer
+        return self._answer
+
+    def fork(self) -> Matcher:
+        return self
+
+    fill = rollback = may_end = must_end = forced = None  # type: ignore[assignment]
+
+
+def behind(common: GrammarTemplate, vocabulary: Vocabulary) -> TextGrammar:
+    """A grammar whose matcher has not been told of its tokens."""
+    tokens = vocabulary.encode("abc")
+    before = common.new()
+    before.mask()
+    for token in tokens:
+        assert before.accept(token)
+        before.mask()
+    grammar = common.new()
+    assert all(map(grammar.accept, tokens))
+    assert grammar._behind == len(tokens)
+    return grammar
+
+
+@pytest.mark.parametrize("failure", [False, GrammarError("at its limit")])
+def test_a_library_that_fails_at_tokens_it_is_told_late_is_started_afresh(
+    failure: bool | GrammarError, backends: Backends
+) -> None:
+    common = template(Productions({"start": Term(parse_regex("[a-z]{1,9}", search=False))}), backends)
+    grammar = behind(common, backends.vocabulary)
+    expected = grammar.mask()
+    grammar._matcher = Failing(failure)
+    grammar.settle()
+    assert (common.generation, grammar._behind) == (1, 0)
+    np.testing.assert_array_equal(grammar.mask(), expected)
+    assert grammar.accept(*backends.vocabulary.encode("z"))
+
+
+def test_a_library_that_goes_on_failing_at_them_is_an_error(backends: Backends) -> None:
+    common = template(Productions({"start": Term(parse_regex("[a-z]{1,9}", search=False))}), backends)
+    grammar = behind(common, backends.vocabulary)
+    grammar._matcher = Failing(False)
+    common._load = lambda: Failing(False)
+    with pytest.raises(GrammarError, match="refuses a token that its mask allowed"):
+        grammar.settle()
+
+
 def test_masks_are_remembered_within_bounds(backends: Backends) -> None:
     grammar = template(GRAMMARS["letters"], backends).new()
     row = np.zeros_like(mask_of_parts(backends.vocabulary))
-    cache = MaskCache(max_bytes=3 * row.nbytes)
+    cache = MaskCache(max_bytes=3 * (row.nbytes + PLACE_BYTES))
     places = [(grammar._template.exit.start[0], bytes([i])) for i in range(5)]
     for i, place in enumerate(places):
-        row[0] = i
-        cache.put(place, row)
-        cache.get(places[0])  # stays, being used
-    assert [cache.get(place) is not None for place in places] == [True, False, False, True, True]
-    known = cache.get(places[4])
-    assert known is not None
+        cache.put(place, np.full_like(row, i))
+        cache.at(places[0])  # stays, being used
+    assert cache.num_bytes == 3 * (row.nbytes + PLACE_BYTES)
+    assert [place for place in places if place in cache._known] == [places[0], *places[3:]]
+    known = cache.at(places[4])
+    assert known.row is not None
     assert known.row[0] == 4
-    assert cache.num_bytes == 3 * row.nbytes
+    with pytest.raises(ValueError, match="read-only"):
+        known.row[0] = 5
+    cache.put(places[4], np.full_like(row, 6))
+    assert cache.num_bytes == 3 * (row.nbytes + PLACE_BYTES)

@@ -30,8 +30,8 @@ def small_vocabulary(family: str, *, padding: int = 13) -> Vocabulary:
 
 def allowed(grammar: Grammar, vocab_size: int) -> set[int]:
     """The tokens of the grammar's mask."""
-    row = np.zeros(bitmask_words(vocab_size), np.uint32)
-    grammar.fill(row)
+    row = grammar.mask()
+    assert row.shape == (bitmask_words(vocab_size),)
     return bits(row)
 
 

@@ -10,7 +10,7 @@ from radixrt.executor import logprobs
 from radixrt.executor.logprobs import FLOOR, gather_logprobs, prompt_logprobs
 from radixrt.messages import LogprobColumns, unpack_f32, unpack_i32
 from tests.executor.sampling_reference import Params
-from tests.executor.test_sampler import VOCAB, Bench, pack_mask, random_logits
+from tests.executor.test_sampler import VOCAB, Bench, random_logits, step_mask
 
 
 def exact(logits: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def test_they_are_of_the_models_own_distribution():
     logits = random_logits(1)
     allowed = np.zeros((1, VOCAB), bool)
     allowed[0, 60] = True
-    result = Bench([p]).sample(logits, mask=(np.array([0], np.int32), pack_mask(allowed)))
+    result = Bench([p]).sample(logits, mask=step_mask([0], allowed))
     assert result.token_ids.tolist() == [60]
     check(result.logprobs[0], exact(logits), [60], 3)
 

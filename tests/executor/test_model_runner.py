@@ -97,7 +97,7 @@ def test_a_grammar_is_enforced_by_the_mask(depth: int, tiny_model: Callable[[str
     bench.core.add(
         TokenizedReq("bound", pack_i32([5, 6, 7]), sampling),
         time.monotonic(),
-        FixedSequence(wanted),
+        FixedSequence(wanted, bench.runner.vocab_size),
     )
     bench.send("free", [5, 6, 7], max_tokens=8, ignore_eos=True)
     bench.drain()

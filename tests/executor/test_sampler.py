@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.executor import draw
-from radixrt.executor.sampler import Sampler, SampleResult
+from radixrt.executor.sampler import Mask, Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from tests.executor.sampling_reference import (
     Params,
@@ -42,10 +42,12 @@ class Bench:
         return self.sampler.sample(torch.from_numpy(logits.astype(np.float32)).clone(), idx, lens, mask)
 
 
-def pack_mask(allowed: np.ndarray) -> np.ndarray:
-    """bool [m, vocab] to the uint32 words of a GrammarMask."""
+def step_mask(rows: list[int], allowed: np.ndarray) -> Mask:
+    """Of some rows: bool [m, vocab]. Rows with the same mask have it in common."""
     padded = np.pad(allowed, ((0, 0), (0, -allowed.shape[1] % 32)))
-    return np.packbits(padded, axis=1, bitorder="little").view("<u4")
+    words = np.packbits(padded, axis=1, bitorder="little").view("<u4")
+    masks, index = np.unique(words, axis=0, return_inverse=True)
+    return Mask(np.array(rows, np.int32), index.reshape(-1).astype(np.int32), masks)
 
 
 def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0, scale: float = 3.0) -> np.ndarray:
@@ -91,7 +93,7 @@ def test_every_row_follows_the_definition(rowwise, rows):
     allowed = np.zeros((len(rows), VOCAB), bool)
     for i in masked:
         allowed[i, rows[i][2]] = True
-    mask = (np.array(masked, np.int32), pack_mask(allowed[masked])) if masked else None
+    mask = step_mask(masked, allowed[masked]) if masked else None
     result = bench.sample(logits, mask=mask)
     errors = dict(result.row_errors)
     for i, (p, _, ids) in enumerate(rows):
@@ -278,8 +280,18 @@ def test_mask_rows_in_any_order_over_all_rows():
     bench = Bench([Params(temperature=0.0)] * 3)
     allowed = np.zeros((3, VOCAB), bool)
     allowed[[0, 1, 2], [70, 31, 32]] = True
-    result = bench.sample(random_logits(3), mask=(np.array([2, 0, 1], np.int32), pack_mask(allowed)))
+    result = bench.sample(random_logits(3), mask=step_mask([2, 0, 1], allowed))
     assert result.token_ids.tolist() == [31, 32, 70]
+
+
+def test_rows_have_a_mask_in_common():
+    bench = Bench([Params(temperature=0.0)] * 4)
+    allowed = np.zeros((3, VOCAB), bool)
+    allowed[[0, 1, 2], [70, 31, 70]] = True
+    mask = step_mask([3, 0, 1], allowed)
+    assert len(mask.bits) == 2
+    logits = random_logits(4)
+    assert bench.sample(logits, mask=mask).token_ids.tolist() == [31, 70, int(logits[2].argmax()), 70]
 
 
 @both_ways
@@ -290,7 +302,7 @@ def test_rows_that_cannot_be_sampled_fail_alone(rowwise):
     logits[2, 7] = np.inf
     logits[3] = -np.inf
     allowed = np.zeros((1, VOCAB), bool)
-    result = Bench(requests, rowwise=rowwise).sample(logits, mask=(np.array([6], np.int32), pack_mask(allowed)))
+    result = Bench(requests, rowwise=rowwise).sample(logits, mask=step_mask([6], allowed))
     errors = dict(result.row_errors)
     assert sorted(errors) == [0, 1, 2, 3, 6]
     assert "NaN" in errors[0]

@@ -9,7 +9,7 @@ import torch
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables
 from tests.executor.sampling_reference import Params
-from tests.executor.test_sampler import MIXED, pack_mask, random_logits
+from tests.executor.test_sampler import MIXED, random_logits, step_mask
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -29,7 +29,7 @@ def steps(device: str, vocab: int, num_steps: int) -> list[SampleResult]:
     idx = np.arange(1, n + 1, dtype=np.int32)
     lens = np.array([p.seq_len for p in requests], np.int32)
     allowed = np.random.default_rng(5).random((3, vocab)) < 0.5
-    mask = (np.array([0, 4, 9], np.int32), pack_mask(allowed))
+    mask = step_mask([0, 4, 9], allowed)
     batches = [
         torch.from_numpy(random_logits(n, vocab, seed=s)).bfloat16().float().to(device) for s in range(num_steps)
     ]

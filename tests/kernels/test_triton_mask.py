@@ -15,7 +15,7 @@ def test_forbidden_tokens(triton_device: str, vocab: int, dtype: torch.dtype) ->
     from radixrt.kernels.triton.mask import apply_bitmask
 
     rng = np.random.default_rng(vocab)
-    rows = np.array([4, 0, 3], np.int32)
+    rows, index = np.array([4, 0, 3, 2], np.int32), np.array([2, 0, 1, 2], np.int32)
     words = rng.integers(-(2**31), 2**31, (3, (vocab + 31) // 32)).astype(np.int32)
     words[1] = 0
     words[2] = -1
@@ -23,11 +23,11 @@ def test_forbidden_tokens(triton_device: str, vocab: int, dtype: torch.dtype) ->
     logits[4, 0] = torch.nan
     allowed = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
     expected = logits.clone()
-    for row, kept in zip(rows.tolist(), allowed, strict=True):
+    for row, kept in zip(rows.tolist(), allowed[index], strict=True):
         expected[row, torch.from_numpy(~kept)] = -torch.inf
     expected[4, 0] = torch.nan
     found = logits.to(triton_device)
-    apply_bitmask(found, torch.from_numpy(rows).to(triton_device), torch.from_numpy(words).to(triton_device))
+    apply_bitmask(found, *(torch.from_numpy(array).to(triton_device) for array in (rows, index, words)))
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -36,5 +36,5 @@ def test_no_rows(triton_device: str) -> None:
 
     logits = torch.zeros(2, 40, device=triton_device)
     nothing = torch.zeros(0, dtype=torch.int32, device=triton_device)
-    apply_bitmask(logits, nothing, nothing.view(0, 2))
+    apply_bitmask(logits, nothing, nothing, nothing.view(0, 2))
     assert (logits == 0).all()

@@ -9,7 +9,7 @@ import torch
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.executor.sampling_tables import SamplingTables, upload_together
 from tests.executor.sampling_reference import Params
-from tests.executor.test_sampler import MIXED, pack_mask, random_logits
+from tests.executor.test_sampler import MIXED, random_logits, step_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def mixed_steps(device: str, fused: bool) -> list[SampleResult]:
     sampler = make_sampler(requests, device, fused)
     idx = np.arange(1, n + 1, dtype=np.int32)
     lens = np.array([p.seq_len for p in requests], np.int32)
-    mask = (np.array([0, 4, 9], np.int32), pack_mask(np.random.default_rng(5).random((3, VOCAB)) < 0.5))
+    mask = step_mask([0, 4, 9], np.random.default_rng(5).random((3, VOCAB)) < 0.5)
     batches = [torch.from_numpy(random_logits(n, VOCAB, seed=s)).bfloat16().float().to(device) for s in range(6)]
     return [sampler.sample(logits, idx, lens + s, mask).to_host() for s, logits in enumerate(batches)]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from radixrt.config import SchedulerConfig
+from radixrt.constrained.grammar import bitmask_words
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
@@ -35,6 +36,7 @@ from radixrt.messages import (
     unpack_i32,
 )
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.constrained import StepMasks
 from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
@@ -176,9 +178,16 @@ class FakeRunner:
             assert self.content[slot] is not None, "the row points at a slot that was never written"
 
 
+def mask_message(step_id: int, masks: StepMasks) -> GrammarMask:
+    """What is sent of the masks where no memory is mapped."""
+    bits = b"".join(mask.tobytes() for mask in masks.masks)
+    return GrammarMask(step_id, pack_i32(masks.rows), pack_i32(masks.index), bits, len(masks.masks))
+
+
 def _masks(mask: GrammarMask) -> dict[int, set[int]]:
-    rows = unpack_i32(mask.rows).tolist()
-    words = np.frombuffer(mask.bits, np.uint32).reshape(len(rows), -1)
+    rows, index = unpack_i32(mask.rows).tolist(), unpack_i32(mask.index)
+    assert len(set(rows)) == len(rows)
+    words = np.frombuffer(mask.bits, np.uint32).reshape(mask.num_masks, bitmask_words(VOCAB))[index]
     return {r: {t for t in range(VOCAB) if w[t // 32] >> (t % 32) & 1} for r, w in zip(rows, words, strict=True)}
 
 
@@ -268,9 +277,7 @@ class Harness:
             return False
         batch = self.inflight.popleft()
         if batch.grammar_rows:
-            bits = np.full((len(batch.grammar_rows), self.scheduler.mask_words), 0xFFFFFFFF, np.uint32)
-            self.scheduler.fill_mask(batch, bits, self.now)
-            self.runner.masks[batch.step_id] = GrammarMask(batch.step_id, pack_i32(batch.grammar_rows), bits.tobytes())
+            self.runner.masks[batch.step_id] = mask_message(batch.step_id, self.scheduler.masks(batch, self.now))
             self._take()
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
             worthless = pack_f32([1.0] * (len(batch.step.score_index) // 4))
@@ -278,6 +285,7 @@ class Harness:
         else:
             output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
         self.scheduler.commit(batch, output, self.now)
+        self.scheduler.settle(self.now)
         self._take()
         self._verify()
         return True

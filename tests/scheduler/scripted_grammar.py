@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from radixrt.constrained.grammar import Bitmask, Grammar
+import numpy as np
+
+from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.sampling_params import SamplingParams
 from tests.scheduler.fake_runner import EOS, VOCAB, digest, next_token
 
@@ -31,10 +33,12 @@ class ScriptedGrammar(Grammar):
     def reserve(self, history: list[int]) -> int:
         return self._value(history, 2) % 5
 
-    def fill(self, row: Bitmask) -> None:
+    def mask(self) -> Bitmask:
+        row = np.full(bitmask_words(VOCAB), 0xFFFFFFFF, np.uint32)
         if self.run:
             row[:] = 0
             row[self.run[0] // 32] = 1 << (self.run[0] % 32)
+        return row
 
     def accept(self, token: int) -> bool:
         if self.run and token != self.run[0]:

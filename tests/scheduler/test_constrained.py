@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 
 from radixrt.constrained.constraint import StructuredOptions
+from radixrt.constrained.grammar import Bitmask
 from radixrt.messages import ConstraintInfo, TokenizedReq, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import constrained
@@ -99,8 +99,7 @@ def test_forced_and_closing_tokens_are_reported(depth):
         while len(h.inflight) < depth and h.submit():
             pass
         batch = h.inflight.popleft()
-        bits = np.full((len(batch.grammar_rows), h.scheduler.mask_words), 0xFFFFFFFF, np.uint32)
-        h.scheduler.fill_mask(batch, bits, 0.0)
+        h.scheduler.masks(batch, 0.0)
         h.scheduler.commit(batch, h.runner.run(batch.step), 0.0)
         deltas += deltas_of(h.scheduler.take_deltas())
     info = deltas[-1].constraint
@@ -195,14 +194,15 @@ class Broken(FixedSequence):
 
 @DEPTHS
 @pytest.mark.parametrize("jumps", [True, False])
-@pytest.mark.parametrize("where", ["fill", "accept", "fits", "closing", "forced_continuation", "healed"])
+@pytest.mark.parametrize("where", ["mask", "accept", "fits", "closing", "forced_continuation", "healed", "settle"])
 def test_a_grammar_that_raises_ends_its_own_request(where, jumps, depth):
     h = Harness(depth=depth)
     h.add("free", [2, 2, 2], max_tokens=8, ignore_eos=True)
     h.add("bad", [1], max_tokens=9, grammar=Broken(where), structured=StructuredOptions(jump_forward=jumps))
     h.drain()
     h.assert_output("free")
-    used = {"fill": not jumps, "accept": True, "fits": True, "closing": True, "forced_continuation": jumps}
+    used = {"accept": True, "fits": True, "closing": True, "forced_continuation": jumps, "settle": not jumps}
+    used["mask"] = not jumps
     if used.get(where, False):
         assert "is broken" in h.finishes["bad"].error.message
     else:
@@ -214,12 +214,12 @@ def test_a_slow_mask_ends_its_own_request(depth, monkeypatch):
     monkeypatch.setattr(constrained, "MASK_LIMIT_S", 0.005)
 
     class Slow(FixedSequence):
-        def fill(self, row) -> None:
-            super().fill(row)
+        def mask(self) -> Bitmask:
             if self.at == 2:
                 end = time.thread_time() + 0.02
                 while time.thread_time() < end:
                     pass
+            return super().mask()
 
     h = Harness(depth=depth)
     h.add("free", [2, 2, 2], max_tokens=8, ignore_eos=True)

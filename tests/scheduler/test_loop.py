@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radixrt.channel import LocalChannel
@@ -27,15 +29,18 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop
 from tests.scheduler.fake_runner import FakeRunner, Harness, deltas_of, expected_output
+from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
 
 class Recorder(Executor):
-    """Runs a step when it is submitted and answers when it is let; writes down what was sent in which order."""
+    """Runs a step when it is submitted, or when its mask comes; answers when it is let. Writes down what was sent in
+    which order."""
 
     def __init__(self, runner: FakeRunner, log: list[str], *, runs_ahead: bool) -> None:
         self._runner = runner
         self._log = log
         self._runs_ahead = runs_ahead
+        self._masked: deque[ForwardStep] = deque()
         self.held: deque[StepOutput] = deque()
         self.ready: deque[StepOutput] = deque()
 
@@ -44,10 +49,16 @@ class Recorder(Executor):
 
     def submit(self, step: ForwardStep) -> None:
         self._log.append(f"step {step.step_id}")
-        self.held.append(self._runner.run(step))
+        if step.has_grammar:
+            self._masked.append(step)
+        else:
+            self.held.append(self._runner.run(step))
 
     def send_mask(self, mask: GrammarMask) -> None:
-        raise NotImplementedError
+        self._log.append(f"mask {mask.step_id}")
+        step = self._masked.popleft()
+        assert step.step_id == mask.step_id
+        self.held.append(self._runner.run(step, mask))
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         if not self.ready:
@@ -87,7 +98,7 @@ class Outbox:
 class Loop:
     """A real loop over a fake runner."""
 
-    def __init__(self, *, depth: int, runs_ahead: bool) -> None:
+    def __init__(self, *, depth: int, runs_ahead: bool, watch_s: float = 0.0) -> None:
         self.log: list[str] = []
         self.harness = Harness()
         self.executor = Recorder(self.harness.runner, self.log, runs_ahead=runs_ahead)
@@ -96,6 +107,7 @@ class Loop:
         self.loop = SchedulerLoop(
             self.harness.scheduler, self.executor, self.inbox, self.outbox,
             GrammarManager(_no_vocabulary, inline=True), max_inflight=depth, step_timeout_s=60.0, check_invariants=True,
+            watch_s=watch_s,
         )  # fmt: skip
 
     def add(self, rid: str, prompt: list[int], **sampling: Any) -> TokenizedReq:
@@ -123,6 +135,91 @@ def test_the_next_step_leaves_before_the_tokens_of_the_answer(depth: int) -> Non
     assert at.log == [f"step {i}" for i in range(depth)]
     assert at.answer() == ["answer 0", f"step {depth}", "tokens"]
     assert at.answer() == ["answer 1", f"step {depth + 1}", "tokens"]
+
+
+class Noted(FixedSequence):
+    """Writes down what it is asked."""
+
+    def __init__(self, tokens: list[int], log: list[str]) -> None:
+        super().__init__(tokens)
+        self._log = log
+
+    def accept(self, token: int) -> bool:
+        self._log.append("accept")
+        return super().accept(token)
+
+    def settle(self) -> None:
+        self._log.append("settle")
+
+
+def test_of_constrained_rows_what_the_device_waits_for_leaves_first() -> None:
+    at = Loop(depth=2, runs_ahead=True)
+    message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
+    at.harness.scheduler.add(message, time.monotonic(), Noted([5, 6, 7, 8, 9, 10], at.log))
+    at.loop.run_once(wait=False)
+    assert at.log == ["step 0", "mask 0", "step 1"]
+    assert at.answer() == ["answer 0", "accept", "mask 1", "step 2", "tokens", "settle"]
+    assert at.answer() == ["answer 1", "accept", "mask 2", "step 3", "tokens", "settle"]
+
+
+def test_a_grammar_that_fails_late_says_so_at_once() -> None:
+    class Failing(FixedSequence):
+        def settle(self) -> None:
+            raise RuntimeError("too late")
+
+    at = Loop(depth=1, runs_ahead=False)
+    message = TokenizedReq("r", pack_i32([1, 2]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
+    at.harness.scheduler.add(message, time.monotonic(), Failing([5, 6, 7]))
+    at.loop.run_once(wait=False)
+    assert at.answer() == ["answer 0", "tokens", "tokens"]
+    assert "r" in at.outbox.finished
+
+
+class Waiter:
+    """Stands in for a poller; something comes at the third look."""
+
+    sockets = ("a socket",)
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def poll(self, timeout_ms: int) -> list[str]:
+        self.asked.append(timeout_ms)
+        return ["came"] if len(self.asked) == 3 else []
+
+
+@pytest.mark.parametrize("is_constrained", [False, True])
+@pytest.mark.parametrize("watch_s", [0.0, 60.0])
+def test_the_answer_of_a_constrained_step_is_watched_for(watch_s: float, is_constrained: bool) -> None:
+    at = Loop(depth=1, runs_ahead=True, watch_s=watch_s)
+    sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
+    grammar = FixedSequence([5, 6, 7]) if is_constrained else None
+    at.harness.scheduler.add(TokenizedReq("r", pack_i32([1, 2]), sampling), time.monotonic(), grammar)
+    at.loop.run_once(wait=False)
+    waiter = at.loop._poller = Waiter()  # type: ignore[assignment]
+    at.loop.run_once(wait=True)
+    assert waiter.asked == ([0, 0, 0] if is_constrained and watch_s else [loop.BUSY_WAIT_MS])
+
+
+def test_rows_that_may_sample_the_same_share_a_mask() -> None:
+    at = Loop(depth=2, runs_ahead=True)
+    shared = np.full(2, 0xFFFFFFFF, np.uint32)
+    for i in range(4):
+        grammar = FixedSequence([5, 6, 7, 8, 9])
+        if i != 2:
+            grammar.mask = lambda: shared  # type: ignore[method-assign]
+        sampling = SamplingParams(max_tokens=9, structured=NO_JUMPS)
+        at.harness.scheduler.add(TokenizedReq(f"r{i}", pack_i32([1, 2, i]), sampling), 0.0, grammar)
+    batch = at.harness.scheduler.next_batch(0.0)
+    assert batch is not None
+    assert len(batch.grammar_rows) == 4
+    own = next(i for i, req in enumerate(batch.sampled) if req.rid == "r2")
+    masks = at.harness.scheduler.masks(batch, 0.0)
+    assert masks.rows == [0, 1, 2, 3]
+    assert len(masks.masks) == 2
+    assert [masks.masks[which] is shared for which in masks.index] == [i != own for i in range(4)]
+    at.harness.scheduler.abort("r0", 0.0)
+    assert len(at.harness.scheduler.masks(batch, 0.0).rows) == 3
 
 
 def test_where_submitting_is_computing_tokens_do_not_wait_for_it() -> None:

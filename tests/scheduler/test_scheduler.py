@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from radixrt.constrained.constraint import StructuredOptions
-from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.messages import unpack_i32
 from radixrt.scheduler.policy import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
@@ -270,15 +270,17 @@ NO_JUMPS = StructuredOptions(jump_forward=False)
 class FixedSequence(Grammar):
     """Allows one sequence of tokens and nothing else."""
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens: list[int], vocab_size: int = VOCAB) -> None:
         self.tokens = tokens
+        self.vocab_size = vocab_size
         self.at = 0
 
-    def fill(self, row: Bitmask) -> None:
-        row[:] = 0
+    def mask(self) -> Bitmask:
+        row = np.zeros(bitmask_words(self.vocab_size), np.uint32)
         if self.at < len(self.tokens):
             token = self.tokens[self.at]
             row[token // 32] = 1 << (token % 32)
+        return row
 
     def accept(self, token: int) -> bool:
         if self.at >= len(self.tokens) or self.tokens[self.at] != token:
@@ -324,7 +326,7 @@ def test_a_token_outside_the_grammar_ends_that_request_alone():
     h = Harness()
     h.add("free", [2, 2, 2], max_tokens=6, ignore_eos=True)
     grammar = FixedSequence([(_free_run(1)[0] + 1) % VOCAB])
-    grammar.fill = lambda row: None  # its mask allows everything
+    grammar.mask = lambda: np.full(bitmask_words(VOCAB), 0xFFFFFFFF, np.uint32)
     h.add("bound", [1, 1, 1], max_tokens=9, structured=NO_JUMPS, grammar=grammar)
     h.drain()
     assert "grammar" in h.finishes["bound"].error.message
