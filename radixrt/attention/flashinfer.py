@@ -9,8 +9,7 @@ part, and `CascadeRunner` the shared ones and the merge.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
 from radixrt.attention.extend_parts import split_extend
 from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
 from radixrt.attention.kv_cache import KVCache
+from radixrt.attention.step_parts import DecodePart, PromptPart, Window, within
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.batch.upload import Uploader
@@ -35,39 +35,6 @@ COMPILER_HINT = (
     "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
     "--device cuda --attention-backend flashinfer` says what is missing"
 )
-
-Window = int | None
-"""A kind of layer, by its sliding window."""
-
-
-@dataclass(frozen=True)
-class _PromptPart:
-    """Tokens [first, end) of a step, of rows with more queries than one or few.
-
-    Attributes:
-        wrappers: FlashInfer's, planned, by window.
-        fresh: they read the keys and values that come with them, not the pool.
-    """
-
-    first: int
-    end: int
-    wrappers: dict[Window, Any]
-    fresh: bool = False
-
-
-@dataclass(frozen=True)
-class _DecodePart:
-    """Tokens [first, end) of a step, each the one query of its row.
-
-    Attributes:
-        rows: by window.
-        tile: of what they share; None if nothing.
-    """
-
-    first: int
-    end: int
-    rows: dict[Window, DecodeRows]
-    tile: Tile | None = None
 
 
 class FlashInferBackend(AttentionBackend):
@@ -129,9 +96,9 @@ class FlashInferBackend(AttentionBackend):
         self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
         self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
         self._load_kernels()
-        self._parts: list[_PromptPart | _DecodePart] = []
+        self._parts: list[PromptPart | DecodePart] = []
         self._narrowed: ForwardBatch | None = None
-        self._narrowed_parts: list[_PromptPart | _DecodePart] = []
+        self._narrowed_parts: list[PromptPart | DecodePart] = []
         self._stores = False  # whether the caller may not store, because a part reads what has just been computed
 
     def _load_kernels(self) -> None:
@@ -177,7 +144,7 @@ class FlashInferBackend(AttentionBackend):
             self.store(layer, k, v, batch)
         for part in self._narrowed_parts if batch is self._narrowed else self._parts:
             queries, result = q[part.first : part.end], out[part.first : part.end]
-            if isinstance(part, _DecodePart):
+            if isinstance(part, DecodePart):
                 self._attend_decode(layer, part, queries, pool, batch.req_to_token, result)
                 continue
             wrapper = part.wrappers[layer.sliding_window]
@@ -189,7 +156,7 @@ class FlashInferBackend(AttentionBackend):
                 wrapper.run(queries, self._pages[layer.layer_id], out=result)
 
     def _attend_decode(
-        self, layer: AttentionLayer, part: _DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
+        self, layer: AttentionLayer, part: DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
         table: torch.Tensor, out: torch.Tensor,
     ) -> None:  # fmt: skip
         rows = part.rows[layer.sliding_window]
@@ -217,16 +184,16 @@ class FlashInferBackend(AttentionBackend):
             rows = Rows(batch.req_to_token, batch.req_pool_indices[: split.fresh], batch.seq_lens_cpu[: split.fresh])
             lens = batch.extend_lens_cpu[: split.fresh]
             wrappers = {window: planner.prefill(rows, lens) for window, planner in self._planners.items()}
-            self._parts.append(_PromptPart(0, int(tokens[split.fresh]), wrappers))
+            self._parts.append(PromptPart(0, int(tokens[split.fresh]), wrappers))
         if split.fresh < split.single:
             lens = batch.extend_lens_cpu[split.fresh : split.single]
             wrappers = {window: planner.fresh(lens) for window, planner in self._planners.items()}
-            self._parts.append(_PromptPart(int(tokens[split.fresh]), int(tokens[split.single]), wrappers, fresh=True))
+            self._parts.append(PromptPart(int(tokens[split.fresh]), int(tokens[split.single]), wrappers, fresh=True))
             self._stores = True
         if split.single < split.rows:
             self._parts.append(self._plan_decode(batch, split.single, int(tokens[split.single])))
 
-    def _plan_decode(self, batch: ForwardBatch, row: int, token: int) -> _DecodePart:
+    def _plan_decode(self, batch: ForwardBatch, row: int, token: int) -> DecodePart:
         """The part of the rows from `row` on, whose tokens begin at `token`: one query each."""
         shared = None if batch.shared is None else batch.shared.from_row(row)
         plan = self.plan_shared(shared, batch.req_pool_indices_cpu[row:])
@@ -238,13 +205,13 @@ class FlashInferBackend(AttentionBackend):
             tile, starts = plan.tile, plan.ends
         places, ends = batch.req_pool_indices[row:], batch.seq_lens[row:]
         rows = {window: self._listed(places, ends, starts, lens, window, batch) for window in self._planners}
-        return _DecodePart(token, batch.num_tokens, rows, tile)
+        return DecodePart(token, batch.num_tokens, rows, tile)
 
     def _listed(
         self, places: torch.Tensor, ends: torch.Tensor, starts: Int32Array, lens: Int32Array, window: Window,
         batch: ForwardBatch,
     ) -> DecodeRows:  # fmt: skip
-        starts = _within(window, starts, lens)
+        starts = within(window, starts, lens)
         arrays = self._uploader.upload(self._decode.plan(starts, lens))
         sizes = self._decode.list_sizes(int((lens - starts).sum()), len(lens))
         slots, meta = (torch.empty(size, dtype=torch.int32, device=self._device) for size in sizes)
@@ -272,7 +239,7 @@ class FlashInferBackend(AttentionBackend):
             starts: int32 [rows], padding rows included, from which position on each row is alone.
             lens: int32 [rows], of the sequences.
         """
-        return [array for window in self._planners for array in self._decode.plan(_within(window, starts, lens), lens)]
+        return [array for window in self._planners for array in self._decode.plan(within(window, starts, lens), lens)]
 
     def graph_state(
         self, tile: Tile | None, places: torch.Tensor, seq_lens: torch.Tensor, arrays: Sequence[torch.Tensor]
@@ -293,7 +260,7 @@ class FlashInferBackend(AttentionBackend):
                 self._graph_lists[window] = slots, meta
             mine = arrays[i * each : (i + 1) * each]
             rows[window] = self._decode.place(places, seq_lens, mine, *self._graph_lists[window])
-        return DecodeState(self, _DecodePart(0, len(places), rows, tile))
+        return DecodeState(self, DecodePart(0, len(places), rows, tile))
 
     def fits_graph(self, seq_lens: Int32Array) -> bool:
         """Whether a step of these rows is small enough for a captured one, however many rows it is padded to."""
@@ -303,7 +270,7 @@ class FlashInferBackend(AttentionBackend):
 class DecodeState:
     """One bucket's part of the backend."""
 
-    def __init__(self, backend: FlashInferBackend, part: _DecodePart) -> None:
+    def __init__(self, backend: FlashInferBackend, part: DecodePart) -> None:
         self._backend, self._part = backend, part
 
     def begin(self, table: torch.Tensor) -> None:
@@ -312,8 +279,3 @@ class DecodeState:
             self._backend._decode.list_slots(rows, table)
         self._backend._parts = [self._part]
         self._backend._stores = False
-
-
-def _within(window: Window, starts: Int32Array, lens: Int32Array) -> Int32Array:
-    """The positions at which the keys of each row's last query begin."""
-    return starts if window is None else np.maximum(starts, lens - window)

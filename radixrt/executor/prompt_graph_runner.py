@@ -12,18 +12,20 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.extend_parts import MIN_FRESH_TOKENS
-from radixrt.attention.flashinfer import FlashInferBackend
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.executor.graph_buckets import bucket_for, token_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.models.registry import Model
+
+if TYPE_CHECKING:
+    from radixrt.attention.flashinfer import FlashInferBackend
 
 logger = logging.getLogger(__name__)
 

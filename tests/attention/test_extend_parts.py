@@ -29,7 +29,10 @@ def split(*rows: tuple[int, int]) -> tuple[int, int, int]:
         ([GOING_ON, FRESH, SINGLE], (1, 2, 3)),  # but they cannot go with rows that lie elsewhere
         ([FRESH, GOING_ON], (2, 2, 2)),  # not the scheduler's order
         ([*MANY, FRESH], (MIN_SINGLE_ROWS, MIN_SINGLE_ROWS + 1, MIN_SINGLE_ROWS + 1)),
-        ([(0, 1)] * 600, (0, 600, 600)),  # one token is a whole prompt: there is no context to be decoded on
+        (
+            [(0, 1)] * MIN_FRESH_TOKENS,
+            (0, MIN_FRESH_TOKENS, MIN_FRESH_TOKENS),
+        ),  # one token is a whole prompt: there is no context to be decoded on
     ],
 )
 def test_split(rows: list[tuple[int, int]], expected: tuple[int, int, int]) -> None:
