@@ -24,7 +24,6 @@ from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.config import Config
 from radixrt.engine import parts
 from radixrt.engine.settings import EngineSettings, resolve_settings
-from radixrt.engine.worker import serve_steps
 from radixrt.errors import EngineError, RadixRTError
 from radixrt.executor.external_executor import ConnectionWatch
 from radixrt.executor.rank_place import RankPlace, launched_place
@@ -79,6 +78,7 @@ def serve_rank(config: Config) -> NoReturn:
 
 def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn:
     from radixrt.executor.parallel import launcher_store
+    from radixrt.executor.worker import serve_steps
 
     store = launcher_store(place)
     try:

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -38,10 +38,6 @@ from radixrt.messages import (
 
 if TYPE_CHECKING:
     from radixrt.executor.base import Executor
-    from radixrt.executor.worker import Worker
-
-IDLE_BEFORE_WORK_S = 0.25
-"""How long a runner must have had nothing to do before it does what can wait."""
 
 NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
 
@@ -131,6 +127,8 @@ def _make_executor(
 def run_runner(
     config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
 ) -> None:
+    from radixrt.executor.worker import serve_steps
+
     inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.of(f"runner-{rank}"), ToRunner)
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.of("answers"))
     timeout_s = config.executor.start_timeout_s
@@ -146,20 +144,6 @@ def run_runner(
     worker.start()
     _settle()
     serve_steps(worker, inbox)
-
-
-def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
-    """The runner's loop."""
-    idle_work = True
-    while True:
-        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
-        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
-        if message is not None:
-            worker.handle(message)
-        elif worker.is_waiting:
-            worker.answer_ready()
-        else:
-            idle_work = worker.idle_work()
 
 
 def _settle() -> None:

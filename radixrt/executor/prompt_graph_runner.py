@@ -185,8 +185,7 @@ class _Recorder(AttentionBackend):
         return self._backend.slots(layer)
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
-        """Never called: only a narrowed batch's last layer does."""
-        raise NotImplementedError
+        self._backend.store(layer, k, v, batch)
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,

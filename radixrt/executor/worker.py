@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from radixrt.batch.forward_batch import ForwardBatch
-from radixrt.channel import Outbox
+from radixrt.channel import Outbox, ZmqInbox
 from radixrt.executor.model_runner import ModelRunner
 from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.step_trace import StepTimes, StepTrace
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from radixrt.executor.cuda_graph_runner import StagedStep
 
 logger = logging.getLogger(__name__)
+
+IDLE_BEFORE_WORK_S = 0.25
+"""How long a runner must have had nothing to do before it does what can wait."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,20 @@ class Worker:
         self._runner.shutdown()
         if self._trace is not None:
             self._trace.close()
+
+
+def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
+    """The runner's loop."""
+    idle_work = True
+    while True:
+        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
+        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
+        if message is not None:
+            worker.handle(message)
+        elif worker.is_waiting:
+            worker.answer_ready()
+        else:
+            idle_work = worker.idle_work()
 
 
 def _said(error: Exception) -> str:

@@ -151,7 +151,7 @@ def _decode_attention_kernel(
                 tl.store(out + out_at[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=whole[:, None])
                 if WITH_LSE:
                     tl.store(out_lse + out_at, peak + tl.log2(total), mask=whole)
-                joins = joins & False
+                joins = joins & False  # a tensor still, as the loop carries one
                 peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
                 total = tl.zeros([BLOCK_H], tl.float32)
                 acc = tl.zeros([BLOCK_H, DIM], tl.float32)
