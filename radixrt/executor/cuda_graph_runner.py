@@ -8,9 +8,6 @@ rows than the bucket is padded with rows of one token that read and write slot 0
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,15 +21,17 @@ from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.batch.upload import Uploader, layout, view
+from radixrt.executor.captures import Captures
 from radixrt.executor.graph_buckets import bucket_for, graph_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.executor.sampler import Sampler, SampleResult
 from radixrt.messages import Int32Array
 from radixrt.models.registry import Model
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
+
+_Key = tuple[int, Tile | None]
+"""Rows, and the tile of what they share."""
 
 CAPTURE_AT_STEP = 3
 CAPTURE_BESIDE_AT_STEP = 24
@@ -105,9 +104,7 @@ class CudaGraphRunner:
         self._model, self._attention, self._sampler, self._builder = model, attention, sampler, builder
         self._device = device
         self._buckets = graph_buckets(max_rows)
-        self._captured: dict[tuple[int, Tile | None], _Captured] = {}
-        self._wanted: Counter[tuple[int, Tile | None]] = Counter()
-        self._failed = False
+        self._captures: Captures[_Key, _Captured] = Captures("decode steps", _describe, alone=group.size == 1)
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
@@ -118,9 +115,7 @@ class CudaGraphRunner:
 
         Graphs for steps that share prefixes are captured for those that have been: most never are.
         """
-        keys = [*self._wanted, *((rows, None) for rows in self._buckets)]
-        missing = next((key for key in keys if key not in self._captured), None)
-        return missing is not None and not self._failed and self._capture_guarded(*missing) is not None
+        return self._captures.make_next([(rows, None) for rows in self._buckets], self._capture)
 
     def stage(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
@@ -137,11 +132,11 @@ class CudaGraphRunner:
             None if no graph fits the step, or none is captured yet.
         """
         rows = bucket_for(len(seq_lens), self._buckets)
-        if rows is None or self._failed or not self._attention.fits_graph(seq_lens):
+        if rows is None or self._captures.failed or not self._attention.fits_graph(seq_lens):
             return None
         plan = self._attention.plan_shared(shared, req_pool_idx)
         tile = None if plan is None else plan.tile
-        captured = self._captured.get((rows, tile)) or self._stand_in(rows, tile)
+        captured = self._captures.get((rows, tile)) or self._stand_in(rows, tile)
         if captured is None:
             return None
         if plan is not None:
@@ -190,29 +185,15 @@ class CudaGraphRunner:
 
     def _stand_in(self, rows: int, tile: Tile | None) -> _Captured | None:
         """For a bucket that is not captured: a larger one that is, until the bucket has proved wanted."""
-        self._wanted[rows, tile] += 1
-        larger = [bucket for bucket in self._buckets if rows < bucket <= MAX_PADDING * rows]
-        found = next((self._captured[bucket, tile] for bucket in larger if (bucket, tile) in self._captured), None)
-        if self._wanted[rows, tile] >= (CAPTURE_AT_STEP if found is None else CAPTURE_BESIDE_AT_STEP):
-            return self._capture_guarded(rows, tile)
+        wanted = self._captures.want((rows, tile))
+        larger = (self._captures.get((n, tile)) for n in self._buckets if rows < n <= MAX_PADDING * rows)
+        found = next((captured for captured in larger if captured is not None), None)
+        if wanted >= (CAPTURE_AT_STEP if found is None else CAPTURE_BESIDE_AT_STEP):
+            return self._captures.make((rows, tile), self._capture)
         return found
 
-    def _capture_guarded(self, rows: int, tile: Tile | None) -> _Captured | None:
-        started = time.perf_counter()
-        try:
-            captured = self._captured[rows, tile] = self._capture(rows, tile)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            if self._group.size > 1:  # the others go on with the graph
-                raise RuntimeError(f"capturing {rows} rows failed: {error}; cuda_graph=off does without") from error
-            # Without graphs everything still works, only slower: better than no answers at all.
-            self._failed = True
-            logger.warning("decode steps run without CUDA graphs: capturing %d rows failed: %s", rows, error)
-            return None
-        took = time.perf_counter() - started
-        logger.debug("captured the decode graph for %d rows%s in %.2f s", rows, ", shared" if tile else "", took)
-        return captured
-
-    def _capture(self, rows: int, tile: Tile | None) -> _Captured:
+    def _capture(self, key: _Key) -> _Captured:
+        rows, tile = key
         nothing = np.zeros(0, np.int32)
         padding = self._padded_numbers(
             rows, nothing, nothing, nothing, None, np.zeros(0, np.float32), np.zeros(0, np.float64)
@@ -282,6 +263,10 @@ class CudaGraphRunner:
         made = self._model.compute_logits(hidden, logits)
         if made.data_ptr() != logits.data_ptr():
             logits.copy_(made)
+
+
+def _describe(key: _Key) -> str:
+    return f"the decode graph for {key[0]} rows{', shared' if key[1] else ''}"
 
 
 def _padded(values: npt.NDArray[Any], rows: int, dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -8,9 +8,6 @@ the graphs. Padding tokens read and write slot 0 alone.
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +17,13 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.extend_parts import MIN_FRESH_TOKENS
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.executor.captures import Captures
 from radixrt.executor.graph_buckets import bucket_for, token_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.models.registry import Model
 
 if TYPE_CHECKING:
     from radixrt.attention.flashinfer import FlashInferBackend
-
-logger = logging.getLogger(__name__)
 
 CAPTURE_AT_STEP = 3
 """Steps of a bucket after which it is captured, unless the engine idles before."""
@@ -73,13 +69,13 @@ class PromptGraphRunner:
         self, model: Model, attention: FlashInferBackend, builder: BatchBuilder, *, max_tokens: int,
         dtype: torch.dtype, device: torch.device, group: TPGroup,
     ) -> None:  # fmt: skip
-        self._model, self._attention, self._builder, self._group = model, attention, builder, group
+        self._model, self._attention, self._builder = model, attention, builder
         self._device = device
         # Below it no step has a part that reads keys and values as they come, so all are stored within the graphs.
         self._buckets = token_buckets(min(max_tokens, MIN_FRESH_TOKENS - 1))
-        self._captured: dict[int, _Captured] = {}
-        self._wanted: Counter[int] = Counter()
-        self._failed = False
+        self._captures: Captures[int, _Captured] = Captures(
+            "short prompts", lambda tokens: f"the graphs for {tokens} prompt tokens", alone=group.size == 1
+        )  # fmt: skip
         self._pool = torch.cuda.graph_pool_handle()
         layer = model.attention_layers[0]
         # Of all buckets and layers: each is read before the next attention writes. Numbers from the first step on,
@@ -88,8 +84,7 @@ class PromptGraphRunner:
 
     def capture_next(self) -> bool:
         """Capture one bucket more, first those that steps have asked for, then small ones; False if none is left."""
-        missing = next((n for n in [*self._wanted, *self._buckets] if n not in self._captured), None)
-        return missing is not None and not self._failed and self._capture_guarded(missing) is not None
+        return self._captures.make_next(self._buckets, self._capture)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The final hidden states [T, hidden] of an EXTEND step, good until the next one.
@@ -97,12 +92,11 @@ class PromptGraphRunner:
         None if no graph fits the step, or none is captured yet; nothing has been done then.
         """
         tokens = bucket_for(batch.num_tokens, self._buckets)
-        if tokens is None or self._failed or batch.mode is not ForwardMode.EXTEND:
+        if tokens is None or batch.mode is not ForwardMode.EXTEND:
             return None
-        self._wanted[tokens] += 1
-        captured = self._captured.get(tokens)
-        if captured is None and self._wanted[tokens] >= CAPTURE_AT_STEP:
-            captured = self._capture_guarded(tokens)
+        captured = self._captures.get(tokens)
+        if captured is None and self._captures.want(tokens) >= CAPTURE_AT_STEP:
+            captured = self._captures.make(tokens, self._capture)
         return None if captured is None else self._replay(captured, replace(batch, narrowed=None))
 
     def _replay(self, captured: _Captured, batch: ForwardBatch) -> torch.Tensor:
@@ -123,19 +117,6 @@ class PromptGraphRunner:
         return captured.hidden[:count]
 
     # --- capture ---
-
-    def _capture_guarded(self, tokens: int) -> _Captured | None:
-        started = time.perf_counter()
-        try:
-            captured = self._captured[tokens] = self._capture(tokens)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            if self._group.size > 1:  # the others go on with the graphs
-                raise RuntimeError(f"capturing {tokens} tokens failed: {error}; cuda_graph=off does without") from error
-            self._failed = True
-            logger.warning("short prompts run without CUDA graphs: capturing %d tokens failed: %s", tokens, error)
-            return None
-        logger.debug("captured the graphs for %d prompt tokens in %.2f s", tokens, time.perf_counter() - started)
-        return captured
 
     def _capture(self, tokens: int) -> _Captured:
         zeros, ones = np.zeros(tokens, np.int32), np.ones(tokens, np.int32)
