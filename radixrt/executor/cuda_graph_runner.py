@@ -230,8 +230,10 @@ class CudaGraphRunner:
         with torch.cuda.stream(stream):
             # Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            made = work()
-            graph.capture_end()
+            try:
+                made = work()
+            finally:  # a stream that went on capturing would end all work
+                graph.capture_end()
         return graph, made
 
     def _batch(self, inputs: _Inputs) -> ForwardBatch:

@@ -130,8 +130,10 @@ class PromptGraphRunner:
         with torch.cuda.stream(stream):
             recorder = _Recorder(self._attention, self._out, self._pool)
             recorder.begin()
-            hidden = self._model.forward(batch.input_ids, batch.positions, batch, recorder)
-            end = recorder.end()
+            try:
+                hidden = self._model.forward(batch.input_ids, batch.positions, batch, recorder)
+            finally:  # a stream that went on capturing would end all work
+                end = recorder.end()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return _Captured(batch, recorder.pieces, end, hidden)
 
