@@ -221,11 +221,7 @@ def _decode(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, max_rows=len(lens), kv_dtype=torch.bfloat16,
         device=device, early=True,
     )  # fmt: skip
-    arrays = [torch.from_numpy(array).cuda() for array in runner.plan(starts, lens)]
-    sizes = runner.list_sizes(int((lens - starts).sum()), len(lens))
-    slots, meta = (torch.empty(size, dtype=torch.int32, device=device) for size in sizes)
-    rows = runner.place(batch.req_pool_indices, batch.seq_lens, arrays, slots, meta)
-    runner.list_slots(rows, batch.req_to_token)
+    rows = runner.listed(batch.req_pool_indices, starts, batch.seq_lens, lens, batch.req_to_token)
 
     def run(q: torch.Tensor, pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -22,8 +21,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import table
-from radixrt.attention.decode_plan import plan_decode
-from radixrt.attention.decode_runner import BLOCK, pick_sizes
+from radixrt.attention.decode_runner import DecodeRunner, Sizes
 from radixrt.messages import Int32Array
 
 SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "8b, tp 2": (16, 4, 128)}
@@ -44,21 +42,9 @@ CASES: dict[str, Callable[[np.random.Generator], Any]] = {
 POOL = 300_000
 
 
-@dataclass(frozen=True)
-class Candidate:
-    block: int
-    num_warps: int
-    buffers: int
-    programs: int
-
-    @property
-    def num_stages(self) -> int:
-        return 2 * self.buffers + 1
-
-
 SWEEP = [
-    Candidate(*numbers)
-    for numbers in (
+    Sizes(block, num_warps, 2 * buffers + 1, programs)
+    for block, num_warps, buffers, programs in (
         (16, 1, 2, 9), (16, 1, 3, 6), (32, 1, 1, 8), (32, 1, 2, 4), (32, 1, 2, 5), (32, 1, 3, 3), (32, 1, 4, 3),
         (32, 2, 2, 4), (64, 2, 1, 4), (64, 2, 2, 3), (64, 4, 1, 5), (64, 4, 2, 3), (64, 4, 3, 2), (128, 4, 1, 3),
     )
@@ -88,31 +74,20 @@ class Pools:
         return int(self.lens.sum()) * 2 * self.shape[1] * self.shape[2] * 2
 
 
-def ours(pools: Pools, sizes: Candidate) -> tuple[Callable[[], None], torch.Tensor]:
+def ours(pools: Pools, sizes: Sizes | None = None) -> tuple[Callable[[], None], torch.Tensor]:
     """Something that runs all layers, and where the last one's output is then."""
-    from radixrt.kernels.triton.decode_attention import decode_attention, write_decode_list
-
     heads, kv_heads, dim = pools.shape
-    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    lanes = processors * sizes.programs // kv_heads
-    plan = plan_decode(pools.lens, lanes, sizes.block)
-    block_ptr, lane_ptr, first, last, ends = (
-        torch.from_numpy(x).cuda() for x in (plan.block_ptr, plan.lane_ptr, plan.first_lane, plan.last_lane, pools.lens)
-    )
-    slots = torch.zeros(int(plan.block_ptr[-1]) * sizes.block, dtype=torch.int32, device="cuda")
-    meta = torch.zeros(int(plan.block_ptr[-1]) + 1, dtype=torch.int32, device="cuda")
-    write_decode_list(pools.table, pools.rows, 0 * ends, ends, block_ptr, sizes.block, slots, meta)
-    partial = torch.empty(2 * lanes, heads, dim, device="cuda")
-    lse = torch.empty(2 * lanes, heads, device="cuda")
-    arrived = torch.zeros(len(pools.lens) * kv_heads, dtype=torch.int32, device="cuda")
+    runner = DecodeRunner(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, max_rows=len(pools.lens), kv_dtype=torch.bfloat16,
+        device=torch.device("cuda"), early=True, sizes=sizes,
+    )  # fmt: skip
+    ends = torch.from_numpy(pools.lens.astype(np.int64)).cuda()
+    rows = runner.listed(pools.rows, np.zeros_like(pools.lens), ends, pools.lens, pools.table)
     out = torch.empty_like(pools.q)
 
     def run() -> None:
-        for k, v in pools.layers:
-            decode_attention(
-                pools.q, k, v, slots, meta, lane_ptr, first, last, partial, lse, arrived, out, None,
-                scale=dim**-0.5, block=sizes.block, num_warps=sizes.num_warps, num_stages=sizes.num_stages, early=True,
-            )  # fmt: skip
+        for pool in pools.layers:
+            runner.attend(pools.q, pool, rows, dim**-0.5, out)
 
     return run, out
 
@@ -159,7 +134,7 @@ def graph_us(run: Callable[[], None]) -> float:
     return median(times[2:])
 
 
-def compile_one(sizes: Candidate, shape: tuple[int, int, int]) -> None:
+def compile_one(sizes: Sizes, shape: tuple[int, int, int]) -> None:
     """In a process of its own: what it compiles lies in Triton's cache on disk then."""
     global LAYERS, POOL
     LAYERS, POOL = 1, 4096
@@ -172,10 +147,9 @@ def columns(shape: tuple[int, int, int], sweep: bool) -> Iterator[tuple[str, Cal
     group = shape[0] // shape[1]
     yield "FlashInfer", lambda pools: flashinfer_s(pools, group >= 4)
     if not sweep:
-        used = pick_sizes(shape[2], 2)
-        yield "ours", lambda pools: ours(pools, Candidate(BLOCK, used.num_warps, used.num_stages // 2, used.programs))
+        yield "ours", ours
     for sizes in SWEEP if sweep else []:
-        name = f"{sizes.block}/{sizes.num_warps}w/{sizes.buffers}b/{sizes.programs}p"
+        name = f"{sizes.block}/{sizes.num_warps}w/{sizes.num_stages // 2}b/{sizes.programs}p"
         yield name, lambda pools, sizes=sizes: ours(pools, sizes)
 
 

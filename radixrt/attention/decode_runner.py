@@ -7,6 +7,8 @@ What is launched depends on nothing but the number of rows, so both can be part 
     rows = runner.place(places, ends, arrays, ...)  # views, no work
     runner.list_slots(rows, req_to_token)           # one launch
     runner.attend(q, pool, rows, scale, out, lse)   # one launch, for each layer
+
+`listed` is the first three for a step with tensors of its own.
 """
 
 from __future__ import annotations
@@ -18,17 +20,16 @@ import numpy as np
 import torch
 
 from radixrt.attention.decode_plan import plan_decode
+from radixrt.batch.upload import Uploader
 from radixrt.messages import Int32Array
-
-BLOCK = 64
-"""Positions that a program takes at once."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the kernel: warps of a program, stages of its loop (two for each buffer of keys and values that is filled
-    ahead, and one), and programs on a processor."""
+    """Of the kernel: positions that a program takes at once, its warps, stages of its loop (two for each buffer of keys
+    and values that is filled ahead, and one), and programs on a processor."""
 
+    block: int
     num_warps: int
     num_stages: int
     programs: int
@@ -38,10 +39,10 @@ def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
     """What measures best for a head size of 128 in bfloat16 (`python -m benchmarks.decode_attention --sweep`); for the
     others, what keeps as many bytes on their way without spilling registers."""
     if head_dim > 128:
-        return Sizes(4, 3, 2)
+        return Sizes(64, 4, 3, 2)
     if kv_itemsize == 1:
-        return Sizes(4, 5, 4)
-    return Sizes(2, 3 if head_dim == 128 else 5, 4)
+        return Sizes(64, 4, 5, 4)
+    return Sizes(64, 2, 3 if head_dim == 128 else 5, 4)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class DecodeRunner:
         kv_dtype: of the pool.
         early: see `CudaOps`.
         processors: of the device; None asks it.
+        sizes: of the kernel; None for those of `pick_sizes`.
 
     Raises:
         ImportError: Triton is not installed.
@@ -82,12 +84,13 @@ class DecodeRunner:
 
     def __init__(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int, kv_dtype: torch.dtype,
-        device: torch.device, early: bool, processors: int | None = None,
+        device: torch.device, early: bool, processors: int | None = None, sizes: Sizes | None = None,
     ) -> None:  # fmt: skip
         from radixrt.kernels.triton.decode_attention import decode_attention, write_decode_list
 
         self._attend, self._list = decode_attention, write_decode_list
-        self._sizes = pick_sizes(head_dim, kv_dtype.itemsize)
+        self._sizes = pick_sizes(head_dim, kv_dtype.itemsize) if sizes is None else sizes
+        self._uploader = Uploader(device)
         self._early = early
         self._device = device
         if processors is None:
@@ -100,14 +103,14 @@ class DecodeRunner:
 
     def plan(self, starts: Int32Array, ends: Int32Array) -> list[Int32Array]:
         """What `place` wants on the device, for rows that attend to positions [starts, ends), int32 [B], none empty."""
-        plan = plan_decode(ends - starts, self._lanes, BLOCK)
+        plan = plan_decode(ends - starts, self._lanes, self._sizes.block)
         return [np.asarray(starts, np.int32), plan.block_ptr, plan.lane_ptr, plan.first_lane, plan.last_lane]
 
-    @staticmethod
-    def list_sizes(positions: int, rows: int) -> tuple[int, int]:
+    def list_sizes(self, positions: int, rows: int) -> tuple[int, int]:
         """int32 numbers of `slots` and `meta` that this many positions of this many rows need at most."""
-        blocks = (positions + rows * (BLOCK - 1)) // BLOCK
-        return blocks * BLOCK, blocks + 1
+        block = self._sizes.block
+        blocks = (positions + rows * (block - 1)) // block
+        return blocks * block, blocks + 1
 
     @staticmethod
     def place(
@@ -125,7 +128,25 @@ class DecodeRunner:
 
     def list_slots(self, rows: DecodeRows, table: torch.Tensor) -> None:
         """List the slots of all rows, from req_to_token as it is now."""
-        self._list(table, rows.places, rows.starts, rows.ends, rows.block_ptr, BLOCK, rows.slots, rows.meta)
+        block = self._sizes.block
+        self._list(table, rows.places, rows.starts, rows.ends, rows.block_ptr, block, rows.slots, rows.meta)
+
+    def listed(
+        self, places: torch.Tensor, starts: Int32Array, ends: torch.Tensor, ends_cpu: Int32Array, table: torch.Tensor
+    ) -> DecodeRows:
+        """Rows that are planned, on the device and listed, in tensors of their own.
+
+        Args:
+            places, ends: int64 [B], on the device.
+            starts, ends_cpu: int32 [B].
+            table: req_to_token.
+        """
+        arrays = self._uploader.upload(self.plan(starts, ends_cpu))
+        sizes = self.list_sizes(int((ends_cpu - starts).sum()), len(ends_cpu))
+        slots, meta = (torch.empty(size, dtype=torch.int32, device=self._device) for size in sizes)
+        rows = self.place(places, ends, arrays, slots, meta)
+        self.list_slots(rows, table)
+        return rows
 
     def attend(
         self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], rows: DecodeRows, scale: float,
@@ -134,6 +155,6 @@ class DecodeRunner:
         """Attend q [B, num_heads, head_dim] to the rows' positions in a layer's pool; see `decode_attention`."""
         self._attend(
             q, *pool, rows.slots, rows.meta, rows.lane_ptr, rows.first_lane, rows.last_lane, self._partial,
-            self._partial_lse, self._arrived, out, lse, scale=scale, block=BLOCK, num_warps=self._sizes.num_warps,
-            num_stages=self._sizes.num_stages, early=self._early,
+            self._partial_lse, self._arrived, out, lse, scale=scale, block=self._sizes.block,
+            num_warps=self._sizes.num_warps, num_stages=self._sizes.num_stages, early=self._early,
         )  # fmt: skip

@@ -17,14 +17,13 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade_plan import CascadePlan, Tile
 from radixrt.attention.cascade_runner import CascadeRunner, CascadeStep
-from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
+from radixrt.attention.decode_runner import DecodeRunner
 from radixrt.attention.extend_parts import split_extend
 from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.step_parts import DecodePart, PromptPart, Window, within
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
-from radixrt.batch.upload import Uploader
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages import Int32Array
 
@@ -91,7 +90,6 @@ class FlashInferBackend(AttentionBackend):
                 device=self._device, dtype=dtype,
             )  # fmt: skip
             self._cascade = CascadeStep(runner, self._device)
-        self._uploader = Uploader(self._device)
         self._max_rows = max_rows
         self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
         self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -204,20 +202,11 @@ class FlashInferBackend(AttentionBackend):
             self._cascade.upload(plan)
             tile, starts = plan.tile, plan.ends
         places, ends = batch.req_pool_indices[row:], batch.seq_lens[row:]
-        rows = {window: self._listed(places, ends, starts, lens, window, batch) for window in self._planners}
+        rows = {
+            window: self._decode.listed(places, within(window, starts, lens), ends, lens, batch.req_to_token)
+            for window in self._planners
+        }
         return DecodePart(token, batch.num_tokens, rows, tile)
-
-    def _listed(
-        self, places: torch.Tensor, ends: torch.Tensor, starts: Int32Array, lens: Int32Array, window: Window,
-        batch: ForwardBatch,
-    ) -> DecodeRows:  # fmt: skip
-        starts = within(window, starts, lens)
-        arrays = self._uploader.upload(self._decode.plan(starts, lens))
-        sizes = self._decode.list_sizes(int((lens - starts).sum()), len(lens))
-        slots, meta = (torch.empty(size, dtype=torch.int32, device=self._device) for size in sizes)
-        rows = self._decode.place(places, ends, arrays, slots, meta)
-        self._decode.list_slots(rows, batch.req_to_token)
-        return rows
 
     # --- decode steps that are captured ---
 

@@ -17,7 +17,7 @@ Window = int | None
 
 @dataclass(frozen=True)
 class PromptPart:
-    """Tokens [first, end) of a step, of rows with more queries than one or few.
+    """Tokens [first, end) of a step, of rows with several queries, or with one where these are too few for a part.
 
     Attributes:
         wrappers: FlashInfer's, planned, by window.

@@ -130,6 +130,25 @@ def test_half_precision_and_a_float8_pool(dim: int, pool_dtype: torch.dtype | No
         close(run, 2e-2)
 
 
+@pytest.mark.parametrize("block", [16, 32])
+def test_rows_of_a_step_with_tensors_of_its_own(block: int, triton_device: str) -> None:
+    from radixrt.attention.decode_runner import DecodeRunner, Sizes
+
+    dtype = torch.float32 if triton_device == "cpu" else torch.bfloat16
+    case = make_case([700, 31, 32, 1], [0, 7, 0, 0], (4, 2, 64), triton_device, dtype=dtype)
+    runner = DecodeRunner(
+        num_heads=4, num_kv_heads=2, head_dim=64, max_rows=4, kv_dtype=dtype, device=torch.device(triton_device),
+        early=False, processors=3, sizes=Sizes(block, 1, 3, 2),
+    )  # fmt: skip
+    ends = torch.from_numpy(case.ends.astype(np.int64)).to(triton_device)
+    rows = runner.listed(case.places, case.starts, ends, case.ends, case.table)
+    out = torch.full(case.q.shape, torch.nan, dtype=dtype, device=triton_device)
+    runner.attend(case.q, case.pool, rows, 64**-0.5, out)
+    expected, _ = case.expected()
+    error = (out.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < (1e-5 if dtype is torch.float32 else 2e-2)
+
+
 def test_parts_are_added_in_one_order(triton_device: str) -> None:
     case = make_case([1000] * 3, None, (4, 2, 64), triton_device, dtype=torch.float16)
     run = Run(case, triton_device, processors=9)
