@@ -32,7 +32,7 @@ from radixrt.messages import ForwardStep, RowWrite, SamplingRow, pack_i32
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
 REPEATS = 8
 WARM_UP = 3
-"""Steps after the first: decode steps are captured by then, see `cuda_graph_runner.CAPTURE_AT_STEP`."""
+"""Steps after the first: decode steps are captured by then, see `captures.CAPTURE_AT_STEP`."""
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "attention": r"PrefillWithKVCache|BatchPrefill|decode_attention|flash::",
     "attention, shared part": r"shared_attention|_shared",

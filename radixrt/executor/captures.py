@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -14,6 +14,24 @@ logger = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 C = TypeVar("C")
+
+CAPTURE_AT_STEP = 3
+"""Steps that ask for a graph in vain before it is captured, unless the engine idles before. A step that is launched
+kernel by kernel takes ten milliseconds of the host, a capture fifty."""
+
+
+def begin_capture(pool: Any) -> torch.cuda.CUDAGraph:
+    """Capture what is launched into the current stream from here until the graph's `capture_end`, which must come, for
+    a stream that went on capturing would end all work.
+
+    Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
+
+    Args:
+        pool: of the graph's memory.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    return graph
 
 
 class Captures(Generic[K, C]):

@@ -21,7 +21,7 @@ from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.batch.upload import Uploader, layout, view
-from radixrt.executor.captures import Captures
+from radixrt.executor.captures import CAPTURE_AT_STEP, Captures, begin_capture
 from radixrt.executor.graph_buckets import bucket_for, graph_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.executor.sampler import Sampler, SampleResult
@@ -33,10 +33,8 @@ T = TypeVar("T")
 _Key = tuple[int, Tile | None]
 """Rows, and the tile of what they share."""
 
-CAPTURE_AT_STEP = 3
 CAPTURE_BESIDE_AT_STEP = 24
-"""Steps of a bucket after which it is captured, where no larger one stands in for it and where one does, unless the
-engine idles before. A step that is launched kernel by kernel takes ten milliseconds of the host, a capture fifty."""
+"""The same as `CAPTURE_AT_STEP`, where a larger bucket stands in."""
 
 MAX_PADDING = 4
 """Times as many rows that a larger bucket may have."""
@@ -226,13 +224,11 @@ class CudaGraphRunner:
             work()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            # Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph = begin_capture(self._pool)
             try:
                 made = work()
-            finally:  # a stream that went on capturing would end all work
+            finally:
                 graph.capture_end()
         return graph, made
 

@@ -240,7 +240,8 @@ class ModelRunner:
             staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
             if staged is not None:
                 return staged
-        return self.batches.build(step, narrow=self._model.narrows)
+        is_captured = self._prompt_graphs is not None and self._prompt_graphs.has(len(step.out_cache_loc) // 4)
+        return self.batches.build(step, narrow=self._model.narrows and not is_captured)
 
     def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
         """Run the model over a batch by its mode; an IDLE batch runs nothing and has no logits."""

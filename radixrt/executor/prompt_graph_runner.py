@@ -17,16 +17,13 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.extend_parts import MIN_FRESH_TOKENS
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
-from radixrt.executor.captures import Captures
+from radixrt.executor.captures import CAPTURE_AT_STEP, Captures, begin_capture
 from radixrt.executor.graph_buckets import bucket_for, token_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.models.registry import Model
 
 if TYPE_CHECKING:
     from radixrt.attention.flashinfer import FlashInferBackend
-
-CAPTURE_AT_STEP = 3
-"""Steps of a bucket after which it is captured, unless the engine idles before."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,11 @@ class PromptGraphRunner:
         """Capture one bucket more, first those that steps have asked for, then small ones; False if none is left."""
         return self._captures.make_next(self._buckets, self._capture)
 
+    def has(self, tokens: int) -> bool:
+        """Whether there are graphs for a step of so many tokens; they compute all of its layers whole."""
+        bucket = bucket_for(tokens, self._buckets)
+        return bucket is not None and self._captures.get(bucket) is not None
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The final hidden states [T, hidden] of an EXTEND step, good until the next one.
 
@@ -132,7 +134,7 @@ class PromptGraphRunner:
             recorder.begin()
             try:
                 hidden = self._model.forward(batch.input_ids, batch.positions, batch, recorder)
-            finally:  # a stream that went on capturing would end all work
+            finally:
                 end = recorder.end()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return _Captured(batch, recorder.pieces, end, hidden)
@@ -152,9 +154,7 @@ class _Recorder(AttentionBackend):
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        # Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph = begin_capture(self._pool)
 
     def end(self) -> torch.cuda.CUDAGraph:
         assert self._graph is not None

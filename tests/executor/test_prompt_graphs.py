@@ -14,7 +14,8 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.batch import forward_batch
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.executor import prompt_graph_runner
-from radixrt.executor.prompt_graph_runner import CAPTURE_AT_STEP, PromptGraphRunner
+from radixrt.executor.captures import CAPTURE_AT_STEP
+from radixrt.executor.prompt_graph_runner import PromptGraphRunner
 
 LAYERS = [AttentionLayer(i, 2, 1, 4, 0.5) for i in range(3)]
 
@@ -123,9 +124,11 @@ def test_a_bucket_is_captured_when_steps_have_asked_for_it(runner: Any) -> None:
     made = runner(model)
     for _ in range(CAPTURE_AT_STEP - 1):
         assert made.graphs.forward(prompt(made.builder, 20)) is None
+    assert not made.graphs.has(20)
     assert not made.attention.prepared
     batch = prompt(made.builder, 20)
     assert made.graphs.forward(batch).shape == (20, 8)
+    assert [tokens for tokens in range(60) if made.graphs.has(tokens)] == [*range(17, 33)]
     assert len(CountingGraph.replays) == len(set(CountingGraph.replays)) == len(LAYERS) + 1
     assert made.attention.attended == [(0, 20), (1, 20), (2, 20)]
     static = model.inputs[-1]
