@@ -73,8 +73,8 @@ class MaskedDevice(Executor):
         self._send(mask)
         self.marks["mask"] = time.thread_time()
 
-    def mask_rows(self, num_rows: int, words: int) -> tuple[Bitmask, int]:
-        return self._buffer.next_rows(num_rows)
+    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
+        return self._buffer.next_rows(num_masks)
 
     def _send(self, message: ToRunner) -> None:
         started = time.thread_time()
