@@ -2,7 +2,7 @@
 
     steps      rows that decode: microseconds of each part for one step, and for one row of it. "turnaround" is from
                taking an answer to the next submission, which is what a device may wait for
-    workloads  the six workloads of benchmarks.offline: seconds of each part from the call to the last token
+    workloads  the workloads of benchmarks.offline: seconds of each part from the call to the last token
     busy       the scheduler's loop in this process and a device in another that takes a fixed time for each step, over
                the real sockets: the part of the time that the device computes
     chain      from an answer to the next mask and the next step, for rows with and without a JSON schema: medians and

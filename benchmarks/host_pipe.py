@@ -43,13 +43,14 @@ from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sharing import CascadeCosts
+from radixrt.scheduler.sharing_costs import CascadeCosts
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
 
 VOCAB = 100_000
 LOWEST, HIGHEST = 10, 10_000
 KV_LAYER_BYTES = 2 * 8 * 128 * 2
+QUERY_SIZE = 16 * 128
 """Of a token with 8 heads of 128 values in bf16, which is what decides where sharing pays."""
 M = TypeVar("M")
 
@@ -224,7 +225,7 @@ class Pipe:
         self.device = InstantDevice(self.times)
         self.scheduler = TimedScheduler(
             self.times, *scheduler_parts(self.config, num_slots, context), context_length=context, eos_ids=[1],
-            vocab_size=VOCAB, cascade=CascadeCosts.for_device("cuda:0", KV_LAYER_BYTES),
+            vocab_size=VOCAB, cascade=CascadeCosts.for_device("cuda:0", KV_LAYER_BYTES, QUERY_SIZE),
         )  # fmt: skip
         outbox = TimedOutbox(self._to_tokenizer, self.times, "deltas")
         self.loop = make_loop(self.scheduler, self.device, self._to_scheduler, outbox, depth=depth)

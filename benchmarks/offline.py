@@ -1,4 +1,5 @@
-"""Throughput of the offline API: six workloads on the shapes of public models, with dummy weights, beside two peers.
+"""Throughput of the offline API: workloads on the shapes of public models, with dummy weights, six of them beside two
+peers.
 
     single     1 request, 64 tokens in, 256 out
     decode64   64 requests, 512 in, 256 out
@@ -6,6 +7,7 @@
     mixed256   256 requests, 100 to 1024 in, 100 to 1024 out (the benchmark of nano-vllm and mini-sglang)
     shared4k   256 requests, one prefix of 4096 tokens and 128 of their own, 64 out
     tree       512 requests: 8 roots of 1024, 8 branches of 256 each, 8 leaves of 64 each, shuffled; 32 out
+    questions  512 requests, one document of 4096 tokens and 16 of their own, 1 out (a judge, an extractor); no peers
 
 Token ids are uniform in 10..10000, all requests are submitted in one call, temperature 0.6, the end token is ignored.
 Each workload runs once to warm up and then --runs times, with other tokens each time and an empty prefix cache; the

@@ -1,4 +1,4 @@
-"""The six offline workloads, what they share, and the least time that a device could take for them.
+"""The offline workloads, what they share, and the least time that a device could take for them.
 
 A prompt is a path of segments; requests whose paths begin with the same segments share these tokens. From that follow
 both the prompts and what an engine has to compute and read at least.
@@ -124,6 +124,12 @@ def _tree(make: _Maker) -> Workload:
     return Workload("tree", make.segments, paths, [make.sized(32)] * len(paths))
 
 
+def _questions(make: _Maker) -> Workload:
+    document = make.segment(make.sized(4096))
+    paths = [(document, make.segment(make.sized(16))) for _ in range(make.sized(512))]
+    return Workload("questions", make.segments, paths, [1] * len(paths))
+
+
 MAKERS: dict[str, Callable[[_Maker], Workload]] = {
     "single": _single,
     "decode64": _decode64,
@@ -131,6 +137,7 @@ MAKERS: dict[str, Callable[[_Maker], Workload]] = {
     "mixed256": _mixed256,
     "shared4k": _shared4k,
     "tree": _tree,
+    "questions": _questions,
 }
 
 

@@ -4,9 +4,10 @@
 
 The runner alone, without scheduler and processes, on steps made by hand: `prefill:ROWSxTOKENS` computes that many
 prompts, `decode:ROWSxCONTEXT` one token for each of that many rows, `shared:ROWSxCONTEXTxSHARED` the same where
-all rows have the first SHARED positions in common. The pool holds random numbers (a GPU multiplies zeros faster). The
-floor beside a step's time is what reading weights, keys and values once takes at the least, or its operations (see
-`benchmarks.offline_workloads.Device`).
+all rows have the first SHARED positions in common, `suffix:ROWSxNEWxCACHED` NEW tokens for each row behind CACHED ones
+that all have in common, and `shared_suffix` the same where these are computed once for all rows. The pool holds random
+numbers (a GPU multiplies zeros faster). The floor beside a step's time is what reading weights, keys and values once
+takes at the least, or its operations (see `benchmarks.offline_workloads.Device`).
 """
 
 import argparse
@@ -78,11 +79,27 @@ def decode_step(rows: int, context: int, shared: int) -> ForwardStep:
     )  # fmt: skip
 
 
+def suffix_step(rows: int, new: int, cached: int, *, shared: bool) -> ForwardStep:
+    order = np.random.default_rng(1).permutation(cached + rows * new) + 1
+    return ForwardStep(
+        step_id=0, mode=1, req_pool_idx=pack_i32(np.arange(1, rows + 1)),
+        seq_lens=pack_i32(np.full(rows, cached + new)), out_cache_loc=pack_i32(order[cached:]),
+        extend_lens=pack_i32(np.full(rows, new)), samples=bytes([1] * rows),
+        input_ids=pack_i32(np.random.default_rng(0).integers(10, 10_000, rows * new)),
+        row_writes=[RowWrite(i + 1, 0, pack_i32(order[:cached])) for i in range(rows)],
+        sampling_rows=[SamplingRow(i + 1, 0.6, 1.0, 0, 0.0, 1.0, 0.0, 0.0, i) for i in range(rows)],
+        shared_segments=pack_i32([0, cached, 0, rows]) if shared else b"",
+        shared_rows=pack_i32(np.arange(rows)) if shared else b"",
+    )  # fmt: skip
+
+
 def make_step(text: str) -> ForwardStep:
     name, _, sizes = text.partition(":")
     numbers = [int(n) for n in sizes.split("x")]
     if name == "prefill":
         return prefill_step(*numbers)
+    if name.endswith("suffix"):
+        return suffix_step(*numbers, shared=name == "shared_suffix")
     return decode_step(numbers[0], numbers[1], numbers[2] if name == "shared" else 0)
 
 
@@ -91,7 +108,10 @@ def floor_us(text: str, shape: Shape, device: Device = H200) -> float:
     name, _, sizes = text.partition(":")
     rows, context, *rest = (int(n) for n in sizes.split("x"))
     shared = rest[0] if rest else 0
-    if name == "prefill":
+    if name.endswith("suffix"):
+        read = shape.weight_bytes + shape.kv_bytes * shared
+        tokens, attended = rows * context, rows * context * (2 * shared + context + 1) // 2
+    elif name == "prefill":
         read = float(shape.weight_bytes)
         tokens, attended = rows * context, rows * context * (context + 1) // 2
     else:

@@ -616,8 +616,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         has_grammar: a GrammarMask for this step follows; the runner samples only when it has come.
         shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
             hold the same slots for the rows shared_rows[first : first + count], two or more. Groups of one row are
-            disjoint in positions; together they cover a prefix of it, without this step's token. Empty where sharing
-            does not pay. In DECODE steps; on a CPU also in EXTEND steps, for the decode rows that ride there.
+            disjoint in positions; together they cover a prefix of it, without this step's tokens. Empty where sharing
+            does not pay. In an EXTEND step the rows of a group have either several new tokens each, or one each.
         shared_rows: int32[N], indices of the step's rows, in depth-first order: of two groups, the rows are apart or
             those of one are a part of the other's.
     """
@@ -666,6 +666,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         kv_layer_bytes: keys and values of one token in one layer of this rank, for weighing what rows should read once;
             0 if no layer can share.
+        query_size: elements of one token's queries in such a layer, likewise.
     """
 
     rank: int
@@ -674,6 +675,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     device: str
     dtype: str
     kv_layer_bytes: int = 0
+    query_size: int = 0
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):

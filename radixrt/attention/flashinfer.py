@@ -2,8 +2,8 @@
 
 A step is planned once, on the host, for all layers of a kind (layers differ at most in their sliding window). An EXTEND
 step is cut into parts that go through different kernels, see `extend_parts`: FlashInfer's for prompts, and one of ours,
-`DecodeRunner`'s, for rows with one query. Where a step says which decode rows share what, that computes each row's own
-part, and `CascadeRunner` the shared ones and the merge.
+`DecodeRunner`'s, for rows with one query. Where a step says which rows share what, these compute each row's own part;
+the shared ones and the merge are `CascadeRunner`'s for rows with one query, and `PromptCascade`'s for prompts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade_plan import CascadePlan, Tile
 from radixrt.attention.cascade_runner import CascadeRunner, CascadeStep
 from radixrt.attention.decode_runner import DecodeRunner
-from radixrt.attention.extend_parts import split_extend
-from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
+from radixrt.attention.extend_parts import ExtendParts, split_extend
+from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, compile_kernels, cumulated
 from radixrt.attention.kv_cache import KVCache
-from radixrt.attention.step_parts import DecodePart, PromptPart, Window, within
+from radixrt.attention.prompt_cascade import PromptCascade
+from radixrt.attention.prompt_plan import plan_prompts
+from radixrt.attention.step_parts import DecodePart, FreshPart, PagedPart, Part, Window, within
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.kernels.triton.store_kv import store_kv
@@ -29,11 +31,6 @@ from radixrt.messages import Int32Array
 
 MAX_GRAPH_POSITIONS = 2**24
 """Positions that one captured decode step can read at most (64 MB of slots); longer steps run uncaptured."""
-
-COMPILER_HINT = (
-    "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
-    "--device cuda --attention-backend flashinfer` says what is missing"
-)
 
 
 class FlashInferBackend(AttentionBackend):
@@ -90,29 +87,15 @@ class FlashInferBackend(AttentionBackend):
                 device=self._device, dtype=dtype,
             )  # fmt: skip
             self._cascade = CascadeStep(runner, self._device)
+            self._prompt_cascade = PromptCascade(self._planners[None], self._device)
         self._max_rows = max_rows
         self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
         self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._load_kernels()
-        self._parts: list[PromptPart | DecodePart] = []
+        compile_kernels(self._planners.values(), self._page_size, self._device)
+        self._parts: list[Part] = []
         self._narrowed: ForwardBatch | None = None
-        self._narrowed_parts: list[PromptPart | DecodePart] = []
+        self._narrowed_parts: list[Part] = []
         self._stores = False  # whether the caller may not store, because a part reads what has just been computed
-
-    def _load_kernels(self) -> None:
-        """Compile what has not been compiled on this machine, now and not within a step."""
-        table = torch.zeros(1, self._page_size, dtype=torch.int32, device=self._device)
-        one = np.ones(1, np.int32)
-        rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=self._device), one)
-        try:
-            for planner in self._planners.values():
-                planner.prefill(rows, one)
-                planner.fresh(one)
-        except Exception as error:  # ninja's, nvcc's, the loader's: of any kind
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(
-                f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}"
-            ) from error
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None if self._stores else self.slots(layer)
@@ -141,17 +124,33 @@ class FlashInferBackend(AttentionBackend):
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
         for part in self._narrowed_parts if batch is self._narrowed else self._parts:
+            if isinstance(part, PagedPart):
+                self._attend_paged(layer, part, q, pool, out)
+                continue
             queries, result = q[part.first : part.end], out[part.first : part.end]
             if isinstance(part, DecodePart):
                 self._attend_decode(layer, part, queries, pool, batch.req_to_token, result)
                 continue
+            assert k is not None
+            assert v is not None
             wrapper = part.wrappers[layer.sliding_window]
-            if part.fresh:
-                assert k is not None
-                assert v is not None
-                wrapper.run(queries, k[part.first : part.end], v[part.first : part.end], out=result)
-            else:
-                wrapper.run(queries, self._pages[layer.layer_id], out=result)
+            wrapper.run(queries, k[part.first : part.end], v[part.first : part.end], out=result)
+
+    def _attend_paged(
+        self, layer: AttentionLayer, part: PagedPart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        pages = self._pages[layer.layer_id]
+        if part.shared is None:
+            for first, end, wrappers in part.own:
+                wrappers[layer.sliding_window].run(q[first:end], pages, out=out[first:end])
+            return
+        tokens = part.own[-1][1]
+        lse = torch.empty(tokens, q.shape[1], dtype=torch.float32, device=q.device)
+        for first, end, wrappers in part.own:
+            wrapper = wrappers[layer.sliding_window]
+            wrapper.run(q[first:end], pages, out=out[first:end], lse=lse[first:end], return_lse=True)
+        self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
 
     def _attend_decode(
         self, layer: AttentionLayer, part: DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
@@ -168,32 +167,55 @@ class FlashInferBackend(AttentionBackend):
     # --- steps that are launched kernel by kernel ---
 
     def prepare(self, batch: ForwardBatch) -> None:
+        self._plan_parts(batch)
+        narrowed = batch.narrowed
+        self._narrowed, self._narrowed_parts = narrowed, []
+        if narrowed is not None and narrowed.num_tokens:
+            # The plan of what decode rows share has one place on the device.
+            if any(isinstance(part, DecodePart) and part.tile is not None for part in self._parts):
+                narrowed = replace(narrowed, shared=None)
+            self._narrowed_parts.append(self._plan_decode(narrowed, 0, 0))
+
+    def _plan_parts(self, batch: ForwardBatch) -> None:
         self._parts, self._stores = [], False
-        self._narrowed, self._narrowed_parts = batch.narrowed, []
-        if batch.narrowed is not None and batch.narrowed.num_tokens:
-            # Without sharing: the plan of shared parts has one place on the device, and `batch` itself may need it.
-            self._narrowed_parts.append(self._plan_decode(replace(batch.narrowed, shared=None), 0, 0))
         if batch.mode is ForwardMode.DECODE:
             self._parts.append(self._plan_decode(batch, 0, 0))
             return
         split = split_extend(batch.seq_lens_cpu - batch.extend_lens_cpu, batch.extend_lens_cpu)
         tokens = cumulated(batch.extend_lens_cpu)
         if split.fresh:
-            rows = Rows(batch.req_to_token, batch.req_pool_indices[: split.fresh], batch.seq_lens_cpu[: split.fresh])
-            lens = batch.extend_lens_cpu[: split.fresh]
-            wrappers = {window: planner.prefill(rows, lens) for window, planner in self._planners.items()}
-            self._parts.append(PromptPart(0, int(tokens[split.fresh]), wrappers))
+            self._parts.append(self._plan_paged(batch, split, tokens))
         if split.fresh < split.single:
             lens = batch.extend_lens_cpu[split.fresh : split.single]
             wrappers = {window: planner.fresh(lens) for window, planner in self._planners.items()}
-            self._parts.append(PromptPart(int(tokens[split.fresh]), int(tokens[split.single]), wrappers, fresh=True))
+            self._parts.append(FreshPart(int(tokens[split.fresh]), int(tokens[split.single]), wrappers))
             self._stores = True
         if split.single < split.rows:
             self._parts.append(self._plan_decode(batch, split.single, int(tokens[split.single])))
 
+    def _plan_paged(self, batch: ForwardBatch, split: ExtendParts, tokens: Int32Array) -> PagedPart:
+        """The part of the first rows; row i's tokens begin at tokens[i]."""
+        groups = None if batch.shared is None or self._cascade is None else batch.shared.between(0, split.fresh)
+        plan = None if groups is None else plan_prompts(groups, batch.extend_lens_cpu[: split.fresh])
+        own = []
+        for first, end, short in ((0, split.short, False), (split.short, split.fresh, True)):
+            if first < end:
+                rows = Rows(
+                    batch.req_to_token, batch.req_pool_indices[first:end], batch.seq_lens_cpu[first:end],
+                    None if plan is None else plan.ends[first:end],
+                )  # fmt: skip
+                lens = batch.extend_lens_cpu[first:end]
+                wrappers = {
+                    window: planner.prefill(rows, lens, short=short) for window, planner in self._planners.items()
+                }
+                own.append((int(tokens[first]), int(tokens[end]), wrappers))
+        if plan is None:
+            return PagedPart(own, None)
+        return PagedPart(own, self._prompt_cascade.place(plan, batch.req_to_token, batch.req_pool_indices_cpu))
+
     def _plan_decode(self, batch: ForwardBatch, row: int, token: int) -> DecodePart:
         """The part of the rows from `row` on, whose tokens begin at `token`: one query each."""
-        shared = None if batch.shared is None else batch.shared.from_row(row)
+        shared = None if batch.shared is None else batch.shared.between(row, len(batch.seq_lens_cpu))
         plan = self.plan_shared(shared, batch.req_pool_indices_cpu[row:])
         tile = None
         lens = batch.seq_lens_cpu[row:]

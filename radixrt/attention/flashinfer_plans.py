@@ -8,7 +8,7 @@ at once that the area may be written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ from radixrt.messages import Int32Array
 
 WORKSPACE_BYTES = 384 * 2**20
 """Scratch for partial results of rows whose keys are split over several programs, shared by all plans."""
+
+COMPILER_HINT = (
+    "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
+    "--device cuda --attention-backend flashinfer` says what is missing"
+)
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,18 @@ class Rows:
         table: req_to_token.
         places: int64 [B], their rows of it, on the device.
         lens: int32 [B], of the sequences.
+        starts: int32 [B], multiples of the page size: the positions from which on they are read; None for 0.
     """
 
     table: torch.Tensor
     places: torch.Tensor
     lens: Int32Array
+    starts: Int32Array | None = None
+
+    @property
+    def read(self) -> Int32Array:
+        """int32 [B], how many positions are."""
+        return self.lens if self.starts is None else self.lens - self.starts
 
 
 class Planner:
@@ -69,14 +81,26 @@ class Planner:
         left = -1 if window is None else window - 1
         self._fresh_options: dict[str, Any] = {"sm_scale": shape.scale, "window_left": left, "q_data_type": dtype}
         self._options = {**self._fresh_options, "kv_data_type": kv_dtype}
-        self._prefill = Plan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD"))
-        self._fresh = Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"))
+        # FlashInfer's own choice, which on Hopper computes 128 queries of one head at a time, and one that takes the
+        # heads of a kv head together and has tiles of 16, 64 and 128.
+        self._prefill, self._short = (
+            Plan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend))
+            for backend in ("auto", "fa2")
+        )
+        self._fresh, self._shared = (
+            Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")) for _ in range(2)
+        )
 
-    def prefill(self, rows: Rows, extend_lens: Int32Array) -> Any:
-        """A wrapper for rows whose last extend_lens[i] positions are queries."""
+    def prefill(self, rows: Rows, extend_lens: Int32Array, *, short: bool) -> Any:
+        """A wrapper for rows whose last extend_lens[i] positions are queries.
+
+        Args:
+            short: these are few.
+        """
+        plan = self._short if short else self._prefill
         indptr, indices, last_page_len = self._pages(rows)
-        qo_indptr, seq_lens = pinned(cumulated(extend_lens)), pinned(rows.lens)
-        return self._prefill(
+        qo_indptr, seq_lens = pinned(cumulated(extend_lens)), pinned(rows.read)
+        return plan(
             lambda wrapper: wrapper.plan(
                 qo_indptr, indptr, indices, last_page_len, *self._shape, causal=True, seq_lens=seq_lens, **self._options
             )
@@ -91,12 +115,44 @@ class Planner:
             )
         )
 
+    def shared(self, query_lens: Int32Array, key_lens: Int32Array) -> Any:
+        """A wrapper for groups of queries that see all keys of theirs (int32 [G] each), which are given in order."""
+        query_ptr, key_ptr = pinned(cumulated(query_lens)), pinned(cumulated(key_lens))
+        return self._shared(
+            lambda wrapper: wrapper.plan(
+                query_ptr, key_ptr, *self._heads, self._head_dim, causal=False, **self._fresh_options
+            )
+        )
+
     def _pages(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The pages' indptr on the host, the pages on the device, and the tokens in each last page on the host."""
-        indptr = pinned(cumulated(num_pages(rows.lens, self._page_size)))
+        indptr = pinned(cumulated(num_pages(rows.read, self._page_size)))
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._device)
-        write_kv_indices(rows.table, rows.places, indptr.to(self._device, non_blocking=True), self._page_size, indices)
-        return indptr, indices, pinned(last_page_lens(rows.lens, self._page_size))
+        starts = None if rows.starts is None else self._to_device(pinned(rows.starts))
+        write_kv_indices(rows.table, rows.places, self._to_device(indptr), self._page_size, indices, starts)
+        return indptr, indices, pinned(last_page_lens(rows.read, self._page_size))
+
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self._device, non_blocking=True)
+
+
+def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.device) -> None:
+    """Compile what has not been compiled on this machine, now and not within a step.
+
+    Raises:
+        ValueError: that cannot be done; says why.
+    """
+    table = torch.zeros(1, page_size, dtype=torch.int32, device=device)
+    one = np.ones(1, np.int32)
+    rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=device), one)
+    try:
+        for planner in planners:
+            planner.prefill(rows, one, short=False)
+            planner.prefill(rows, one, short=True)
+            planner.fresh(one)
+    except Exception as error:  # ninja's, nvcc's, the loader's: of any kind
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}") from error
 
 
 class Plan:

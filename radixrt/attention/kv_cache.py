@@ -50,6 +50,11 @@ def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:
     return max(sizes, default=0)
 
 
+def query_size(layers: Iterable[AttentionLayer]) -> int:
+    """Elements of one token's queries in such a layer; 0 if there is none."""
+    return max((x.num_heads * x.head_dim for x in layers if x.sliding_window is None), default=0)
+
+
 def size_pool(
     *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, useful_tokens: int
 ) -> int:

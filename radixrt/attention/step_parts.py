@@ -9,6 +9,7 @@ import numpy as np
 
 from radixrt.attention.cascade_plan import Tile
 from radixrt.attention.decode_runner import DecodeRows
+from radixrt.attention.prompt_cascade import SharedPrompts
 from radixrt.messages import Int32Array
 
 Window = int | None
@@ -16,18 +17,31 @@ Window = int | None
 
 
 @dataclass(frozen=True)
-class PromptPart:
-    """Tokens [first, end) of a step, of rows with several queries, or with one where these are too few for a part.
+class FreshPart:
+    """Tokens [first, end) of a step, of prompts that begin in it: they read the keys and values that come with them.
 
     Attributes:
         wrappers: FlashInfer's, planned, by window.
-        fresh: they read the keys and values that come with them, not the pool.
     """
 
     first: int
     end: int
     wrappers: dict[Window, Any]
-    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class PagedPart:
+    """The first tokens of a step, of rows that read the pool by pages: with several queries, or with one where these
+    are too few for a part.
+
+    Attributes:
+        own: (first token, the one behind the last, FlashInfer's wrappers by window, planned) for each kernel that they
+            go through; over what each row has for itself.
+        shared: what they share; None if nothing.
+    """
+
+    own: list[tuple[int, int, dict[Window, Any]]]
+    shared: SharedPrompts | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,9 @@ class DecodePart:
     end: int
     rows: dict[Window, DecodeRows]
     tile: Tile | None = None
+
+
+Part = PagedPart | FreshPart | DecodePart
 
 
 def within(window: Window, starts: Int32Array, lens: Int32Array) -> Int32Array:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.kv_cache import KVCache
+from radixrt.attention.prompt_plan import plan_prompts
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 
@@ -14,8 +15,8 @@ from radixrt.batch.shared_groups import SharedGroups
 class TorchNativeBackend(AttentionBackend):
     """Gathers each row's keys and values and calls scaled_dot_product_attention; decode rows are padded to one batch.
 
-    It copies the context at every step, which the other backends do not. What a batch says that decode rows share is
-    copied and attended to once for all of them, and each row's parts are merged by log-sum-exp.
+    It copies the context at every step, which the other backends do not. What a batch says that rows share is copied
+    and attended to once for all of them, and each row's parts are merged by log-sum-exp.
     """
 
     def __init__(self, kv_cache: KVCache) -> None:
@@ -55,13 +56,15 @@ class _Plan:
         rows = batch.req_to_token[batch.req_pool_indices]
         self._padded: torch.Tensor | None = None
         self._slots: list[torch.Tensor] = []
-        self._cascade: _CascadePlan | None = None
+        self._cascade: _CascadePlan | _PromptCascade | None = None
         if batch.mode is ForwardMode.DECODE:
             self._padded = rows[:, : batch.max_seq_len].to(torch.int64)
             if batch.shared is not None:
                 self._cascade = _CascadePlan(rows, batch, batch.shared)
         else:
             self._slots = [row[:n].to(torch.int64) for row, n in zip(rows, batch.seq_lens_cpu.tolist(), strict=True)]
+            if batch.shared is not None:
+                self._cascade = _PromptCascade(self._slots, batch, batch.shared)
 
     def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         if self._cascade is not None and layer.sliding_window is None:
@@ -98,7 +101,7 @@ def _attention(
 
 
 class _CascadePlan:
-    """The slots of one step's shared parts, and of what each row has for itself behind them."""
+    """The slots of one DECODE step's shared parts, and of what each row has for itself behind them."""
 
     def __init__(self, rows: torch.Tensor, batch: ForwardBatch, shared: SharedGroups) -> None:
         device = rows.device
@@ -129,3 +132,49 @@ class _CascadePlan:
             out[members] += part * (part_lse - merged).exp()[..., None]
             lse[members] = merged
         return out.flatten(1).to(q.dtype)
+
+
+class _PromptCascade:
+    """The same of an EXTEND step."""
+
+    def __init__(self, slots: list[torch.Tensor], batch: ForwardBatch, shared: SharedGroups) -> None:
+        plan = plan_prompts(shared, batch.extend_lens_cpu)
+        queries = torch.from_numpy(plan.queries.astype("int64")).to(slots[0].device)
+        columns = (plan.leaders.tolist(), plan.starts.tolist(), plan.key_lens.tolist())
+        self._parts = [
+            (which, slots[leader][start : start + length])
+            for which, leader, start, length in zip(
+                torch.split(queries, plan.query_lens.tolist()), *columns, strict=True
+            )
+        ]
+        self._own = [row[end:] for row, end in zip(slots, plan.ends.tolist(), strict=True)]
+        self._lens = batch.extend_lens_cpu.tolist()
+
+    def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        own = []
+        for queries, slots in zip(torch.split(q, self._lens), self._own, strict=True):
+            new = len(queries)
+            mask = _mask(len(slots) - new + torch.arange(new, device=q.device)[:, None], len(slots), layer)
+            own.append(_partial_attention(layer, queries, keys[slots], values[slots], mask))
+        out, lse = (torch.cat(parts) for parts in zip(*own, strict=True))
+        for which, slots in self._parts:
+            part, part_lse = _partial_attention(layer, q[which], keys[slots], values[slots])
+            merged = torch.logaddexp(lse[which], part_lse)
+            out[which] = (
+                out[which] * (lse[which] - merged).exp()[..., None] + part * (part_lse - merged).exp()[..., None]
+            )
+            lse[which] = merged
+        return out.flatten(1).to(q.dtype)
+
+
+def _partial_attention(
+    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float32: q [M, heads, D], k and v [N, kv_heads, D], mask [M, N] -> [M, heads, D], log-sum-exps [M, heads]."""
+    group = layer.num_heads // layer.num_kv_heads
+    k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("mhd,nhd->mhn", q.float() * layer.scale, k)
+    if mask is not None:
+        scores.masked_fill_(~mask[:, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    return torch.einsum("mhn,nhd->mhd", (scores - lse[..., None]).exp(), v), lse

@@ -1,4 +1,4 @@
-"""`SharedGroups`: which decode rows of a step have which positions in common, for backends that read these once."""
+"""`SharedGroups`: which rows of a step have which positions in common, for backends that read these once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ START, LENGTH, FIRST, COUNT = range(4)
 class SharedGroups:
     """Positions [start, start + length) hold the same slots for rows[first : first + count], two or more: a group.
 
-    Groups of one row are disjoint in positions and together cover a prefix of its sequence, without its newest token.
+    Groups of one row are disjoint in positions and together cover a prefix of its sequence, without its new tokens.
     Groups nest, and `rows` are in depth-first order: the rows of two groups are apart, or those of the one that begins
-    further down are a part of the other's.
+    further down are a part of the other's. In an EXTEND step the rows of a group have either several new tokens each,
+    or one each.
 
     Attributes:
         segments: int32 [G, 4], start, length, first, count; a group stands after those that it lies below.
@@ -34,9 +35,16 @@ class SharedGroups:
         """From a `ForwardStep`'s columns; None if it shares nothing."""
         return SharedGroups(unpack_i32(segments).reshape(-1, 4), unpack_i32(rows)) if segments else None
 
-    def from_row(self, first: int) -> SharedGroups:
-        """The same for the step's rows from `first` on alone, before which no row shares anything."""
-        return self if first == 0 else SharedGroups(self.segments, self.rows - first)
+    def between(self, first: int, end: int) -> SharedGroups | None:
+        """The groups of the step's rows [first, end), numbered from 0; None if there are none. No group is cut."""
+        if first == 0 and (self.rows < end).all():
+            return self
+        inside = (self.rows >= first) & (self.rows < end)
+        segments = self.segments[inside[self.segments[:, FIRST]]]
+        if not len(segments):
+            return None
+        segments[:, FIRST] = (np.cumsum(inside, dtype=I32) - 1)[segments[:, FIRST]]
+        return SharedGroups(segments, self.rows[inside] - first)
 
     def among(self, chosen: npt.NDArray[np.bool_]) -> SharedGroups | None:
         """The same for the step's rows that are set in `chosen` (bool [B]) alone; None if one that shares is not."""

@@ -123,12 +123,12 @@ def make_scheduler_loop(
     from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
-    from radixrt.scheduler.sharing import CascadeCosts
+    from radixrt.scheduler.sharing_costs import CascadeCosts
 
     allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
     cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
-    cascade = CascadeCosts.for_device(ready.device, ready.kv_layer_bytes)
+    cascade = CascadeCosts.for_device(ready.device, ready.kv_layer_bytes, ready.query_size)
     scheduler = Scheduler(
         config.scheduler,
         KVManager(cache, allocator, rows),

@@ -16,7 +16,7 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
-from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, size_pool
+from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, query_size, size_pool
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.constrained.grammar import bitmask_words
@@ -58,7 +58,7 @@ class ModelRunner:
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
         batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
-        kv_layer_bytes: see `RunnerReady`.
+        kv_layer_bytes, query_size: see `RunnerReady`.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
@@ -68,7 +68,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
-        self.kv_layer_bytes = 0
+        self.kv_layer_bytes = self.query_size = 0
         self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
@@ -128,7 +128,7 @@ class ModelRunner:
         num_slots = self._group.minimum(num_slots)
         self._allocate(num_slots, c.max_running_requests, kv_dtype)
         self.max_total_num_tokens = num_slots
-        self.kv_layer_bytes = kv_layer_bytes(layers, kv_dtype.itemsize)
+        self.kv_layer_bytes, self.query_size = kv_layer_bytes(layers, kv_dtype.itemsize), query_size(layers)
 
     def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
         c = self._config

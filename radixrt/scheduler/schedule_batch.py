@@ -8,7 +8,7 @@ import numpy as np
 
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, SamplingRow, pack_i32
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.sharing import NOTHING, SharedColumns
+from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
 
 EXTEND = 1
 DECODE = 2
@@ -23,6 +23,16 @@ class Chunk:
     start: int
     slots: Int32Array
     is_last: bool
+
+    @property
+    def begins(self) -> bool:
+        """It is its request's first, and nothing of the prompt was cached."""
+        return self.start == 0
+
+    @property
+    def is_single(self) -> bool:
+        """One token behind others, like a decode row's."""
+        return self.start > 0 and len(self.slots) == 1
 
 
 @dataclass(frozen=True)
@@ -101,11 +111,7 @@ def extend_batch(
     step_id: int, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array, writes: list[RowWrite],
     shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
-    """An EXTEND step: the chunks, and the decode rows riding along as one future token each.
-
-    Prompts that go on come first, then those that begin, then single tokens: each kind has its kernel.
-    """
-    chunks = sorted(chunks, key=_kind)
+    """An EXTEND step: the chunks, ordered by `by_kind`, and the decode rows riding along as one future token each."""
     reqs = [c.req for c in chunks] + decode
     samples = [c.is_last and c.req.row is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
@@ -135,10 +141,30 @@ def extend_batch(
     return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows, scores.rows)
 
 
-def _kind(chunk: Chunk) -> int:
-    if chunk.start == 0:
-        return 1
-    return 2 if len(chunk.slots) == 1 else 0
+def by_kind(chunks: list[Chunk]) -> list[Chunk]:
+    """Prompts that go on first, those with many tokens before those with few, then those that begin, then single
+    tokens: each kind has its kernel."""
+    return sorted(chunks, key=_kind)
+
+
+def _kind(chunk: Chunk) -> tuple[int, int]:
+    if chunk.begins:
+        return 1, 0
+    return (2, 0) if chunk.is_single else (0, -len(chunk.slots))
+
+
+def shared_in_extend(sharing: SharingPlanner, chunks: list[Chunk], decode: list[Req]) -> SharedColumns:
+    """What the rows of an EXTEND step share.
+
+    Args:
+        chunks: in the order of `by_kind`.
+    """
+    going_on = [chunk for chunk in chunks if not chunk.begins and not chunk.is_single]
+    single = [chunk.req for chunk in chunks if chunk.is_single]
+    return sharing.extend_columns(
+        [chunk.req for chunk in going_on], [len(chunk.slots) for chunk in going_on], single + decode,
+        len(chunks) - len(single),
+    )  # fmt: skip
 
 
 class _Scores:

@@ -39,9 +39,17 @@ from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.policy import arrange, is_overdue
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
-from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, decode_batch, extend_batch
+from radixrt.scheduler.schedule_batch import (
+    Chunk,
+    ScheduleBatch,
+    by_kind,
+    decode_batch,
+    extend_batch,
+    shared_in_extend,
+)
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
-from radixrt.scheduler.sharing import NOTHING, CascadeCosts, SharingPlanner
+from radixrt.scheduler.sharing import NOTHING, SharingPlanner
+from radixrt.scheduler.sharing_costs import CascadeCosts
 
 RUNNING = ReqState.RUNNING
 EXPIRY_CHECK_S = 0.05
@@ -234,8 +242,8 @@ class Scheduler:
         writes = self._kv.take_row_writes()
         step_id = self._next_step
         if chunks:
-            riding = self._sharing if self._sharing is not None and self._sharing.costs.in_extend else None
-            shared = NOTHING if riding is None else riding.columns(decode, len(chunks))
+            chunks = by_kind(chunks)
+            shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, chunks, decode)
             batch = extend_batch(step_id, chunks, decode, decode_slots, writes, shared)
             self.counters.extend_steps += 1
         else:

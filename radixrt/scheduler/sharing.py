@@ -1,89 +1,26 @@
-"""Which decode rows share which runs of slots, and where computing a run once for all of them pays.
+"""Which rows of a step share which runs of slots, and where computing a run once for all of them pays.
 
-Decode rows share what their paths through the radix tree have in common. Each node that two or more rows go through is
-a run of positions with the same slots for all of them; runs nest as the tree does (a system prompt, below it a branch,
-below that a question), so attention can be computed level by level, once for each run, and merged.
+Rows share what their paths through the radix tree have in common. Each node that two or more rows go through is a run
+of positions with the same slots for all of them; runs nest as the tree does (a system prompt, below it a branch, below
+that a question), so attention can be computed level by level, once for each run, and merged.
 
-A run costs something too: a partial result for each of its rows, and work to schedule. `CascadeCosts` weighs that
-against what it saves, and `find_runs` keeps, merges or drops runs by it.
+A run costs something too: partial results of its rows, and work to schedule. `radixrt.scheduler.sharing_costs` weighs
+that against what it saves, and `find_runs` keeps, merges or drops runs by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages import pack_i32
+from radixrt.messages import pack_i32, unpack_i32
 from radixrt.scheduler.req import Req
-
-CUDA_BYTES_PER_US = 4.0e6
-"""What decode attention reads of keys and values in a microsecond on the device that the figures below are for."""
-CUDA_STEP_US = 10.0
-CUDA_RUN_US = 0.1
-
-
-@dataclass(frozen=True)
-class CascadeCosts:
-    """What sharing costs in one layer of one step, in the currency of what it saves: tokens whose keys and values one
-    row would have read for itself. A run of `length` positions read once for `count` rows saves (count - 1) * length of
-    them, but each row still computes with it.
-
-    Attributes:
-        step_tokens: fixed cost of a step that shares anything: the kernels that a plain step does not launch.
-        run_tokens: of each run.
-        row_tokens: of each row of a run: its partial result is written and read again.
-        compute: what computing a position costs a row of a run, beside reading and computing it alone; at most 0.5.
-        min_length: shorter runs are not computed on their own.
-        in_extend: decode rows that ride in a step with prompt chunks share as well.
-    """
-
-    step_tokens: float
-    run_tokens: float
-    row_tokens: float
-    compute: float = 0.0
-    min_length: int = 16
-    in_extend: bool = False
-
-    def saved(self, length: int, count: int) -> float:
-        """What reading positions once for so many rows saves, other costs aside; not below 0 for two or more."""
-        return length * (count * (1 - self.compute) - 1)
-
-    @staticmethod
-    def for_device(device: str, kv_layer_bytes: int) -> CascadeCosts | None:
-        """The costs on a device, or None if nothing can be shared there.
-
-        Args:
-            device: as in `RunnerReady`, "cpu" or "cuda:0" and the like.
-            kv_layer_bytes: keys and values of one token in one layer on one rank; 0 if no layer can share.
-        """
-        if kv_layer_bytes < 1:
-            return None
-        if device.startswith("cuda"):
-            tokens_per_us = CUDA_BYTES_PER_US / kv_layer_bytes
-            return CascadeCosts(
-                step_tokens=CUDA_STEP_US * tokens_per_us, run_tokens=CUDA_RUN_US * tokens_per_us, row_tokens=8.0,
-                compute=1 / 16, in_extend=True,
-            )  # fmt: skip
-        return CascadeCosts(
-            step_tokens=0.0, run_tokens=40.0, row_tokens=2.0, compute=0.3, min_length=32, in_extend=True
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Run:
-    """Positions [start, end) that hold the same slots for order[first : first + count], see `find_runs`."""
-
-    start: int
-    end: int
-    first: int
-    count: int
-
-    def saved(self, costs: CascadeCosts) -> float:
-        """Tokens saved by computing the run once, its own costs taken off."""
-        read = costs.saved(self.end - self.start, self.count)
-        return read - costs.run_tokens - self.count * costs.row_tokens
+from radixrt.scheduler.sharing_costs import CascadeCosts, Costs, Run, row_tiles
 
 
 class SharedColumns(NamedTuple):
@@ -97,8 +34,8 @@ NOTHING = SharedColumns()
 
 
 class SharingPlanner:
-    """The shared runs of each step. They are found anew only when the batch's rows or the ends of their paths change;
-    nodes that are split meanwhile change neither positions nor slots."""
+    """The shared runs of each step. Those of decode rows are found anew only when the batch's rows or the ends of their
+    paths change; nodes that are split meanwhile change neither positions nor slots."""
 
     def __init__(self, costs: CascadeCosts) -> None:
         self.costs = costs
@@ -119,6 +56,27 @@ class SharingPlanner:
             self._columns = _pack(order, runs, first_row)
         return self._columns
 
+    def extend_columns(
+        self, prompts: Sequence[Req], queries: Sequence[int], single: Sequence[Req], first_single: int
+    ) -> SharedColumns:
+        """The columns of an EXTEND step.
+
+        Args:
+            prompts: of its first rows, which go on behind what they have in the tree, with so many new tokens each.
+            single: of its rows from `first_single` on, with one new token each.
+        """
+        columns = self.columns(single, first_single) if self.costs.in_extend else NOTHING
+        if self.costs.prompts is None or len(prompts) < 2:
+            return columns
+        nodes, lengths = [req.last_node for req in prompts], [req.protected_len for req in prompts]
+        order, runs = find_runs(nodes, lengths, self.costs.prompts, queries)
+        if not runs:
+            return columns
+        # Runs of both, each with its place among all rows.
+        behind = unpack_i32(columns.segments).reshape(-1, 4) + np.array([0, 0, len(order), 0], np.int32)
+        ours = _pack(order, runs, 0)
+        return SharedColumns(ours.segments + pack_i32(behind.reshape(-1)), ours.rows + columns.rows)
+
 
 def _pack(order: list[int], runs: list[Run], first_row: int) -> SharedColumns:
     if not runs:
@@ -127,15 +85,18 @@ def _pack(order: list[int], runs: list[Run], first_row: int) -> SharedColumns:
     return SharedColumns(pack_i32(segments), pack_i32([row + first_row for row in order]))
 
 
-def find_runs(nodes: Sequence[TreeNode], lengths: Sequence[int], costs: CascadeCosts) -> tuple[list[int], list[Run]]:
+def find_runs(
+    nodes: Sequence[TreeNode], lengths: Sequence[int], costs: Costs, queries: Sequence[int] | None = None
+) -> tuple[list[int], list[Run]]:
     """The runs that are worth computing once.
 
     Args:
         nodes, lengths: of each row, where its path ends in the tree and how many tokens the path has.
+        queries: new tokens of each row, for costs that go by them.
 
     Returns:
         The rows in depth-first order of the tree, so that those of each run lie together, and the runs, each after
-        those that it lies below; none if they do not save `costs.step_tokens` together. Runs of one row join up: they
+        those that it lies below; none if they do not save `costs.step` together. Runs of one row join up: they
         cover its positions from 0 on without a gap.
     """
     rows_at: dict[TreeNode, list[int]] = {}
@@ -145,10 +106,11 @@ def find_runs(nodes: Sequence[TreeNode], lengths: Sequence[int], costs: CascadeC
     if len(nodes) < 2 or not rows_at:
         return [], []
     paths = _Paths(rows_at, lengths)
+    counted = None if queries is None else _Counted(paths.order, queries)
     chooser = _Chooser(costs)
     pending: dict[TreeNode, _Pending] = {}  # of each node whose parent has not been seen yet
     for node in reversed(paths.preorder):
-        count = paths.counts[node]
+        first, count = paths.firsts[node], paths.counts[node]
         if count < 2:
             continue
         children = paths.below.get(node, ())
@@ -158,13 +120,28 @@ def find_runs(nodes: Sequence[TreeNode], lengths: Sequence[int], costs: CascadeC
         else:
             kept = [run for child in children if child in pending for run in chooser.choose(pending.pop(child))]
             end = paths.ends[node]
-            run = _Pending(end - node.num_tokens, end, paths.firsts[node], count, kept)
+            run = _Pending(end - node.num_tokens, end, first, count, below=kept)
+            if counted is not None:
+                run.queries, run.tiles = counted.of(first, count)
         pending[node] = run
     for run in pending.values():
         chooser.choose(run)
-    if chooser.saved <= costs.step_tokens:
+    if chooser.saved <= costs.step:
         return paths.order, []
     return paths.order, sorted(chooser.runs, key=lambda run: (run.first, run.start))
+
+
+class _Counted:
+    """New tokens of rows in an order, and their `row_tiles`, summed up over any of them side by side."""
+
+    def __init__(self, order: Sequence[int], queries: Sequence[int]) -> None:
+        counts = [queries[row] for row in order]
+        self._queries = [0, *accumulate(counts)]
+        self._tiles = [0.0, *accumulate(map(row_tiles, counts))]
+
+    def of(self, first: int, count: int) -> tuple[int, float]:
+        end = first + count
+        return self._queries[end] - self._queries[first], self._tiles[end] - self._tiles[first]
 
 
 class _Paths:
@@ -219,14 +196,14 @@ class _Paths:
 class _Pending(Run):
     """A run that is not chosen yet, and the chosen ones that begin where it ends."""
 
-    below: list[Run]
+    below: list[Run] = field(default_factory=list)
 
 
 class _Chooser:
     """Decides run by run, those below first: compute it on its own, let the runs below it begin further up, or leave it
     to its rows. Never worse than computing every run on its own, or none."""
 
-    def __init__(self, costs: CascadeCosts) -> None:
+    def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self.runs: list[Run] = []
         self.saved = 0.0
@@ -235,9 +212,9 @@ class _Chooser:
         """The chosen runs that begin where `run` does."""
         length = run.end - run.start
         alone = run.saved(self._costs) if length >= self._costs.min_length else 0.0
-        longer = sum(self._costs.saved(length, below.count) for below in run.below)
+        longer = sum(self._costs.saved(length, below) for below in run.below)
         if alone > 0 and alone >= longer:
-            chosen = Run(run.start, run.end, run.first, run.count)
+            chosen = Run(run.start, run.end, run.first, run.count, run.queries, run.tiles)
             self.runs.append(chosen)
             self.saved += alone
             return [chosen]

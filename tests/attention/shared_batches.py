@@ -1,4 +1,4 @@
-"""Batches of decode rows that share prefixes several levels deep, and plain attention over them to compare with."""
+"""Batches whose rows share prefixes several levels deep, and plain attention over decode rows to compare with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.batch.shared_groups import SharedGroups
+from radixrt.messages import ForwardStep, RowWrite, pack_i32
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,14 @@ class SharedBatch:
         return np.arange(1, len(self.seq_lens) + 1, dtype=np.int32)
 
 
-def random_tree(rng: np.random.Generator, num_rows: int, *, levels: int, run: int, own: int) -> SharedBatch:
+def random_tree(
+    rng: np.random.Generator, num_rows: int, *, levels: int, run: int, own: int, least: int = 1
+) -> SharedBatch:
     """Rows in random groups, groups of groups and so on, `levels` deep at most; some share nothing.
 
     Args:
         run, own: most positions of a shared run, and of what a row has for itself; at least one each.
+        least: positions that each row has for itself.
     """
     order = rng.permutation(num_rows)
     paths: list[list[int]] = [[] for _ in range(num_rows)]
@@ -58,7 +63,7 @@ def random_tree(rng: np.random.Generator, num_rows: int, *, levels: int, run: in
 
     divide(0, num_rows, 0, 0)
     for path in paths:
-        path += take(int(rng.integers(1, own + 1)))
+        path += take(int(rng.integers(least, own + 1)))
     shuffled = np.concatenate([[0], rng.permutation(used) + 1])  # where a slot lies says nothing about who has it
     table = np.zeros((num_rows + 1, max(map(len, paths)) + 3), np.int32)
     for row, path in enumerate(paths):
@@ -83,3 +88,37 @@ def plain_attention(
         sums.append(scores.logsumexp(-1))
         outs.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), v))
     return torch.stack(outs), torch.stack(sums)
+
+
+def extend_step(
+    prompts: SharedBatch, single: SharedBatch, rng: np.random.Generator, device: torch.device
+) -> ForwardBatch:
+    """An EXTEND step: prompts that go on behind what they share, then rows with one new token each, which share too.
+
+    Args:
+        prompts: rows with at least 3 positions of their own, of which 2 or more, and not all, are new tokens, and in
+            the second half of the rows few.
+    """
+    shift = prompts.num_slots
+    tables = [prompts.table[1:], np.where(single.table > 0, single.table + shift, 0)[1:]]
+    width = max(table.shape[1] for table in tables)
+    table = np.concatenate([np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in tables])
+    seq_lens = np.concatenate([prompts.seq_lens, single.seq_lens])
+    own = prompts.seq_lens - prompts.shared.ends(len(prompts.seq_lens))
+    count = len(own)
+    most = np.where(np.arange(count) < count // 2, own, np.minimum(own, 50))
+    extends = np.concatenate([rng.integers(2, most), np.ones(len(single.seq_lens), np.int64)])
+    segments = single.shared.segments + np.array([0, 0, len(prompts.shared.rows), 0], np.int32)
+    paths = [row[:length] for row, length in zip(table, seq_lens.tolist(), strict=True)]
+    pairs = list(zip(paths, extends.tolist(), strict=True))
+    builder = BatchBuilder(len(paths), width, device)
+    writes = [RowWrite(i + 1, 0, pack_i32(path[:-new])) for i, (path, new) in enumerate(pairs)]
+    builder.write_rows([write for write in writes if write.slots])
+    step = ForwardStep(
+        step_id=0, mode=1, req_pool_idx=pack_i32(np.arange(1, len(paths) + 1)), seq_lens=pack_i32(seq_lens),
+        out_cache_loc=pack_i32(np.concatenate([path[-new:] for path, new in pairs])), extend_lens=pack_i32(extends),
+        input_ids=pack_i32(np.zeros(extends.sum())), samples=bytes([1] * len(paths)),
+        shared_segments=pack_i32(np.concatenate([prompts.shared.segments, segments]).reshape(-1)),
+        shared_rows=pack_i32(np.concatenate([prompts.shared.rows, single.shared.rows + count])),
+    )  # fmt: skip
+    return builder.build(step, narrow=True)

@@ -5,37 +5,51 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixrt.attention.extend_parts import MIN_FRESH_TOKENS, MIN_SINGLE_ROWS, ExtendParts, split_extend
+from radixrt.attention.extend_parts import (
+    MIN_FRESH_TOKENS,
+    MIN_SHORT_ROWS,
+    MIN_SINGLE_ROWS,
+    SHORT_PROMPT,
+    ExtendParts,
+    split_extend,
+)
 
-GOING_ON, FRESH, SHORT, SINGLE = (100, 50), (0, MIN_FRESH_TOKENS), (0, 5), (300, 1)
+GOING_ON, FEW, FRESH, SHORT, SINGLE = (100, 200), (100, SHORT_PROMPT), (0, MIN_FRESH_TOKENS), (0, 5), (300, 1)
 MANY = [SINGLE] * MIN_SINGLE_ROWS
+MANY_FEW = [FEW] * MIN_SHORT_ROWS
 
 
-def split(*rows: tuple[int, int]) -> tuple[int, int, int]:
+def split(*rows: tuple[int, int]) -> tuple[int, int, int, int]:
     prefix, extend = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     parts = split_extend(prefix, extend)
-    return parts.fresh, parts.single, parts.rows
+    return parts.short, parts.fresh, parts.single, parts.rows
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([GOING_ON, FRESH, FRESH, *MANY], (1, 3, 3 + MIN_SINGLE_ROWS)),
-        ([FRESH], (0, 1, 1)),
-        (MANY, (0, 0, MIN_SINGLE_ROWS)),
-        ([GOING_ON], (1, 1, 1)),
-        ([GOING_ON, SHORT, *MANY], (2, 2, 2 + MIN_SINGLE_ROWS)),  # too few fresh tokens
-        ([GOING_ON, SINGLE], (2, 2, 2)),  # too few single rows
-        ([GOING_ON, FRESH, SINGLE], (1, 2, 3)),  # but they cannot go with rows that lie elsewhere
-        ([FRESH, GOING_ON], (2, 2, 2)),  # not the scheduler's order
-        ([*MANY, FRESH], (MIN_SINGLE_ROWS, MIN_SINGLE_ROWS + 1, MIN_SINGLE_ROWS + 1)),
+        ([GOING_ON, FRESH, FRESH, *MANY], (1, 1, 3, 3 + MIN_SINGLE_ROWS)),
+        ([FRESH], (0, 0, 1, 1)),
+        (MANY, (0, 0, 0, MIN_SINGLE_ROWS)),
+        ([GOING_ON], (1, 1, 1, 1)),
+        ([FEW], (0, 1, 1, 1)),
+        ([GOING_ON, *MANY_FEW, FRESH], (1, 1 + MIN_SHORT_ROWS, 2 + MIN_SHORT_ROWS, 2 + MIN_SHORT_ROWS)),
+        ([GOING_ON, FEW, FRESH], (2, 2, 3, 3)),  # too few rows with few tokens
+        ([*MANY_FEW, *MANY], (0, MIN_SHORT_ROWS, MIN_SHORT_ROWS, MIN_SHORT_ROWS + MIN_SINGLE_ROWS)),
+        ([*MANY_FEW, SINGLE], (0, MIN_SHORT_ROWS + 1, MIN_SHORT_ROWS + 1, MIN_SHORT_ROWS + 1)),
+        ([GOING_ON, SHORT, *MANY], (2, 2, 2, 2 + MIN_SINGLE_ROWS)),  # too few fresh tokens
+        ([GOING_ON, SINGLE], (2, 2, 2, 2)),  # too few single rows
+        ([GOING_ON, FRESH, SINGLE], (1, 1, 2, 3)),  # but they cannot go with rows that lie elsewhere
+        ([FRESH, GOING_ON], (2, 2, 2, 2)),  # not the scheduler's order
+        ([*MANY_FEW, GOING_ON], (MIN_SHORT_ROWS + 1,) * 4),
+        ([*MANY, FRESH], (0, MIN_SINGLE_ROWS, MIN_SINGLE_ROWS + 1, MIN_SINGLE_ROWS + 1)),
         (
             [(0, 1)] * MIN_FRESH_TOKENS,
-            (0, MIN_FRESH_TOKENS, MIN_FRESH_TOKENS),
+            (0, 0, MIN_FRESH_TOKENS, MIN_FRESH_TOKENS),
         ),  # one token is a whole prompt: there is no context to be decoded on
     ],
 )
-def test_split(rows: list[tuple[int, int]], expected: tuple[int, int, int]) -> None:
+def test_split(rows: list[tuple[int, int]], expected: tuple[int, int, int, int]) -> None:
     assert split(*rows) == expected
 
 
@@ -45,8 +59,9 @@ def test_every_row_is_in_one_part_and_of_its_kind() -> None:
         n = int(rng.integers(1, 12))
         prefix, extend = rng.integers(0, 2, n) * 40, rng.choice([1, 7, 600], n)
         parts = split_extend(prefix.astype(np.int32), extend.astype(np.int32))
-        assert 0 <= parts.fresh <= parts.single <= parts.rows == n
+        assert 0 <= parts.short <= parts.fresh <= parts.single <= parts.rows == n
         assert (prefix[parts.fresh : parts.single] == 0).all()
+        assert (extend[parts.short : parts.fresh] <= SHORT_PROMPT).all()
         assert (extend[parts.single :] == 1).all()
         assert (prefix[parts.single :] > 0).all()
-        assert parts != ExtendParts(0, 0, n) or (extend == 1).all()
+        assert parts != ExtendParts(0, 0, 0, n) or (extend == 1).all()

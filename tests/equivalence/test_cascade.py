@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from radixrt.scheduler.sharing import CascadeCosts, SharedColumns, SharingPlanner
+from radixrt.messages import unpack_i32
+from radixrt.scheduler.req import Req
+from radixrt.scheduler.sharing import SharedColumns, SharingPlanner
+from radixrt.scheduler.sharing_costs import CascadeCosts
 from tests.equivalence.test_tiny_models import assert_same, engine
 from tests.scheduler.fake_runner import FREE
 
@@ -42,7 +47,8 @@ def test_sharing_changes_no_text(
         shared.append(columns(self, *args))  # type: ignore[arg-type]
         return shared[-1]
 
-    monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda device, kv_layer_bytes: FREE))
+    costs = replace(FREE, prompts=None)
+    monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda *_: costs))
     monkeypatch.setattr(SharingPlanner, "columns", spy)
     folder, inputs = tiny_model(kind), tree_prompts()
     lengths = [5 + i % 9 for i in range(len(inputs))]
@@ -53,3 +59,30 @@ def test_sharing_changes_no_text(
             assert_same(folder, inputs, e.generate(inputs, params), lengths)
             assert_same(folder, inputs, e.generate(inputs, params), lengths)
         assert any(len(c.segments) > 3 * 16 for c in shared) == (cascade == "auto")
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_nor_do_prompts_that_share(
+    kind: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[SharedColumns] = []
+    columns = SharingPlanner.extend_columns
+
+    def spy(self: SharingPlanner, prompts: Sequence[Req], *args: Any) -> SharedColumns:
+        found = columns(self, prompts, *args)
+        if any(row < len(prompts) for row in unpack_i32(found.rows).tolist()):
+            shared.append(found)
+        return found
+
+    monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda *_: FREE))
+    monkeypatch.setattr(SharingPlanner, "extend_columns", spy)
+    folder, inputs = tiny_model(kind), tree_prompts()
+    lengths = [5 + i % 9 for i in range(len(inputs))]
+    params = [{"temperature": 0, "max_tokens": n, "min_tokens": n} for n in lengths]
+    for chunk, page_size in ((1024, 1), (16, 1), (1024, 4)):
+        shared.clear()
+        with engine(folder, attention_backend="torch_native", chunked_prefill_size=chunk, page_size=page_size) as e:
+            assert_same(folder, inputs, e.generate(inputs, params), lengths)
+            deeper = [[*prompt, 7, 9] for prompt in inputs]  # behind what is cached now
+            assert_same(folder, deeper, e.generate(deeper, params), lengths)
+        assert shared

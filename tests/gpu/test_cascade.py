@@ -16,7 +16,7 @@ from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.messages import ForwardStep, RowWrite, pack_i32
-from tests.attention.shared_batches import random_tree
+from tests.attention.shared_batches import extend_step, random_tree
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -79,3 +79,54 @@ def test_shared_parts_change_nothing(num_rows: int, shape: str, pool: torch.dtyp
     backend.prepare(plain)  # and back
     again = backend.attend(layer, q, k, v, plain).float()
     assert (again - expected).norm() / expected.norm() < limit
+
+
+@pytest.mark.parametrize(("pool", "shape"), [(torch.bfloat16, s) for s in SHAPES] + [(torch.float8_e4m3fn, "llama")])
+@pytest.mark.parametrize(("num_prompts", "num_single"), [(2, 2), (30, 12), (200, 40), (3, 300)])
+def test_prompts_share_beside_decode_rows_that_share(
+    num_prompts: int, num_single: int, shape: str, pool: torch.dtype
+) -> None:
+    """Two layers: the first attends with all tokens of the step, the last with those that are sampled."""
+    from radixrt.attention.flashinfer import FlashInferBackend
+    from radixrt.attention.step_parts import PagedPart
+
+    device = torch.device("cuda")
+    heads, kv_heads, dim = SHAPES[shape]
+    layers = [AttentionLayer(i, heads, kv_heads, dim, dim**-0.5) for i in range(2)]
+    rng = np.random.default_rng(num_prompts)
+    trees = [random_tree(rng, n, levels=3, run=400, own=150, least=3) for n in (num_prompts, num_single)]
+    while not len(trees[0].shared.segments):
+        trees[0] = random_tree(rng, num_prompts, levels=3, run=400, own=150, least=3)
+    batch = extend_step(trees[0], trees[1], rng, device)
+    slots = sum(tree.num_slots for tree in trees)
+    generator = torch.Generator(device).manual_seed(2)
+
+    def random(tokens: int, count: int) -> torch.Tensor:
+        return torch.randn(tokens, count, dim, device=device, generator=generator).bfloat16()
+
+    ours = KVCache(layers, slots, 1, pool, device)
+    exact = KVCache(layers, slots, 1, torch.float32, device)
+    for mine, theirs in zip(ours.k + ours.v, exact.k + exact.v, strict=True):
+        theirs.copy_(random(slots + 1, kv_heads))
+        mine.copy_(theirs.to(pool))
+    backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=512, context_length=8192)
+    reference = TorchNativeBackend(exact)
+    plain = replace(batch, shared=None, narrowed=None)
+    limit = 1e-2 if pool is torch.bfloat16 else 6e-2
+    for _ in range(2):  # the second time every plan is made anew in the same places
+        backend.prepare(batch)
+        reference.prepare(plain)
+        assert any(isinstance(part, PagedPart) and part.shared is not None for part in backend._parts)
+        for layer in layers:
+            q, k, v = (random(batch.num_tokens, n) for n in (heads, kv_heads, kv_heads))
+            expected = reference.attend(layer, q.float(), k.float(), v.float(), plain)
+            if layer is layers[0]:
+                got = backend.attend(layer, q, k, v, batch).float()
+            elif batch.narrowed is None:  # too few tokens to be left out
+                continue
+            else:
+                backend.store(layer, k, v, batch)
+                expected = expected[batch.logits_index]
+                got = backend.attend(layer, q[batch.logits_index], None, None, batch.narrowed).float()
+            assert (got - expected).norm() / expected.norm() < limit
+            assert ((got - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 3.4 * limit

@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from radixrt import Engine
+from radixrt.attention.prompt_plan import PromptPlan
 from radixrt.batch import forward_batch
 from radixrt.errors import RadixRTError
 from radixrt.executor.prompt_graph_runner import PromptGraphRunner
+from radixrt.scheduler.sharing_costs import CascadeCosts
+from tests.scheduler.fake_runner import FREE
 from tests.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -127,6 +130,42 @@ def test_a_narrowed_last_layer_agrees_with_a_whole_one(
     expected = greedy(model(kind), **options)
     monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 1)
     assert agreement(greedy(model(kind), **options), expected) > 0.5
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_prompts_that_share_give_the_log_probabilities_of_those_that_do_not(
+    kind: str, page_size: int, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two levels of a cached tree; every prompt's first token, and its alternatives."""
+    rng = np.random.default_rng(0)
+    root = rng.integers(3, 500, 64).tolist()
+    branches = [root + rng.integers(3, 500, n).tolist() for n in (16, 64, 33)]
+    prompts = [branch + rng.integers(3, 500, int(n)).tolist() for branch in branches for n in rng.integers(2, 60, 7)]
+    params = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True, "logprobs": 5}
+    from radixrt.attention.prompt_cascade import PromptCascade
+
+    taken: list[int] = []
+    found = []
+    place = PromptCascade.place
+
+    def spy(self: PromptCascade, plan: PromptPlan, *args: Any) -> Any:
+        taken.append(len(plan.starts))
+        return place(self, plan, *args)
+
+    monkeypatch.setattr(PromptCascade, "place", spy)
+    for costs in (None, FREE):
+        monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda *_, costs=costs: costs))
+        options = {**OPTIONS, "max_running_requests": 32, "page_size": page_size, "cuda_graph": "start"}
+        with Engine(str(model(kind)), **options) as engine:
+            engine.generate(branches, {"temperature": 0.0, "max_tokens": 1})
+            answers = engine.generate(prompts, params)
+            engine.check_invariants()
+        found.append({(i, e.token_id): e.logprob for i, a in enumerate(answers) for e in a.logprobs[0].top})
+    assert max(taken) >= 3
+    both = found[0].keys() & found[1].keys()
+    assert len(both) > 0.7 * len(found[0])
+    assert max(abs(found[0][key] - found[1][key]) for key in both) < 0.1
 
 
 def test_sampling_with_seeds_does_not_depend_on_graphs(model: Callable[[str], Path]) -> None:

@@ -120,6 +120,20 @@ def test_empty_parts(triton_device: str) -> None:
     assert out[2].unique().tolist() == [0.0]
 
 
+def test_parts_that_lie_in_another_order(triton_device: str) -> None:
+    from radixrt.kernels.triton.merge import merge
+
+    generator = torch.Generator().manual_seed(0)
+    own, partial = (torch.randn(n, 3, 64, generator=generator).to(triton_device) for n in (5, 7))
+    own_lse, partial_lse = (torch.randn(n, 3, generator=generator).to(triton_device) for n in (5, 7))
+    row_ptr = torch.tensor([0, 2, 2, 3, 6, 7], dtype=torch.int32, device=triton_device)
+    order = torch.tensor([4, 1, 6, 0, 2, 5, 3], dtype=torch.int32, device=triton_device)
+    merged, plain = torch.empty_like(own), torch.empty_like(own)
+    merge(own, own_lse, row_ptr, partial, partial_lse, merged, order)
+    merge(own, own_lse, row_ptr, partial[order.long()], partial_lse[order.long()], plain)
+    assert merged.equal(plain)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dim", [64, 128])
 def test_a_graph_captured_with_one_plan_replays_another(dim: int) -> None:

@@ -41,10 +41,13 @@ from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sharing import CascadeCosts
+from radixrt.scheduler.sharing_costs import CascadeCosts, PromptCosts
 from radixrt.tokenizer.choice_tree import ChoiceTree
 
-FREE = CascadeCosts(step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True)
+FREE = CascadeCosts(
+    step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True,
+    prompts=PromptCosts(step=0, run=0, token=0, min_length=1),
+)  # fmt: skip
 """With these, decode rows share all that they can."""
 
 VOCAB = 50
@@ -157,7 +160,8 @@ class FakeRunner:
         )  # fmt: skip
 
     def _check_shared(self, step: ForwardStep, idx: np.ndarray, seq_lens: np.ndarray, extends: np.ndarray) -> None:
-        """Groups hold the same slots for two rows or more, and cover a prefix of each that its own token is not in."""
+        """Groups hold the same slots for two rows or more, all prompts or all single tokens, and cover a prefix of each
+        that its own tokens are not in."""
         rows = unpack_i32(step.shared_rows).tolist()
         covered = dict.fromkeys(rows, 0)
         for start, length, first, count in unpack_i32(step.shared_segments).reshape(-1, 4).tolist():
@@ -166,11 +170,11 @@ class FakeRunner:
             assert length > 0
             slots = self.mirror[idx[members], start : start + length]
             assert (slots == slots[0]).all()
+            assert len({bool(extends[row] == 1) for row in members}) == 1
             for row in members:
-                assert extends[row] == 1
                 assert covered[row] == start
                 covered[row] = start + length
-                assert covered[row] < seq_lens[row]
+                assert covered[row] <= seq_lens[row] - extends[row]
 
     def _check_prefix(self, row: int, length: int) -> None:
         for slot in self.mirror[row, :length].tolist():

@@ -1,6 +1,8 @@
-"""Finding what decode rows share, on random trees, against an oracle that compares slots; and what it may cost."""
+"""Finding what rows share, on random trees, against an oracle that compares slots; and what it may cost."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,7 +13,8 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages import unpack_i32
-from radixrt.scheduler.sharing import CascadeCosts, Run, SharingPlanner, find_runs
+from radixrt.scheduler.sharing import SharingPlanner, find_runs
+from radixrt.scheduler.sharing_costs import CascadeCosts, PromptCosts, Run, row_tiles
 from tests.scheduler.fake_runner import FREE, Harness
 
 # Few tokens, so that paths share and branch at every depth.
@@ -135,8 +138,8 @@ def test_a_step_that_saves_less_than_it_costs_shares_nothing() -> None:
 
 
 def test_costs_by_device() -> None:
-    assert CascadeCosts.for_device("cuda:0", 0) is None
-    gpu, cpu = CascadeCosts.for_device("cuda:0", 4096), CascadeCosts.for_device("cpu", 768)
+    assert CascadeCosts.for_device("cuda:0", 0, 0) is None
+    gpu, cpu = CascadeCosts.for_device("cuda:0", 4096, 4096), CascadeCosts.for_device("cpu", 768, 576)
     assert gpu is not None
     assert cpu is not None
     assert gpu.in_extend
@@ -145,9 +148,57 @@ def test_costs_by_device() -> None:
     assert Run(0, 4096, 0, 256).saved(gpu) > 90 * gpu.step_tokens
     assert Run(0, 100, 0, 2).saved(gpu) < gpu.step_tokens
     # Fewer bytes a token: more of them are read in the time that a kernel takes to start.
-    small = CascadeCosts.for_device("cuda", 1024)
+    small = CascadeCosts.for_device("cuda", 1024, 1024)
     assert small is not None
     assert small.step_tokens == 4 * gpu.step_tokens
+
+
+PROMPT_COSTS = st.builds(
+    PromptCosts,
+    step=st.sampled_from([0.0, 0.0, 5.0]),
+    run=st.sampled_from([0.0, 1.0, 4.0]),
+    token=st.sampled_from([0.0, 0.01, 0.5]),
+    dense=st.sampled_from([0.5, 0.75, 1.0]),
+    min_length=st.integers(1, 3),
+)
+
+
+@given(KEYS, st.lists(st.sampled_from([2, 16, 128, 300]), min_size=14, max_size=14), PROMPT_COSTS)
+@settings(max_examples=300, deadline=None)
+def test_what_is_chosen_for_prompts_covers_prefixes_and_saves_more_than_all_or_nothing(keys, queries, costs) -> None:
+    tree = Tree(keys)
+    queries = queries[: len(keys)]
+    order, runs = find_runs(tree.nodes, [len(s) for s in tree.slots], costs, queries)
+    check_coverage(tree.slots, order, runs)
+    for run in runs:
+        mine = [queries[row] for row in order[run.first : run.first + run.count]]
+        assert run.queries == sum(mine)
+        assert run.tiles == pytest.approx(sum(map(row_tiles, mine)))
+    every = find_runs(tree.nodes, [len(s) for s in tree.slots], FREE.prompts, queries)[1]
+    long_enough = all(run.end - run.start >= costs.min_length for run in every)
+    everything = sum(run.saved(costs) for run in every) - costs.step
+    if runs:
+        saved = sum(run.saved(costs) for run in runs) - costs.step
+        assert saved > 0
+        assert saved >= everything - 1e-9 or not long_enough
+    elif long_enough:
+        assert everything <= 0
+
+
+def test_what_prompts_save() -> None:
+    # Few queries go through small tiles: 16 of them cost a quarter of what 64 to 128 cost; many fill large ones.
+    assert [row_tiles(n) for n in (1, 16, 17, 64)] == [0.25, 0.25, 0.5, 1]
+    assert [row_tiles(n) for n in (100, 128, 129, 1024)] == [1, 1, 2, 8]
+    assert all(row_tiles(n) >= n / 128 for n in range(1, 2000))
+    costs = PromptCosts(step=0, run=10, token=2, dense=0.75)
+    run = Run(0, 4096, 0, 256, queries=4096, tiles=64)
+    assert run.saved(costs) == pytest.approx(4096 * (64 - 0.75 * 32) - 10 - 2 * 4096)
+    # On a GPU: 256 prompts of 16 tokens behind 4096 pay on the 8B shape, eight of them do not.
+    gpu = PromptCosts.for_cuda(4096)
+    assert run.saved(gpu) > gpu.step
+    assert Run(0, 4096, 0, 8, queries=128, tiles=2).saved(gpu) < gpu.step
+    # Half the queries: half the time of a position, so twice as many in the time of what is fixed.
+    assert PromptCosts.for_cuda(2048).step == 2 * gpu.step
 
 
 class Row:
@@ -190,6 +241,36 @@ def test_decode_rows_that_ride_with_a_chunk_share_only_where_that_is_wanted() ->
         assert any(s.shared_segments for s in h.steps if s.mode == 2)
         for rid in ("r5", "r6", "long"):
             h.assert_output(rid)
+
+
+def test_an_extend_step_says_what_its_prompts_and_its_single_tokens_share() -> None:
+    tree = Tree([([1] * 30 + [leaf], "") for leaf in range(2, 8)])
+    rows = [Row(node, 31) for node in tree.nodes]
+    planner = SharingPlanner(FREE)
+    columns = planner.extend_columns(rows[:3], [5, 6, 7], rows[3:], first_single=4)
+    assert unpack_i32(columns.segments).reshape(-1, 4).tolist() == [[0, 30, 0, 3], [0, 30, 3, 3]]
+    found = unpack_i32(columns.rows).tolist()
+    assert (sorted(found[:3]), sorted(found[3:])) == ([0, 1, 2], [4, 5, 6])
+    assert planner.extend_columns(rows[:1], [5], rows[3:], first_single=1) == planner.columns(rows[3:], 1)
+    assert planner.extend_columns(rows[:2], [5, 5], [], first_single=2).segments
+    alone = SharingPlanner(replace(FREE, prompts=None)).extend_columns(rows[:3], [5, 6, 7], rows[3:], first_single=4)
+    assert unpack_i32(alone.segments).tolist() == [0, 30, 0, 3]
+    assert min(unpack_i32(alone.rows).tolist()) == 4
+
+
+def test_prompts_behind_a_cached_prefix_share_it() -> None:
+    h = Harness(num_slots=256, max_running_requests=8)
+    h.add("first", list(range(1, 21)), max_tokens=2)
+    h.drain()
+    for leaf in range(4):
+        h.add(f"r{leaf}", [*range(1, 21), 30 + leaf, 40], max_tokens=3)
+    h.add("cached to its last token", [*range(1, 21)], max_tokens=3)
+    h.drain()
+    (step,) = [s for s in h.steps if s.mode == 1 and s.shared_segments]
+    segments = unpack_i32(step.shared_segments).reshape(-1, 4).tolist()
+    assert [(start, length, count) for start, length, _, count in segments] == [(0, 20, 4)]
+    for rid in ("first", *(f"r{leaf}" for leaf in range(4)), "cached to its last token"):
+        h.assert_output(rid)
 
 
 def test_without_a_radix_cache_nothing_is_shared() -> None:

@@ -12,12 +12,16 @@ SPLITS = 8
 
 
 @triton.jit
-def _kv_indices_kernel(table, stride, rows, indptr, out, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+def _kv_indices_kernel(
+    table, stride, rows, starts, indptr, out, PAGE: tl.constexpr, BLOCK: tl.constexpr, HAS_STARTS: tl.constexpr
+):  # fmt: skip
     i = tl.program_id(0)
     row = tl.load(rows + i)
     first = tl.load(indptr + i)
     pages = tl.load(indptr + i + 1) - first
     source = table + row.to(tl.int64) * stride
+    if HAS_STARTS:
+        source += tl.load(starts + i)
     for begin in range(tl.program_id(1) * BLOCK, pages, BLOCK * tl.num_programs(1)):
         at = begin + tl.arange(0, BLOCK)
         slots = tl.load(source + at * PAGE, mask=at < pages, other=0)
@@ -25,15 +29,19 @@ def _kv_indices_kernel(table, stride, rows, indptr, out, PAGE: tl.constexpr, BLO
 
 
 def write_kv_indices(
-    table: torch.Tensor, rows: torch.Tensor, indptr: torch.Tensor, page_size: int, out: torch.Tensor
-) -> None:
-    """out[indptr[i] + j] = the page that holds positions [j * page_size, (j + 1) * page_size) of row i.
+    table: torch.Tensor, rows: torch.Tensor, indptr: torch.Tensor, page_size: int, out: torch.Tensor,
+    starts: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """out[indptr[i] + j] = the page that holds page_size positions of row i from starts[i] + j * page_size on.
 
     Args:
         table: int32 [max_requests + 1, max_context_len], req_to_token.
         rows: int [B], rows of the table.
         indptr: int32 [B + 1], where each row's pages begin in out.
         out: int32 [at least indptr[B]]; what lies beyond is left alone.
+        starts: int32 [B], multiples of page_size; None for 0.
     """
     grid = (rows.shape[0], SPLITS)
-    _kv_indices_kernel[grid](table, table.stride(0), rows, indptr, out, PAGE=page_size, BLOCK=BLOCK)
+    _kv_indices_kernel[grid](
+        table, table.stride(0), rows, starts, indptr, out, PAGE=page_size, BLOCK=BLOCK, HAS_STARTS=starts is not None
+    )

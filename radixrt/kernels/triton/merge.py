@@ -9,8 +9,8 @@ import triton.language as tl
 
 @triton.jit
 def _merge_kernel(
-    own, own_lse, row_ptr, partial, partial_lse, out,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr,
+    own, own_lse, row_ptr, order, partial, partial_lse, out,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -24,8 +24,9 @@ def _merge_kernel(
     acc = tl.load(own + places, mask=valid[:, None], other=0.0).to(tl.float32)
     total = tl.where(peak == float("-inf"), 0.0, 1.0)
     acc = tl.where(total[:, None] > 0.0, acc, 0.0)
-    part_at = first.to(tl.int64) * HEADS + heads
-    for _ in range(first, last):
+    for index in range(first, last):
+        part = tl.load(order + index) if ORDERED else index
+        part_at = tl.cast(part, tl.int64) * HEADS + heads
         lse = tl.load(partial_lse + part_at, mask=valid, other=float("-inf"))
         piece = tl.load(partial + part_at[:, None] * DIM + d[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
         new_peak = tl.maximum(peak, lse)
@@ -35,14 +36,13 @@ def _merge_kernel(
         acc = acc * shrink[:, None] + piece * weight[:, None]
         total = total * shrink + weight
         peak = new_peak
-        part_at += HEADS
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + places, acc.to(out.dtype.element_ty), mask=valid[:, None])
 
 
 def merge(
     own: torch.Tensor, own_lse: torch.Tensor, row_ptr: torch.Tensor, partial: torch.Tensor, partial_lse: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor, order: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Merge each row's own part with its shared ones.
 
@@ -52,9 +52,11 @@ def merge(
         row_ptr: int32 [B + 1 or more]; row i has the partials [row_ptr[i], row_ptr[i + 1]).
         partial, partial_lse: as `shared_attention` writes them.
         out: [B, heads, dim] or [B, heads * dim], contiguous, written; may be `own`.
+        order: int32, row i has the partials order[row_ptr[i] : row_ptr[i + 1]] instead.
     """
     rows, heads, dim = own.shape
     block = min(triton.next_power_of_2(heads), max(1, 1024 // dim))
     _merge_kernel[(rows, triton.cdiv(heads, block))](
-        own, own_lse, row_ptr, partial, partial_lse, out, HEADS=heads, DIM=dim, BLOCK_H=block, num_warps=4
-    )
+        own, own_lse, row_ptr, order, partial, partial_lse, out, HEADS=heads, DIM=dim, BLOCK_H=block,
+        ORDERED=order is not None, num_warps=4,
+    )  # fmt: skip
