@@ -108,7 +108,7 @@ def test_no_constraint() -> None:
     assert accepted().constraint is None
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.combinations(KINDS, 2))
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(KINDS, 2)))
 def test_two_constraints_exclude_each_other(first: str, second: str) -> None:
     error = refusal(**{first: CONSTRAINTS[first], second: CONSTRAINTS[second]})
     assert error.param == second
