@@ -16,7 +16,8 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import table
-from radixrt.executor.sampler import Mask, Sampler
+from radixrt.executor.sample_result import Mask
+from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.messages import SamplingRow, pack_i32
 

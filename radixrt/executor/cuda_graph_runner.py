@@ -24,7 +24,8 @@ from radixrt.batch.upload import Uploader, layout, view
 from radixrt.executor.captures import CAPTURE_AT_STEP, Captures, begin_capture
 from radixrt.executor.graph_buckets import bucket_for, graph_buckets
 from radixrt.executor.parallel import TPGroup
-from radixrt.executor.sampler import Sampler, SampleResult
+from radixrt.executor.sample_result import SampleResult
+from radixrt.executor.sampler import Sampler
 from radixrt.messages import Int32Array
 from radixrt.models.registry import Model
 

@@ -19,20 +19,18 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, query_size, size_pool
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
-from radixrt.constrained.grammar import bitmask_words
 from radixrt.executor.device import free_memory, launches_early, pick_device, pick_threads, torch_dtype
-from radixrt.executor.logprobs import prompt_logprobs, target_logprobs
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
 from radixrt.executor.profile_run import largest_step, mixed_step
+from radixrt.executor.prompt_scores import PromptScorer
 from radixrt.executor.runner_config import RunnerConfig
-from radixrt.executor.sampler import Mask, Sampler, SampleResult
+from radixrt.executor.sample_result import SampleResult, unpack_mask
+from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.weights import load_model
-from radixrt.kernels.build import KernelUnavailable, load_kernels
-from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.layers import make_ops
 from radixrt.messages import (
     ForwardStep,
     GrammarMask,
@@ -93,22 +91,9 @@ class ModelRunner:
         c = self._config
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress, ops=self._make_ops(), group=self._group,
+            seed=c.random_seed, show_progress=c.show_progress, group=self._group,
+            ops=make_ops(c.attention_backend, self.device, Path(c.kernel_cache), early=launches_early(self.device)),
         )  # fmt: skip
-
-    def _make_ops(self) -> LayerOps:
-        """Compiled where they can be had; plain torch where that is asked for (the attention backend says why not)."""
-        if self._config.attention_backend == "torch_native":
-            return TorchOps()
-        if self.device.type == "cuda":
-            try:
-                return CudaOps(early=launches_early(self.device))
-            except ImportError:
-                return TorchOps()
-        try:
-            return CpuOps(load_kernels(Path(self._config.kernel_cache)))
-        except KernelUnavailable:
-            return TorchOps()
 
     def init_memory_pool(self) -> None:
         """The KV pool, as large as the largest step leaves room for, and the tables indexed by req_pool_idx."""
@@ -136,7 +121,7 @@ class ModelRunner:
         self.batches = BatchBuilder(max_requests, c.context_length, self.device)
         self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
         self._sampler = Sampler(self._tables)
-        self._prompt_logprobs: dict[int, int] = {}  # alternatives per prompt token, by req_pool_idx
+        self._scorer = PromptScorer(self._model.compute_logits)
         self._graphs: CudaGraphRunner | None = None
         self._prompt_graphs: PromptGraphRunner | None = None
 
@@ -232,7 +217,7 @@ class ModelRunner:
         self.batches.write_rows(step.row_writes)
         for row in step.sampling_rows:
             self._tables.write(row)
-            self._prompt_logprobs[row.req_pool_idx] = row.prompt_logprobs
+            self._scorer.write(row)
         if self._graphs is not None and step.mode == ForwardMode.DECODE:
             idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
             shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
@@ -276,7 +261,7 @@ class ModelRunner:
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
             if self._sampler.plain(idx):
-                allowed = None if self._group.rank else self._unpack_mask(mask)
+                allowed = None if self._group.rank else unpack_mask(mask, self._masks, self.vocab_size)
                 if allowed is not None:
                     self._sampler.apply_mask(output.next_token_logits, allowed)
                 return self._sampled(self._graphs.sample(batch))
@@ -284,8 +269,8 @@ class ModelRunner:
         if step.mode == ForwardMode.EXTEND:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
             idx, seq_lens = idx[sampled], seq_lens[sampled]
-        scored = self._score_prompts(output.hidden_states, batch, step)
-        scores = self._score_targets(output.hidden_states, step)
+        scored = self._scorer.prompts(output.hidden_states, batch, step)
+        scores = self._scorer.targets(output.hidden_states, step)
         if len(idx) == 0:
             return SampledStep(None, None, scored, scores)
         return self._sampled(
@@ -299,7 +284,7 @@ class ModelRunner:
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None
-        result = self._sampler.sample(logits, idx, seq_lens, self._unpack_mask(mask))
+        result = self._sampler.sample(logits, idx, seq_lens, unpack_mask(mask, self._masks, self.vocab_size))
         self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return result
 
@@ -314,37 +299,6 @@ class ModelRunner:
         result = result.to_host()
         copied.record()
         return SampledStep(result, copied, scored or [], scores)
-
-    def _unpack_mask(self, mask: GrammarMask | None) -> Mask | None:
-        """None where every row may sample anything."""
-        if mask is None or not mask.rows:
-            return None
-        rows, index = unpack_i32(mask.rows), unpack_i32(mask.index)
-        if mask.bits or self._masks is None:
-            bits = np.frombuffer(mask.bits, np.uint32).reshape(mask.num_masks, -1)
-        else:
-            bits = self._masks.read(mask.offset, mask.num_masks, bitmask_words(self.vocab_size))
-        return Mask(rows, index, bits)
-
-    def _score_prompts(self, hidden: torch.Tensor, batch: ForwardBatch, step: ForwardStep) -> list[LogprobColumns]:
-        columns = []
-        targets = unpack_i32(step.logprob_targets)
-        ends = np.cumsum(batch.extend_lens_cpu)
-        idx = unpack_i32(step.req_pool_idx)
-        taken = 0
-        for row in unpack_i32(step.logprob_rows).tolist():
-            new = int(batch.extend_lens_cpu[row])
-            states = hidden[ends[row] - new : ends[row]]
-            k = self._prompt_logprobs[int(idx[row])]
-            columns.append(prompt_logprobs(self._model.compute_logits, states, targets[taken : taken + new], k))
-            taken += new
-        return columns
-
-    def _score_targets(self, hidden: torch.Tensor, step: ForwardStep) -> bytes:
-        if not step.score_index:
-            return b""
-        index, targets = unpack_i32(step.score_index), unpack_i32(step.score_targets)
-        return target_logprobs(self._model.compute_logits, hidden, index, targets)
 
     def is_usable(self) -> bool:
         """After an error: whether the device still works. What filled its memory is let go."""
@@ -374,5 +328,6 @@ class ModelRunner:
             "batches",
             "_tables",
             "_sampler",
+            "_scorer",
         ):
             self.__dict__.pop(name, None)

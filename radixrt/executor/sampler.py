@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,8 +22,9 @@ import torch
 
 from radixrt.executor import draw
 from radixrt.executor.logit_edits import edit_logits
-from radixrt.executor.logprobs import LogprobTensors, gather_logprobs
+from radixrt.executor.logprobs import gather_logprobs
 from radixrt.executor.row_ops import Needs, Rows, put, rows_with, take
+from radixrt.executor.sample_result import Mask, SampleResult
 from radixrt.executor.sampling_tables import (
     DRAW,
     LOGPROBS,
@@ -37,7 +37,6 @@ from radixrt.executor.sampling_tables import (
     upload,
     upload_together,
 )
-from radixrt.messages import Int32Array, LogprobColumns
 
 if TYPE_CHECKING:
     from radixrt.kernels.triton.sampling import SampleWorkspace
@@ -45,69 +44,6 @@ if TYPE_CHECKING:
 FILTERS = TOP_K | TOP_P | MIN_P
 
 Uniforms = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Mask:
-    """What a GrammarMask says.
-
-    Attributes:
-        rows: int32 [m], sampling rows.
-        index: int32 [m], which of the masks each of them has.
-        bits: uint32 [u, ceil(vocab / 32)], the masks.
-    """
-
-    rows: Int32Array
-    index: Int32Array
-    bits: npt.NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class SampleResult:
-    """What a step sampled, S rows, on the logits' device.
-
-    Attributes:
-        token_ids: int64 [S]; 0 for a row that failed.
-        best: float32 [S], each row's largest logit once biased, penalised and masked; not finite where a row failed.
-        gathered: log-probabilities of the rows that asked, in order.
-        num_alternatives: for each of those rows.
-    """
-
-    token_ids: torch.Tensor
-    best: torch.Tensor
-    gathered: LogprobTensors | None = None
-    num_alternatives: tuple[int, ...] = ()
-
-    @property
-    def logprobs(self) -> list[LogprobColumns]:
-        """One entry of one position for each row that asked, in order."""
-        return [] if self.gathered is None else self.gathered.rows(self.num_alternatives)
-
-    @property
-    def row_errors(self) -> list[tuple[int, str]]:
-        """(row, why) of the rows that have no token."""
-        best = self.best.cpu().numpy()
-        return [(i, _failure(float(best[i]))) for i in np.flatnonzero(~np.isfinite(best)).tolist()]
-
-    def to_host(self) -> SampleResult:
-        """A copy in host memory: underway, if from CUDA, and there once the stream has passed this point.
-
-        It is pinned then, from torch's own cache of pinned blocks, as in `upload_together`.
-        """
-        return SampleResult(
-            self.token_ids.to("cpu", non_blocking=True),
-            self.best.to("cpu", non_blocking=True),
-            None if self.gathered is None else self.gathered.to_host(),
-            self.num_alternatives,
-        )
-
-
-def _failure(best: float) -> str:
-    if math.isnan(best):
-        return "the model's logits hold NaN"
-    if best > 0:
-        return "the model's logits hold infinity"
-    return "no token may be sampled: the grammar, min_tokens or the model's logits rule out all of them"
 
 
 class Sampler:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt.executor.sampler import SampleResult
+from radixrt.executor.sample_result import SampleResult
 from radixrt.messages import LogprobColumns
 
 

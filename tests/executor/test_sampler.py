@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.executor import draw
-from radixrt.executor.sampler import Mask, Sampler, SampleResult
+from radixrt.executor.sample_result import Mask, SampleResult
+from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables
 from tests.executor.sampling_reference import (
     Params,

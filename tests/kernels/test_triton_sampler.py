@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.executor.sampler import Sampler, SampleResult
+from radixrt.executor.sample_result import SampleResult
+from radixrt.executor.sampler import Sampler
 from radixrt.executor.sampling_tables import SamplingTables, upload_together
 from tests.executor.sampling_reference import Params
 from tests.executor.test_sampler import MIXED, random_logits, step_mask
