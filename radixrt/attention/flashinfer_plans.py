@@ -8,7 +8,8 @@ at once that the area may be written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.messages import Int32Array
+
+logger = logging.getLogger(__name__)
 
 WORKSPACE_BYTES = 384 * 2**20
 """Scratch for partial results of rows whose keys are split over several programs, shared by all plans."""
@@ -77,6 +80,8 @@ class Planner:
         self._heads = (shape.num_heads, shape.num_kv_heads)
         self._shape = (*self._heads, shape.head_dim, page_size)
         self._head_dim = shape.head_dim
+        self._dtypes = (dtype, kv_dtype)
+        self._has_window = window is not None
         # FlashInfer counts the positions to the left of the query, without itself.
         left = -1 if window is None else window - 1
         self._fresh_options: dict[str, Any] = {"sm_scale": shape.scale, "window_left": left, "q_data_type": dtype}
@@ -90,6 +95,21 @@ class Planner:
         self._fresh, self._shared = (
             Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")) for _ in range(2)
         )
+
+    def modules(self) -> list[Any]:
+        """What FlashInfer compiles for these wrappers: its build specifications."""
+        from flashinfer.jit import gen_batch_prefill_module
+        from flashinfer.utils import determine_attention_backend
+
+        dtype, kv_dtype = self._dtypes
+
+        def chosen(of: torch.dtype) -> str:
+            return str(determine_attention_backend(self._device, 0, False, False, dtype, of))
+
+        kinds = {(chosen(kv_dtype), kv_dtype), ("fa2", kv_dtype), (chosen(dtype), dtype)}
+        # Neither positions, nor a cap on logits, nor sums in half precision.
+        rest = (dtype, torch.int32, self._head_dim, self._head_dim, 0, self._has_window, False, False)
+        return [gen_batch_prefill_module(name, dtype, of, *rest) for name, of in kinds]
 
     def prefill(self, rows: Rows, extend_lens: Int32Array, *, short: bool) -> Any:
         """A wrapper for rows whose last extend_lens[i] positions are queries.
@@ -142,6 +162,8 @@ def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.d
     Raises:
         ValueError: that cannot be done; says why.
     """
+    planners = list(planners)
+    _build_at_once(planners)
     table = torch.zeros(1, page_size, dtype=torch.int32, device=device)
     one = np.ones(1, np.int32)
     rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=device), one)
@@ -153,6 +175,19 @@ def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.d
     except Exception as error:  # ninja's, nvcc's, the loader's: of any kind
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}") from error
+
+
+def _build_at_once(planners: Sequence[Planner]) -> None:
+    """Plans compile what they need, one after the other; one run of ninja for all takes as long as the slowest. What
+    goes wrong here goes wrong again there, and is told there."""
+    try:
+        from flashinfer.jit import build_jit_specs
+
+        missing = [spec for planner in planners for spec in planner.modules() if not spec.is_compiled]
+        if len(missing) > 1:
+            build_jit_specs(missing)
+    except Exception as error:  # a function that another version has not got, ninja's, nvcc's: of any kind
+        logger.debug("FlashInfer's kernels are compiled one by one: %s", error)
 
 
 class Plan:
