@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -97,10 +98,17 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
         except Exception:  # as in compile_cuts
             workspace = skinny_gemm.Workspace("cuda")
     found.sort()
-    best, cut = min((microseconds_again(timed, each), each) for _, each in found[:5])
+    best, cut = min(((microseconds_again(timed, each), each) for _, each in found[:5]), default=(math.inf, None))
     has = find(tokens, rows, columns, gated=gated)
     now = "cuBLAS" if has is None else f"{timed(has):.1f}"
-    return [f"{rows} x {columns}", str(padded(tokens)), f"{cublas:.1f}", f"{best:.1f}", now, _written(cut)]
+    return [
+        f"{rows} x {columns}",
+        str(padded(tokens)),
+        f"{cublas:.1f}",
+        f"{best:.1f}",
+        now,
+        "none" if cut is None else _written(cut),
+    ]
 
 
 def microseconds_again(timed: object, cut: Config) -> float:

@@ -51,7 +51,7 @@ VOCAB = 100_000
 LOWEST, HIGHEST = 10, 10_000
 KV_LAYER_BYTES = 2 * 8 * 128 * 2
 QUERY_SIZE = 16 * 128
-"""Of a token with 8 heads of 128 values in bf16, which is what decides where sharing pays."""
+"""Of a token with 16 heads on 8 of 128 values in bf16, which is what decides where sharing pays."""
 M = TypeVar("M")
 
 

@@ -98,7 +98,7 @@ class ExecutorConfig:
     step_trace: str | None = option(None, "file for the times of every step, for a trace viewer; default: none")
     cascade: str = option(
         "auto",
-        "compute attention over a prefix that decode rows share once for all of them; auto: where that is cheaper",
+        "compute attention over a prefix that rows of a step share once for all of them; auto: where that is cheaper",
         choices=("auto", "off"),
     )
     num_threads: int | None = option(None, "threads of the CPU runner; default: OMP_NUM_THREADS, or the cores", low=1)

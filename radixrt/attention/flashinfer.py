@@ -18,12 +18,12 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade_plan import CascadePlan, Tile
 from radixrt.attention.cascade_runner import CascadeRunner, CascadeStep
 from radixrt.attention.decode_runner import DecodeRunner
-from radixrt.attention.extend_parts import ExtendParts, split_extend
 from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, compile_kernels, cumulated
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import PromptCascade
 from radixrt.attention.prompt_plan import plan_prompts
 from radixrt.attention.step_parts import DecodePart, FreshPart, PagedPart, Part, Window, within
+from radixrt.batch.extend_parts import ExtendParts, leading, split_extend
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.kernels.triton.store_kv import store_kv
@@ -87,7 +87,7 @@ class FlashInferBackend(AttentionBackend):
                 device=self._device, dtype=dtype,
             )  # fmt: skip
             self._cascade = CascadeStep(runner, self._device)
-            self._prompt_cascade = PromptCascade(self._planners[None], self._device)
+            self._prompt_cascade = PromptCascade(self._planners[None], shape, dtype, self._device)
         self._max_rows = max_rows
         self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
         self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -195,8 +195,12 @@ class FlashInferBackend(AttentionBackend):
 
     def _plan_paged(self, batch: ForwardBatch, split: ExtendParts, tokens: Int32Array) -> PagedPart:
         """The part of the first rows; row i's tokens begin at tokens[i]."""
-        groups = None if batch.shared is None or self._cascade is None else batch.shared.between(0, split.fresh)
+        # Single tokens that have no part of their own do not share: that was weighed for the kernel that they miss.
+        several = leading(batch.extend_lens_cpu[: split.fresh] > 1)
+        groups = None if batch.shared is None or self._cascade is None else batch.shared.between(0, several)
         plan = None if groups is None else plan_prompts(groups, batch.extend_lens_cpu[: split.fresh])
+        if plan is not None and not self._prompt_cascade.fits(plan):
+            plan = None
         own = []
         for first, end, short in ((0, split.short, False), (split.short, split.fresh, True)):
             if first < end:

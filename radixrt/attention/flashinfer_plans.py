@@ -92,9 +92,8 @@ class Planner:
             Plan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend))
             for backend in ("auto", "fa2")
         )
-        self._fresh, self._shared = (
-            Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")) for _ in range(2)
-        )
+        self._fresh = Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"))
+        self._shared: Plan | None = None
 
     def modules(self) -> list[Any]:
         """What FlashInfer compiles for these wrappers: its build specifications."""
@@ -137,6 +136,8 @@ class Planner:
 
     def shared(self, query_lens: Int32Array, key_lens: Int32Array) -> Any:
         """A wrapper for groups of queries that see all keys of theirs (int32 [G] each), which are given in order."""
+        if self._shared is None:
+            self._shared = Plan(self._flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD"))
         query_ptr, key_ptr = pinned(cumulated(query_lens)), pinned(cumulated(key_lens))
         return self._shared(
             lambda wrapper: wrapper.plan(
@@ -183,7 +184,8 @@ def _build_at_once(planners: Sequence[Planner]) -> None:
     try:
         from flashinfer.jit import build_jit_specs
 
-        missing = [spec for planner in planners for spec in planner.modules() if not spec.is_compiled]
+        specs = {spec.name: spec for planner in planners for spec in planner.modules()}
+        missing = [spec for spec in specs.values() if not spec.is_compiled]
         if len(missing) > 1:
             build_jit_specs(missing)
     except Exception as error:  # a function that another version has not got, ninja's, nvcc's: of any kind

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from radixrt.attention.flashinfer_plans import Planner, cumulated
+from radixrt.attention.flashinfer_plans import Planner, Shape, cumulated
 from radixrt.attention.prompt_plan import PromptPlan
 from radixrt.batch.upload import Uploader
 from radixrt.kernels.triton.gather_kv import gather_kv
@@ -38,13 +38,31 @@ class SharedPrompts:
     partials: torch.Tensor
 
 
-class PromptCascade:
-    """For layers without a sliding window; planner: theirs."""
+MAX_BYTES = 2**29
+"""Of what a layer copies and of its partial results: they come on top of what a step of as many tokens takes anyway,
+and are not there when the pool is sized."""
 
-    def __init__(self, planner: Planner, device: torch.device) -> None:
+
+class PromptCascade:
+    """For layers without a sliding window.
+
+    Args:
+        planner: theirs.
+        shape: of them.
+        dtype: of the model.
+    """
+
+    def __init__(self, planner: Planner, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self._planner = planner
+        self._key_bytes = 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        self._query_bytes = shape.num_heads * shape.head_dim * dtype.itemsize
         self._device = device
         self._uploader = Uploader(device)
+
+    def fits(self, plan: PromptPlan) -> bool:
+        """Whether there is memory for what the plan shares."""
+        copied = int(plan.key_lens.sum()) * self._key_bytes + 2 * len(plan.queries) * self._query_bytes
+        return copied <= MAX_BYTES
 
     def place(self, plan: PromptPlan, table: torch.Tensor, req_pool_idx: Int32Array) -> SharedPrompts:
         """Get a step's plan to the device, and FlashInfer's.

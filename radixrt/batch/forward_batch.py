@@ -49,7 +49,7 @@ class ForwardBatch:
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
         seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: the same numbers as int32 numpy arrays, for planning on the
             host.
-        shared: what decode rows have in common and should be read once; None if nothing.
+        shared: what rows have in common and should be computed once; None if nothing.
         narrowed: what the last layer needs to compute beside keys and values: a DECODE batch of the S rows that sample,
             in the order of logits_index, whose queries are their last positions and whose keys and values come with
             this batch's. None if the hidden states of all T tokens are wanted.

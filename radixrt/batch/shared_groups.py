@@ -37,21 +37,22 @@ class SharedGroups:
 
     def between(self, first: int, end: int) -> SharedGroups | None:
         """The groups of the step's rows [first, end), numbered from 0; None if there are none. No group is cut."""
-        if first == 0 and (self.rows < end).all():
-            return self
-        inside = (self.rows >= first) & (self.rows < end)
-        segments = self.segments[inside[self.segments[:, FIRST]]]
-        if not len(segments):
-            return None
-        segments[:, FIRST] = (np.cumsum(inside, dtype=I32) - 1)[segments[:, FIRST]]
-        return SharedGroups(segments, self.rows[inside] - first)
+        kept = (self.rows >= first) & (self.rows < end)
+        return self if first == 0 and kept.all() else self._of(kept, self.rows - first)
 
     def among(self, chosen: npt.NDArray[np.bool_]) -> SharedGroups | None:
-        """The same for the step's rows that are set in `chosen` (bool [B]) alone; None if one that shares is not."""
-        if not chosen[self.rows].all():
+        """The same for the step's rows that are set in `chosen` (bool [B]) alone; None if a group has others."""
+        if (self.ends(len(chosen)) > 0)[~chosen].any():
             return None
-        places = np.cumsum(chosen, dtype=I32) - 1
-        return SharedGroups(self.segments, places[self.rows])
+        return self._of(chosen[self.rows], np.cumsum(chosen, dtype=I32)[self.rows] - 1)
+
+    def _of(self, kept: npt.NDArray[np.bool_], places: Int32Array) -> SharedGroups | None:
+        """The groups of the entries of `rows` that are kept (bool [N]), each with its row's new number (int32 [N])."""
+        segments = self.segments[kept[self.segments[:, FIRST]]]
+        if not len(segments):
+            return None
+        segments[:, FIRST] = (np.cumsum(kept, dtype=I32) - 1)[segments[:, FIRST]]
+        return SharedGroups(segments, places[kept])
 
     def ends(self, num_rows: int) -> Int32Array:
         """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""

@@ -130,7 +130,7 @@ class ModelRunner:
         c = self._config
         steps = [
             largest_step(c.max_running_requests, c.max_step_tokens, c.context_length),
-            mixed_step(c.max_step_tokens, c.context_length),
+            mixed_step(c.max_running_requests, c.max_step_tokens, c.context_length),
         ]
         rows = max(len(step.samples) for step in steps)
         slots = max(len(step.out_cache_loc) // 4 for step in steps)
@@ -154,6 +154,7 @@ class ModelRunner:
 
     def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> None:
         """Not narrowed, a step takes the memory of one that scores its tokens."""
+        self.batches.write_rows(step.row_writes)
         batch = self.batches.build(step, narrow=narrow)
         self.sample(self.forward(batch), batch, step, None)
 

@@ -3,11 +3,12 @@ and one with rows of every kind, so that no kernel is loaded while requests wait
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
-from radixrt.attention.extend_parts import MIN_FRESH_TOKENS, MIN_SINGLE_ROWS
-from radixrt.batch.forward_batch import ForwardMode
-from radixrt.messages import ForwardStep, Int32Array, pack_i32
+from radixrt.batch.extend_parts import MIN_FRESH_TOKENS, MIN_SHORT_ROWS, MIN_SINGLE_ROWS, SHORT_PROMPT
+from radixrt.batch.forward_batch import MIN_WRITES, ForwardMode
+from radixrt.messages import ForwardStep, Int32Array, RowWrite, pack_i32
 
 
 def largest_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardStep:
@@ -18,10 +19,30 @@ def largest_step(max_rows: int, max_tokens: int, context_length: int) -> Forward
     return _step(lens, lens)
 
 
-def mixed_step(max_tokens: int, context_length: int) -> ForwardStep:
-    """An EXTEND step of a prompt that goes on, one that begins, and single tokens on a context."""
-    fresh = min(MIN_FRESH_TOKENS, max(1, max_tokens - 24), context_length)
-    return _step(np.array([16, fresh, *[8] * MIN_SINGLE_ROWS]), np.array([8, fresh, *[1] * MIN_SINGLE_ROWS]))
+CACHED = 8
+"""Positions of a row that a mixed step does not compute."""
+
+
+def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardStep:
+    """An EXTEND step of prompts that go on with many tokens and with few, and share what they go on from, of one that
+    begins, and of single tokens on a context; the first rows are written into req_to_token first.
+
+    Where the options allow no such step, it is as close as it can be.
+    """
+    many, few = (max(1, min(count, context_length - CACHED)) for count in (SHORT_PROMPT + 1, CACHED))
+    going_on = [many, *[few] * MIN_SHORT_ROWS]
+    fresh = min(MIN_FRESH_TOKENS, max(1, max_tokens - sum(going_on) - MIN_SINGLE_ROWS), context_length)
+    extends = np.array([*going_on, fresh, *[1] * MIN_SINGLE_ROWS], np.int32)
+    cached = np.full_like(extends, min(CACHED, context_length - few))
+    cached[len(going_on)] = 0
+    extends, cached = extends[:max_rows], cached[:max_rows]
+    step = _step(cached + extends, extends)
+    written = min(MIN_WRITES, len(extends))
+    writes = [RowWrite(row + 1, 0, pack_i32(np.zeros(cached[row]))) for row in range(written)]
+    if len(extends) < 2:
+        return msgspec.structs.replace(step, row_writes=writes)
+    shared = {"shared_segments": pack_i32([0, cached[0], 0, 2]), "shared_rows": pack_i32([0, 1])}
+    return msgspec.structs.replace(step, row_writes=writes, **shared)
 
 
 def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:

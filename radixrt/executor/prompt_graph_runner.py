@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.extend_parts import MIN_FRESH_TOKENS
+from radixrt.batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.executor.captures import CAPTURE_AT_STEP, Captures, begin_capture
 from radixrt.executor.graph_buckets import bucket_for, token_buckets

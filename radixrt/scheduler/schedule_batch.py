@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from radixrt.batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, SamplingRow, pack_i32
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
@@ -142,15 +143,24 @@ def extend_batch(
 
 
 def by_kind(chunks: list[Chunk]) -> list[Chunk]:
-    """Prompts that go on first, those with many tokens before those with few, then those that begin, then single
-    tokens: each kind has its kernel."""
-    return sorted(chunks, key=_kind)
+    """In the order that `radixrt.batch.extend_parts` cuts: prompts that go on first, those with many tokens before
+    those with few, then those that begin, then single tokens: each kind has its kernel.
+
+    Prompts that begin with few tokens together stand among those that go on, whose kernels they share.
+    """
+    apart = has_fresh_part(chunks)
+
+    def kind(chunk: Chunk) -> tuple[int, int]:
+        if chunk.begins and apart:
+            return 1, 0
+        return (2, 0) if chunk.is_single else (0, -len(chunk.slots))
+
+    return sorted(chunks, key=kind)
 
 
-def _kind(chunk: Chunk) -> tuple[int, int]:
-    if chunk.begins:
-        return 1, 0
-    return (2, 0) if chunk.is_single else (0, -len(chunk.slots))
+def has_fresh_part(chunks: list[Chunk]) -> bool:
+    """Whether the prompts that begin in a step go through a kernel of their own."""
+    return sum(len(chunk.slots) for chunk in chunks if chunk.begins) >= MIN_FRESH_TOKENS
 
 
 def shared_in_extend(sharing: SharingPlanner, chunks: list[Chunk], decode: list[Req]) -> SharedColumns:
@@ -159,10 +169,11 @@ def shared_in_extend(sharing: SharingPlanner, chunks: list[Chunk], decode: list[
     Args:
         chunks: in the order of `by_kind`.
     """
-    going_on = [chunk for chunk in chunks if not chunk.begins and not chunk.is_single]
+    apart = has_fresh_part(chunks)
+    prompts = [chunk for chunk in chunks if not chunk.is_single and not (chunk.begins and apart)]
     single = [chunk.req for chunk in chunks if chunk.is_single]
     return sharing.extend_columns(
-        [chunk.req for chunk in going_on], [len(chunk.slots) for chunk in going_on], single + decode,
+        [chunk.req for chunk in prompts], [len(chunk.slots) for chunk in prompts], single + decode,
         len(chunks) - len(single),
     )  # fmt: skip
 

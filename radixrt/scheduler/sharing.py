@@ -62,7 +62,7 @@ class SharingPlanner:
         """The columns of an EXTEND step.
 
         Args:
-            prompts: of its first rows, which go on behind what they have in the tree, with so many new tokens each.
+            prompts: of its first rows, behind what they have in the tree, if anything, with so many new tokens each.
             single: of its rows from `first_single` on, with one new token each.
         """
         columns = self.columns(single, first_single) if self.costs.in_extend else NOTHING
@@ -96,8 +96,8 @@ def find_runs(
 
     Returns:
         The rows in depth-first order of the tree, so that those of each run lie together, and the runs, each after
-        those that it lies below; none if they do not save `costs.step` together. Runs of one row join up: they
-        cover its positions from 0 on without a gap.
+        those that it lies below; none if they do not save `costs.step` together, in the currency of these costs.
+        Runs of one row join up: they cover its positions from 0 on without a gap.
     """
     rows_at: dict[TreeNode, list[int]] = {}
     for row, (node, length) in enumerate(zip(nodes, lengths, strict=True)):

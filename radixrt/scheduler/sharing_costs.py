@@ -69,7 +69,7 @@ class Costs(Protocol):
 
     def saved(self, length: int, run: Run) -> float:
         """What computing so many positions once for the run's rows saves, other costs aside: in proportion to the
-        length, and not below 0 for two rows or more."""
+        length. Below 0 where they are better left to the rows."""
         ...
 
     def spent(self, run: Run) -> float:
@@ -84,37 +84,39 @@ class PromptCosts:
     of one tile of QUERY_TILE.
 
     A run of `length` positions saves `length` times what a position costs its rows one by one, less what it costs the
-    tiles that they fill together.
+    tiles that they fill together, and copying it.
 
     Attributes:
         step: fixed cost of a step in which prompts share anything.
         run: cost of each run.
         token: of each query of a run: it is copied next to the others, its partial result written and read again.
-        dense: what a position costs a tile of a run, whose keys and values lie side by side, beside one of a row.
+        copy: of each position: its keys and values are copied side by side.
+        dense: what a position costs a tile of a run, because of that, beside one of a row.
         min_length: shorter runs are not computed on their own.
     """
 
     step: float
     run: float
     token: float
+    copy: float = 0.0
     dense: float = 1.0
     min_length: int = 64
 
     def saved(self, length: int, run: Run) -> float:
-        return length * (run.tiles - self.dense * run.queries / QUERY_TILE)
+        return length * (run.tiles - self.dense * -(-run.queries // QUERY_TILE) - self.copy)
 
     def spent(self, run: Run) -> float:
         return self.run + run.queries * self.token
 
     @staticmethod
-    def for_cuda(query_size: int) -> PromptCosts:
-        """query_size: elements of one token's queries in a layer on one rank."""
+    def for_cuda(kv_layer_bytes: int, query_size: int) -> PromptCosts:
+        """See `CascadeCosts.for_device`."""
         us_per_position = 4 * QUERY_TILE * query_size / CUDA_PROMPT_FLOPS_PER_US
         # Six times a token's queries, of 2 bytes an element, go through memory.
         token_us = 6 * 2 * query_size / CUDA_BYTES_PER_US
         return PromptCosts(
             step=CUDA_PROMPT_STEP_US / us_per_position, run=CUDA_RUN_US / us_per_position,
-            token=token_us / us_per_position, dense=0.75,
+            token=token_us / us_per_position, copy=2 * kv_layer_bytes / CUDA_BYTES_PER_US / us_per_position, dense=0.75,
         )  # fmt: skip
 
 
@@ -160,13 +162,13 @@ class CascadeCosts:
             device: as in `RunnerReady`, "cpu" or "cuda:0" and the like.
             kv_layer_bytes, query_size: see `RunnerReady`; 0 if no layer can share.
         """
-        if kv_layer_bytes < 1:
+        if kv_layer_bytes < 1 or query_size < 1:
             return None
         if device.startswith("cuda"):
             tokens_per_us = CUDA_BYTES_PER_US / kv_layer_bytes
             return CascadeCosts(
                 step_tokens=CUDA_STEP_US * tokens_per_us, run_tokens=CUDA_RUN_US * tokens_per_us, row_tokens=8.0,
-                compute=1 / 16, in_extend=True, prompts=PromptCosts.for_cuda(query_size),
+                compute=1 / 16, in_extend=True, prompts=PromptCosts.for_cuda(kv_layer_bytes, query_size),
             )  # fmt: skip
         return CascadeCosts(
             step_tokens=0.0, run_tokens=40.0, row_tokens=2.0, compute=0.3, min_length=32, in_extend=True

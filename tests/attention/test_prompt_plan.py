@@ -77,6 +77,21 @@ def test_groups_of_some_rows_alone() -> None:
     assert groups.segments[1, 2] == 2, "the step's own groups are left alone"
 
 
+def test_groups_of_the_rows_that_sample() -> None:
+    """Rows that share nothing do not count, though `rows` may hold them."""
+    groups = SharedGroups(np.array([[0, 9, 1, 2], [0, 5, 4, 2]], np.int32), np.array([6, 1, 0, 5, 4, 3], np.int32))
+    chosen = np.array([1, 1, 1, 1, 1, 0, 0], bool)
+    among = groups.among(chosen)
+    assert among is not None
+    assert [among.rows[f : f + n].tolist() for _, _, f, n in among.segments.tolist()] == [[1, 0], [4, 3]]
+    chosen[2] = False
+    among = groups.among(chosen)
+    assert among is not None
+    assert [among.rows[f : f + n].tolist() for _, _, f, n in among.segments.tolist()] == [[1, 0], [3, 2]]
+    chosen[4] = False
+    assert groups.among(chosen) is None
+
+
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_reference_gives_what_it_gives_without_sharing(seed: int, window: int | None) -> None:

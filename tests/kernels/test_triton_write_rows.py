@@ -39,12 +39,13 @@ def test_equals_one_by_one(triton_device: str, longest: int, monkeypatch: pytest
     assert builder.req_to_token.cpu().equal(expected)
 
 
-def test_of_a_row_that_changed_hands_the_last_write_wins(triton_device: str) -> None:
-    from radixrt.kernels.triton.write_rows import write_rows
+def test_of_a_row_that_changed_hands_the_last_write_wins(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("runs of one row may not be written at once")
 
     rng = np.random.default_rng(0)
     builder = BatchBuilder(8, 400, torch.device(triton_device))
-    builder._write_many = write_rows
+    monkeypatch.setattr(builder, "_write_many", refused)
     writes = random_writes(rng, [1, 2, 3, 4, 5], 300)
     writes += [RowWrite(3, 0, pack_i32(np.full(350, 7))), RowWrite(6, 0, pack_i32([1]))]
     builder.write_rows(writes)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from radixrt.batch.extend_parts import MIN_FRESH_TOKENS, split_extend
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
@@ -46,9 +47,9 @@ from radixrt.tokenizer.choice_tree import ChoiceTree
 
 FREE = CascadeCosts(
     step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True,
-    prompts=PromptCosts(step=0, run=0, token=0, min_length=1),
+    prompts=PromptCosts(step=0, run=0, token=0, dense=0, min_length=1),
 )  # fmt: skip
-"""With these, decode rows share all that they can."""
+"""With these, rows share all that they can."""
 
 VOCAB = 50
 EOS = 0
@@ -151,6 +152,7 @@ class FakeRunner:
             if samples[i]:
                 sampled.append(_nearest(next_token(state), allowed.get(len(sampled))))
                 self.future[row] = sampled[-1]
+        self._check_order(seq_lens, extends)
         self._check_shared(step, idx, seq_lens, extends)
         index, targets = unpack_i32(step.score_index).tolist(), unpack_i32(step.score_targets).tolist()
         assert index == sorted(index)
@@ -158,6 +160,17 @@ class FakeRunner:
         return StepOutput(
             step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores)
         )  # fmt: skip
+
+    def _check_order(self, seq_lens: np.ndarray, extends: np.ndarray) -> None:
+        """Rows stand as `split_extend` cuts: no row is in a part before one that it should be behind."""
+        prefixes = seq_lens - extends
+        single = (extends == 1) & (prefixes > 0)
+        parts = split_extend(prefixes.astype(np.int32), extends.astype(np.int32))
+        assert not single[: parts.single].any() or parts.single == len(extends)
+        before = extends[: parts.fresh][~single[: parts.fresh]]
+        assert (np.diff(before) <= 0).all()
+        apart = int(extends[prefixes == 0].sum()) >= MIN_FRESH_TOKENS
+        assert (prefixes[: parts.fresh] > 0).all() or not apart
 
     def _check_shared(self, step: ForwardStep, idx: np.ndarray, seq_lens: np.ndarray, extends: np.ndarray) -> None:
         """Groups hold the same slots for two rows or more, all prompts or all single tokens, and cover a prefix of each

@@ -34,8 +34,8 @@ COSTS = st.builds(
 class Tree:
     """Rows of a cache, each locked at the end of its path."""
 
-    def __init__(self, keys: list[tuple[list[int], str]], page_size: int = 1) -> None:
-        self.allocator = TokenToKVPoolAllocator(256 * page_size, page_size)
+    def __init__(self, keys: list[tuple[list[int], str]], page_size: int = 1, slots: int = 256) -> None:
+        self.allocator = TokenToKVPoolAllocator(slots * page_size, page_size)
         self.cache = RadixCache(self.allocator)
         self.nodes: list[TreeNode] = []
         self.slots: list[list[int]] = []
@@ -190,15 +190,30 @@ def test_what_prompts_save() -> None:
     assert [row_tiles(n) for n in (1, 16, 17, 64)] == [0.25, 0.25, 0.5, 1]
     assert [row_tiles(n) for n in (100, 128, 129, 1024)] == [1, 1, 2, 8]
     assert all(row_tiles(n) >= n / 128 for n in range(1, 2000))
-    costs = PromptCosts(step=0, run=10, token=2, dense=0.75)
+    costs = PromptCosts(step=0, run=10, token=2, copy=0.5, dense=0.75)
     run = Run(0, 4096, 0, 256, queries=4096, tiles=64)
-    assert run.saved(costs) == pytest.approx(4096 * (64 - 0.75 * 32) - 10 - 2 * 4096)
+    assert run.saved(costs) == pytest.approx(4096 * (64 - 0.75 * 32 - 0.5) - 10 - 2 * 4096)
+    # Two rows that do not fill a tile are better left alone.
+    assert Run(0, 4096, 0, 2, queries=32, tiles=0.5).saved(costs) < 0
     # On a GPU: 256 prompts of 16 tokens behind 4096 pay on the 8B shape, eight of them do not.
-    gpu = PromptCosts.for_cuda(4096)
+    gpu = PromptCosts.for_cuda(4096, 4096)
     assert run.saved(gpu) > gpu.step
     assert Run(0, 4096, 0, 8, queries=128, tiles=2).saved(gpu) < gpu.step
     # Half the queries: half the time of a position, so twice as many in the time of what is fixed.
-    assert PromptCosts.for_cuda(2048).step == 2 * gpu.step
+    assert PromptCosts.for_cuda(4096, 2048).step == 2 * gpu.step
+
+
+@pytest.mark.parametrize(("root", "branches", "rows"), [(400, 32, 2), (900, 8, 6), (900, 2, 40)])
+def test_a_prefix_is_not_copied_once_for_each_branch(root: int, branches: int, rows: int) -> None:
+    """What prompts share is gathered; small branches under a long root must not each take the root along."""
+    paths = [[1] * root + [2 + b] * 40 + [100 + r] for b in range(branches) for r in range(rows)]
+    tree = Tree([(path, "") for path in paths], slots=20_000)
+    costs = replace(PromptCosts.for_cuda(4096, 4096), step=0.0)
+    order, runs = find_runs(tree.nodes, [len(s) for s in tree.slots], costs, [16] * len(paths))
+    check_coverage(tree.slots, order, runs)
+    assert runs
+    distinct = len({slot for path in tree.slots for slot in path})
+    assert sum(run.end - run.start for run in runs) <= distinct
 
 
 class Row:

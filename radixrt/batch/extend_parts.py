@@ -53,6 +53,11 @@ def split_extend(prefix_lens: Int32Array, extend_lens: Int32Array) -> ExtendPart
     return ExtendParts(first_short, first_fresh, first_single, rows)
 
 
+def leading(flags: npt.NDArray[np.bool_]) -> int:
+    """How many flags at the beginning are set."""
+    return _run_at_end(flags[::-1])
+
+
 def _run_at_end(flags: npt.NDArray[np.bool_]) -> int:
     """How many flags at the end are set."""
     unset = np.flatnonzero(~flags)

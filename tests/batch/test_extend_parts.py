@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixrt.attention.extend_parts import (
+from radixrt.batch.extend_parts import (
     MIN_FRESH_TOKENS,
     MIN_SHORT_ROWS,
     MIN_SINGLE_ROWS,
@@ -13,6 +13,9 @@ from radixrt.attention.extend_parts import (
     ExtendParts,
     split_extend,
 )
+from radixrt.batch.forward_batch import MIN_WRITES
+from radixrt.executor.profile_run import mixed_step
+from radixrt.messages import unpack_i32
 
 GOING_ON, FEW, FRESH, SHORT, SINGLE = (100, 200), (100, SHORT_PROMPT), (0, MIN_FRESH_TOKENS), (0, 5), (300, 1)
 MANY = [SINGLE] * MIN_SINGLE_ROWS
@@ -51,6 +54,22 @@ def split(*rows: tuple[int, int]) -> tuple[int, int, int, int]:
 )
 def test_split(rows: list[tuple[int, int]], expected: tuple[int, int, int, int]) -> None:
     assert split(*rows) == expected
+
+
+def test_a_profiled_step_has_every_part() -> None:
+    step = mixed_step(max_rows=16, max_tokens=8192, context_length=4096)
+    extends = unpack_i32(step.extend_lens)
+    parts = split_extend(unpack_i32(step.seq_lens) - extends, extends)
+    assert 0 < parts.short < parts.fresh < parts.single < parts.rows
+    assert len(step.row_writes) >= MIN_WRITES
+    assert max(unpack_i32(step.shared_rows)) < parts.fresh
+    for max_rows, max_tokens, context_length in ((1, 16, 16), (2, 1, 2), (64, 8192, 9), (8, 64, 4096)):
+        small = mixed_step(max_rows, max_tokens, context_length)
+        lens, extends = unpack_i32(small.seq_lens), unpack_i32(small.extend_lens)
+        assert (extends >= 1).all()
+        assert (extends <= lens).all()
+        assert lens.max() <= context_length
+        assert len(lens) <= max_rows
 
 
 def test_every_row_is_in_one_part_and_of_its_kind() -> None:
