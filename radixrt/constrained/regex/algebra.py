@@ -104,7 +104,7 @@ def repeat(item: Regex, low: int = 0, high: int | None = None) -> Regex:
         return EPSILON
     if item is EMPTY:
         return EMPTY if low else EPSILON
-    if low == 1 and high == 1:
+    if high == 1 and (low == 1 or item.nullable):
         return item
     if item.nullable:
         low = 0

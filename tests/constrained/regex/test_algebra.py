@@ -127,6 +127,12 @@ def test_equal_constructions_are_one_object(language: Language) -> None:
     assert rx.repeat(regex, 1, 1) is regex
 
 
+def test_nothing_is_not_offered_twice() -> None:
+    for regex in (rx.complement(rx.literal("a")), rx.repeat(rx.literal("ab"), 0, 3), rx.EPSILON):
+        assert regex.nullable
+        assert rx.optional(regex) is regex
+
+
 def test_what_nothing_uses_is_forgotten() -> None:
     base.derivatives_found.clear()
     gc.collect()
