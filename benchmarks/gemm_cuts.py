@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from statistics import median
 
 import torch
 
@@ -45,7 +46,7 @@ def cuts(tokens: int, rows: int, columns: int, *, gated: bool) -> Iterator[Confi
         if not MIN_PROGRAMS <= programs <= MAX_PROGRAMS or columns // splits < 2 * step:
             continue
         # The tensor cores' tiles have 64 rows at least, of the weight or of tokens; others are padding.
-        if (width if first else tile) < 64 and not (first is False and width <= 32):
+        if (width if first else tile) < 64 and (first or width > 32):
             continue
         sums = tile * width * (1 + gated)
         if splits > 1 and (programs > MAX_TILES or programs * sums > MAX_PARTS):
@@ -98,7 +99,7 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
         except Exception:  # as in compile_cuts
             workspace = skinny_gemm.Workspace("cuda")
     found.sort()
-    best, cut = min(((microseconds_again(timed, each), each) for _, each in found[:5]), default=(math.inf, None))
+    best, cut = min(((median(timed(each) for _ in range(3)), each) for _, each in found[:5]), default=(math.inf, None))
     has = find(tokens, rows, columns, gated=gated)
     now = "cuBLAS" if has is None else f"{timed(has):.1f}"
     return [
@@ -109,12 +110,6 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
         now,
         "none" if cut is None else _written(cut),
     ]
-
-
-def microseconds_again(timed: object, cut: Config) -> float:
-    """The median of three more measurements."""
-    assert callable(timed)
-    return sorted(timed(cut) for _ in range(3))[1]
 
 
 def _written(cut: Config) -> str:
@@ -155,10 +150,10 @@ def main() -> None:
         for job in jobs:
             job.result()
     ours = CudaOps(early=True)
-    header = ["weight", "", "tokens", "cuBLAS µs", "best", "now", "cut"]
+    header = ["weight", "rows x columns", "tokens", "cuBLAS µs", "best", "now", "cut"]
     for name, rows, columns, gated in products:
         found = [[name, *measure(ours, tokens, rows, columns, gated)] for tokens in args.tokens]
-        print(table([header[0], "rows x columns", *header[2:]], found), flush=True)
+        print(table(header, found), flush=True)
 
 
 if __name__ == "__main__":

@@ -140,17 +140,17 @@ class FlashInferBackend(AttentionBackend):
         self, layer: AttentionLayer, part: PagedPart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        pages = self._pages[layer.layer_id]
-        if part.shared is None:
-            for first, end, wrappers in part.own:
-                wrappers[layer.sliding_window].run(q[first:end], pages, out=out[first:end])
-            return
-        tokens = part.own[-1][1]
-        lse = torch.empty(tokens, q.shape[1], dtype=torch.float32, device=q.device)
+        pages, tokens = self._pages[layer.layer_id], part.own[-1][1]
+        lse = None
+        if part.shared is not None:
+            lse = torch.empty(tokens, q.shape[1], dtype=torch.float32, device=q.device)
         for first, end, wrappers in part.own:
-            wrapper = wrappers[layer.sliding_window]
-            wrapper.run(q[first:end], pages, out=out[first:end], lse=lse[first:end], return_lse=True)
-        self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
+            own_lse = None if lse is None else lse[first:end]
+            wrappers[layer.sliding_window].run(
+                q[first:end], pages, out=out[first:end], lse=own_lse, return_lse=lse is not None
+            )
+        if part.shared is not None and lse is not None:
+            self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
 
     def _attend_decode(
         self, layer: AttentionLayer, part: DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,7 +113,7 @@ def extend_batch(
     step_id: int, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array, writes: list[RowWrite],
     shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
-    """An EXTEND step: the chunks, ordered by `by_kind`, and the decode rows riding along as one future token each."""
+    """An EXTEND step: chunks in the order of `ByKind`, and the decode rows riding along as one future token each."""
     reqs = [c.req for c in chunks] + decode
     samples = [c.is_last and c.req.row is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
@@ -142,39 +143,40 @@ def extend_batch(
     return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows, scores.rows)
 
 
-def by_kind(chunks: list[Chunk]) -> list[Chunk]:
-    """In the order that `radixrt.batch.extend_parts` cuts: prompts that go on first, those with many tokens before
-    those with few, then those that begin, then single tokens: each kind has its kernel.
+class ByKind(NamedTuple):
+    """The chunks of a step in the order that `radixrt.batch.extend_parts` cuts: each kind has its kernel.
 
-    Prompts that begin with few tokens together stand among those that go on, whose kernels they share.
+    Attributes:
+        prompts: those that go on, the ones with many tokens before the ones with few; and among them, if they have few
+            tokens together, those that begin, which share their kernels then.
+        fresh: those that begin, else.
+        single: one token each.
     """
-    apart = has_fresh_part(chunks)
 
-    def kind(chunk: Chunk) -> tuple[int, int]:
-        if chunk.begins and apart:
-            return 1, 0
-        return (2, 0) if chunk.is_single else (0, -len(chunk.slots))
+    prompts: list[Chunk]
+    fresh: list[Chunk]
+    single: list[Chunk]
 
-    return sorted(chunks, key=kind)
-
-
-def has_fresh_part(chunks: list[Chunk]) -> bool:
-    """Whether the prompts that begin in a step go through a kernel of their own."""
-    return sum(len(chunk.slots) for chunk in chunks if chunk.begins) >= MIN_FRESH_TOKENS
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [*self.prompts, *self.fresh, *self.single]
 
 
-def shared_in_extend(sharing: SharingPlanner, chunks: list[Chunk], decode: list[Req]) -> SharedColumns:
-    """What the rows of an EXTEND step share.
+def by_kind(chunks: list[Chunk]) -> ByKind:
+    """Put a step's chunks in order."""
+    single = [chunk for chunk in chunks if chunk.is_single]
+    fresh = [chunk for chunk in chunks if chunk.begins]
+    prompts = [chunk for chunk in chunks if not chunk.begins and not chunk.is_single]
+    if sum(len(chunk.slots) for chunk in fresh) < MIN_FRESH_TOKENS:
+        prompts, fresh = prompts + fresh, []
+    return ByKind(sorted(prompts, key=lambda chunk: -len(chunk.slots)), fresh, single)
 
-    Args:
-        chunks: in the order of `by_kind`.
-    """
-    apart = has_fresh_part(chunks)
-    prompts = [chunk for chunk in chunks if not chunk.is_single and not (chunk.begins and apart)]
-    single = [chunk.req for chunk in chunks if chunk.is_single]
+
+def shared_in_extend(sharing: SharingPlanner, chunks: ByKind, decode: list[Req]) -> SharedColumns:
+    """What the rows of an EXTEND step share."""
     return sharing.extend_columns(
-        [chunk.req for chunk in prompts], [len(chunk.slots) for chunk in prompts], single + decode,
-        len(chunks) - len(single),
+        [chunk.req for chunk in chunks.prompts], [len(chunk.slots) for chunk in chunks.prompts],
+        [chunk.req for chunk in chunks.single] + decode, len(chunks.prompts) + len(chunks.fresh),
     )  # fmt: skip
 
 

@@ -242,9 +242,9 @@ class Scheduler:
         writes = self._kv.take_row_writes()
         step_id = self._next_step
         if chunks:
-            chunks = by_kind(chunks)
-            shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, chunks, decode)
-            batch = extend_batch(step_id, chunks, decode, decode_slots, writes, shared)
+            ordered = by_kind(chunks)
+            shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, ordered, decode)
+            batch = extend_batch(step_id, ordered.chunks, decode, decode_slots, writes, shared)
             self.counters.extend_steps += 1
         else:
             idx = np.array([r.req_pool_idx for r in decode], np.int32)
