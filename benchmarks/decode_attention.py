@@ -24,7 +24,7 @@ from benchmarks.report import table
 from radixrt.attention.decode_runner import DecodeRunner, Sizes
 from radixrt.messages import Int32Array
 
-SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "8b, tp 2": (16, 4, 128)}
+SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "8b, tp 2": (16, 4, 128), "8b, tp 4": (8, 2, 128)}
 """Query heads, kv heads, head dim."""
 LAYERS = 6
 CASES: dict[str, Callable[[np.random.Generator], Any]] = {

@@ -88,11 +88,52 @@ CONFIGS: dict[Product, dict[int, Config]] = {
         64: Config(32, 256, 1, 4, 4, True, True, 0),
         128: Config(64, 128, 2, 4, 8, False, True, 512),
     },
+    Product(3072, 4096, False): {
+        16: Config(32, 256, 4, 4, 4, False, True, 0),
+        32: Config(64, 256, 2, 4, 4, False, False, 0),
+        64: Config(32, 256, 1, 4, 4, True, True, 0),
+    },
+    Product(4096, 2048, False): {
+        16: Config(64, 256, 1, 5, 4, False, True, 0),
+        32: Config(64, 128, 1, 8, 4, False, True, 0),
+        64: Config(32, 256, 1, 4, 4, True, True, 0),
+        128: Config(32, 128, 1, 5, 4, True, True, 0),
+    },
+    Product(14336, 4096, True): {
+        16: Config(64, 128, 1, 4, 4, False, False, 0),
+        32: Config(64, 128, 1, 4, 4, False, False, 0),
+        64: Config(64, 128, 1, 4, 4, False, True, 0),
+        128: Config(64, 128, 1, 3, 8, True, True, 0),
+    },
+    Product(4096, 7168, False): {
+        16: Config(64, 256, 1, 5, 4, False, True, 0),
+        32: Config(64, 128, 1, 8, 4, False, True, 0),
+        64: Config(64, 128, 1, 7, 4, True, True, 0),
+        128: Config(32, 128, 1, 5, 4, True, True, 0),
+    },
+    Product(1536, 4096, False): {
+        16: Config(64, 128, 4, 8, 4, False, False, 0),
+        32: Config(64, 256, 4, 4, 4, False, False, 0),
+        64: Config(16, 256, 1, 5, 4, True, True, 0),
+        128: Config(32, 128, 2, 5, 4, True, True, 0),
+    },
+    Product(7168, 4096, True): {
+        16: Config(32, 256, 1, 4, 4, False, True, 0),
+        32: Config(32, 256, 1, 4, 4, False, True, 0),
+        64: Config(32, 256, 1, 3, 4, True, True, 0),
+        128: Config(32, 128, 1, 4, 4, True, True, 0),
+    },
+    Product(4096, 3584, False): {
+        16: Config(64, 256, 1, 5, 4, False, True, 0),
+        32: Config(64, 128, 1, 8, 4, False, True, 0),
+        64: Config(32, 256, 1, 4, 4, True, True, 0),
+        128: Config(32, 128, 1, 5, 4, True, True, 0),
+    },
 }
 # fmt: on
-"""By tokens with padding: the best of dozens tried for each linear layer of Qwen3-0.6B and Llama-3.1-8B, where it beat
-cuBLAS. Elsewhere cuBLAS is the safer choice: a cut that is good for one weight may take a third longer than cuBLAS with
-another. `python -m benchmarks.kernels --only "batch products"` prints both times."""
+"""By tokens with padding: the best of dozens tried for each linear layer of Qwen3-0.6B, of Llama-3.1-8B, and of what
+two and four ranks have of the latter, where it beat cuBLAS (`python -m benchmarks.gemm_cuts`). Elsewhere cuBLAS is the
+safer choice: a cut that is good for one weight may take a third longer than cuBLAS with another."""
 
 
 def find(tokens: int, rows: int, columns: int, *, gated: bool) -> Config | None:
