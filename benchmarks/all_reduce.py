@@ -1,21 +1,24 @@
 """How long the ranks of `--tp` take to add up and to gather, as a step does it: in a CUDA graph, or eagerly on a CPU.
 
+A sum is measured with the residual sum and the norm that follow it; with `one_shot` they are one kernel.
+
 python -m benchmarks.all_reduce --ranks 2
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import functools
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
 import torch
 
+from benchmarks.ranks import add_arguments, place_of, run_on_ranks
 from radixrt.executor.parallel import TPGroup, join, rank_device
-from radixrt.executor.rank_place import RankPlace
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.ops import LayerOps, TorchOps
 
 HIDDEN, VOCAB = 4096, 128256
 ROWS = (1, 16, 64, 128, 256, 1024, 8192)
@@ -48,48 +51,45 @@ def measure(work: Callable[[], object], device: torch.device, turns: int) -> flo
 
 def compare(group: TPGroup, device: torch.device, how: str, turns: int) -> None:
     """Print a line for each size, from rank 0."""
+    dtype = torch.bfloat16
+    ops: LayerOps = CudaOps(early=True) if device.type == "cuda" else TorchOps()
+    weight = torch.ones(HIDDEN, dtype=dtype, device=device)
     for rows in ROWS:
-        x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device=device)
-        seconds = measure(lambda x=x: group.all_reduce(x), device, turns)  # type: ignore[misc]
+        x, residual = (torch.zeros(rows, HIDDEN, dtype=dtype, device=device) for _ in range(2))
+        work = functools.partial(ops.sum_add_rms_norm, residual, x, weight, 1e-6, dtype, group)
+        seconds = measure(work, device, turns)
         if group.rank == 0:
-            print(f"| {how} sum of [{rows}, {HIDDEN}] bf16 | {seconds * 1e6:.1f} |", flush=True)
-    logits = torch.zeros(64, VOCAB // group.size, dtype=torch.float32, device=device)
-    seconds = measure(lambda: group.gather_columns(logits, VOCAB), device, turns)
+            print(f"| {how} sum and norm of [{rows}, {HIDDEN}] bf16 | {seconds * 1e6:.1f} |", flush=True)
+    logits = group.gather_place(64, VOCAB // group.size)
+    if logits is None:
+        logits = torch.zeros(64, VOCAB // group.size, dtype=torch.float32, device=device)
+    gathered = torch.empty(64, VOCAB, dtype=torch.float32, device=device)
+    seconds = measure(lambda: group.gather_columns(logits, VOCAB, gathered), device, turns)
     ids = torch.zeros(64, dtype=torch.int64, device=device)
     heard = measure(lambda: group.broadcast(ids), device, turns)
     if group.rank == 0:
-        print(f"| gather of [64, {VOCAB}] float32 | {seconds * 1e6:.1f} |")
+        print(f"| {how} gather of [64, {VOCAB}] float32 | {seconds * 1e6:.1f} |")
         print(f"| broadcast of 64 ids | {heard * 1e6:.1f} |", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
+    add_arguments(parser, ranks=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--turns", type=int, default=50)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--how", choices=("nccl", "one_shot"), default="nccl", help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        place = RankPlace(args.rank, args.ranks, args.rank, args.ranks, args.store, 60.0, args.how == "one_shot")
+        place = place_of(args, one_shot=args.how == "one_shot")
         device = rank_device(torch.device(args.device), place)
         group = join(place, device)
         compare(group, device, args.how if args.device == "cuda" else "gloo", args.turns)
         group.close()
         return 0
     print("| what | microseconds |\n|---|---|", flush=True)
-    codes = []
-    for how in ("nccl", "one_shot") if args.device == "cuda" else ("nccl",):
-        with tempfile.TemporaryDirectory() as folder:
-            given = ["--ranks", str(args.ranks), "--device", args.device, "--turns", str(args.turns), "--how", how]
-            ranks = [
-                subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.all_reduce", *given, f"--store={folder}/store", f"--rank={rank}"]
-                )
-                for rank in range(args.ranks)
-            ]
-            codes += [rank.wait() for rank in ranks]
+    given = ["--ranks", str(args.ranks), "--device", args.device, "--turns", str(args.turns)]
+    ways = ("nccl", "one_shot") if args.device == "cuda" else ("nccl",)
+    codes = [run_on_ranks("benchmarks.all_reduce", args.ranks, [*given, "--how", how]) for how in ways]
     return max(codes, key=abs)
 
 

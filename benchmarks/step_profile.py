@@ -1,17 +1,22 @@
 """Where the time of one step goes on a GPU: microseconds of each kind of kernel, as the profiler sees them.
 
-    python -m benchmarks.step_profile --shape llama-3.1-8b [--step prefill:1x8192 --step decode:64x640 ...]
+A kernel counts from the end of the one before it to its own end: those that are launched early run beside it for a
+while, waiting.
+
+    python -m benchmarks.step_profile --shape llama-3.1-8b [--step prefill:1x8192 --step decode:64x640 ...] [--ranks 2]
 
 The runner alone, without scheduler and processes, on steps made by hand: `prefill:ROWSxTOKENS` computes that many
 prompts, `decode:ROWSxCONTEXT` one token for each of that many rows, `shared:ROWSxCONTEXTxSHARED` the same where
 all rows have the first SHARED positions in common, `suffix:ROWSxNEWxCACHED` NEW tokens for each row behind CACHED ones
 that all have in common, and `shared_suffix` the same where these are computed once for all rows. The pool holds random
 numbers (a GPU multiplies zeros faster). The floor beside a step's time is what reading weights, keys and values once
-takes at the least, or its operations (see `benchmarks.offline_workloads.Device`).
+takes at the least, or its operations (see `benchmarks.offline_workloads.Device`); of N ranks, an Nth of that. What
+ranks tell each other counts as "between ranks", waiting for each other included.
 """
 
 import argparse
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +27,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import machine
 from benchmarks.offline_workloads import H200, Device
+from benchmarks.ranks import add_arguments, place_of, run_on_ranks
 from benchmarks.report import table
 from benchmarks.shapes import CONFIGS, Shape, shape_folder, shape_of
 from radixrt.config import make_config
 from radixrt.engine import parts
 from radixrt.engine.settings import resolve_settings
 from radixrt.executor.model_runner import ModelRunner
+from radixrt.executor.rank_place import ONLY_RANK, RankPlace
 from radixrt.messages import ForwardStep, RowWrite, SamplingRow, pack_i32
 
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
@@ -35,6 +42,7 @@ REPEATS = 8
 WARM_UP = 3
 """Steps after the first: decode steps are captured by then, see `captures.CAPTURE_AT_STEP`."""
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
+    "between ranks": r"nccl|_sum_add_rms_norm|^_gather_kernel",
     "attention": r"PrefillWithKVCache|BatchPrefill|decode_attention|flash::",
     "attention, shared part": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",
@@ -136,16 +144,16 @@ def wall_us(work: Callable[[], Any]) -> float:
     return begin.elapsed_time(end) * 1000 / REPEATS
 
 
-def start_runner(shape: str) -> ModelRunner:
+def start_runner(shape: str, place: RankPlace = ONLY_RANK) -> ModelRunner:
     """A runner for one of CONFIGS, with random numbers in its pool."""
     config, settings = resolve_settings(
         make_config(
             model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
-            kv_cache_tokens=400_000, device="cuda",
+            kv_cache_tokens=400_000, device="cuda", tp=place.size,
         ),
         show_progress=False,
     )  # fmt: skip
-    runner = parts.make_runner(config, settings)
+    runner = parts.make_runner(config, settings, place)
     runner.initialize()
     with torch.inference_mode():
         for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
@@ -166,20 +174,38 @@ def warm_step(runner: ModelRunner, text: str) -> Callable[[], Any]:
     return lambda: run(runner, again)
 
 
-def profile_step(runner: ModelRunner, text: str, shape: Shape, *, names: bool) -> None:
+def shares(profiler: profile) -> list[tuple[str, float]]:
+    """Each kernel and copy in order of their ends, and the microseconds that it ended after what ended before it; of
+    those, what it was not running for counts for nothing."""
+    found = []
+    until = 0.0
+    events = [event for event in profiler.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
+    for event in sorted(events, key=lambda event: event.time_range.end):
+        begin = max(until, event.time_range.start)
+        found.append((event.name, max(0.0, event.time_range.end - begin)))
+        until = max(until, event.time_range.end)
+    return found
+
+
+def profile_step(runner: ModelRunner, text: str, shape: Shape, place: RankPlace, *, names: bool) -> None:
+    """Rank 0 prints what it sees; the others do the same steps."""
     work = warm_step(runner, text)
     took = wall_us(work)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(REPEATS):
-            work()
-        torch.cuda.synchronize()
+    for _ in range(2):  # the first one starts the profiler, for which other ranks would wait
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(REPEATS):
+                work()
+            torch.cuda.synchronize()
+    if place.rank:
+        return
     micros: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
-    kernels: dict[str, tuple[float, int]] = {}
-    for event in profiler.key_averages():
-        micros[kind_of(event.key)] += event.self_device_time_total / REPEATS
-        calls[kind_of(event.key)] += event.count
-        kernels[event.key] = (event.self_device_time_total / REPEATS, event.count // REPEATS)
+    kernels: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for kernel, us in shares(profiler):
+        micros[kind_of(kernel)] += us / REPEATS
+        calls[kind_of(kernel)] += 1
+        before, count = kernels[kernel]
+        kernels[kernel] = (before + us / REPEATS, count + 1)
     rows = [
         [
             kind,
@@ -193,29 +219,37 @@ def profile_step(runner: ModelRunner, text: str, shape: Shape, *, names: bool) -
     rows.append(
         ["between kernels", "", f"{took - sum(micros.values()):.0f}", "", f"{1 - sum(micros.values()) / took:.1%}"]
     )
-    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape):.0f}")
+    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape) / place.size:.0f}")
     print(table(["kind", "kernels", "µs a step", "µs each", "share"], rows))
     if names:
         for name, (us, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:14]:
-            print(f"    {us:9.1f} µs {count:4d} x {name[:150]}")
+            print(f"    {us:9.1f} µs {count // REPEATS:4d} x {name[:150]}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=sorted(CONFIGS))
     parser.add_argument("--step", action="append", metavar="KIND:SIZES")
     parser.add_argument("--names", action="store_true", help="also the kernels by name")
+    parser.add_argument("--all-reduce", choices=("nccl", "one_shot"), default="one_shot", help="of several ranks")
+    add_arguments(parser, ranks=1)
     args = parser.parse_args()
-    for name, value in machine.facts().items():
-        print(f"{name}: {value}")
+    if args.rank is None:
+        for name, value in machine.facts().items():
+            print(f"{name}: {value}", flush=True)
+        if args.ranks > 1:
+            return run_on_ranks("benchmarks.step_profile", args.ranks, sys.argv[1:])
+    place = ONLY_RANK if args.rank is None else place_of(args, one_shot=args.all_reduce == "one_shot")
     for shape in args.shape or ["qwen3-0.6b"]:
-        runner = start_runner(shape)
-        print(f"\n## {shape}")
+        runner = start_runner(shape, place)
+        if not place.rank:
+            print(f"\n## {shape}" + (f" on {place.size} GPUs, {args.all_reduce}" if place.size > 1 else ""))
         with torch.inference_mode():
             for text in args.step or DEFAULT_STEPS:
-                profile_step(runner, text, shape_of(shape), names=args.names)
+                profile_step(runner, text, shape_of(shape), place, names=args.names)
         runner.shutdown()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

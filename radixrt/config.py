@@ -81,9 +81,10 @@ class ExecutorConfig:
     )
     tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
     all_reduce: str = option(
-        "nccl",
-        "how CUDA ranks add up; one_shot: small sums in one kernel each, over memory that ranks of one machine map",
-        choices=("nccl", "one_shot"),
+        "one_shot",
+        "how CUDA ranks add up; one_shot: small sums in one kernel each, over memory that GPUs of one machine map, "
+        "where that works; nccl: always NCCL",
+        choices=("one_shot", "nccl"),
     )
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     attention_backend: str = option(

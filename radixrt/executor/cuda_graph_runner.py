@@ -2,8 +2,10 @@
 
 The first graph of a pair goes from the future tokens to the logits, the second samples from them and writes the future
 tokens again. Between them stands whatever a step needs beside that: a grammar's mask, or a sampler with filters instead
-of the second graph. Both read their numbers from static buffers, which one copy fills for each step. A step with fewer
-rows than the bucket is padded with rows of one token that read and write slot 0 and row 0 alone.
+of the second graph. Where ranks of one machine share the model, the first graph leaves each of them its part of the
+logits, from which the second samples; they are gathered for what needs them all. Both graphs read their numbers from
+static buffers, which one copy fills for each step. A step with fewer rows than the bucket is padded with rows of one
+token that read and write slot 0 and row 0 alone.
 """
 
 from __future__ import annotations
@@ -64,12 +66,18 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Captured:
-    """One bucket, ready to be replayed."""
+    """One bucket, ready to be replayed.
+
+    Attributes:
+        logits: float32 [rows, vocab].
+        own: this rank's part of them, where they are not gathered by the graph.
+    """
 
     inputs: _Inputs
     forward: torch.cuda.CUDAGraph
     sample: torch.cuda.CUDAGraph
     logits: torch.Tensor
+    own: torch.Tensor | None
     result: SampleResult
 
 
@@ -153,10 +161,21 @@ class CudaGraphRunner:
         each is sampled before the next one begins. None for more rows than there is room for."""
         return self._logits[:rows] if rows <= len(self._logits) else None
 
-    def forward(self, step: StagedStep) -> torch.Tensor:
-        """float32 [B, vocab], overwritten by the next step."""
+    def forward(self, step: StagedStep) -> None:
+        """Compute a step's logits."""
         step.captured.forward.replay()
-        return step.captured.logits[: step.num_rows]
+
+    def logits(self, step: StagedStep) -> torch.Tensor:
+        """float32 [B, vocab], of a step that `forward` was called for; overwritten by the next step. All ranks ask for
+        them, or none does."""
+        captured = step.captured
+        if captured.own is not None:
+            self._group.gather_columns(captured.own, captured.logits.shape[1], captured.logits)
+        return captured.logits[: step.num_rows]
+
+    def samples_gathered(self, step: StagedStep) -> bool:
+        """Whether `sample` reads what `logits` gave, so that a mask applied to it counts."""
+        return step.captured.own is None
 
     def sample(self, step: StagedStep) -> SampleResult:
         """Sample a step that `forward` was called for, all of whose rows are plain (see `Sampler.plain`)."""
@@ -203,19 +222,26 @@ class CudaGraphRunner:
         logits = self._logits[:rows]
         batch = self._batch(inputs)
 
-        def forward() -> None:
-            self._forward(inputs, state, batch, logits)
+        def forward() -> torch.Tensor | None:
+            return self._forward(inputs, state, batch, logits)
+
+        forward_graph, own = self._record(forward)
 
         def sample() -> SampleResult:
-            found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
-            if self._group.rank == 0:
-                found = self._sampler.sample_plain(logits, inputs.temperature, inputs.uniforms, self._workspace)
-            self._builder.future_token_ids[inputs.req_pool_idx] = self._group.broadcast(found.token_ids)
+            numbers = (inputs.temperature, inputs.uniforms, self._workspace)
+            if own is not None and self._group.one_shot is not None:
+                found = self._group.one_shot.sample(own, logits.shape[1], *numbers)
+                chosen = found.token_ids
+            else:
+                found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
+                if self._group.rank == 0:
+                    found = self._sampler.sample_plain(logits, *numbers)
+                chosen = self._group.broadcast(found.token_ids)
+            self._builder.future_token_ids[inputs.req_pool_idx] = chosen
             return found
 
-        forward_graph, _ = self._record(forward)
         sample_graph, result = self._record(sample)
-        return _Captured(inputs, forward_graph, sample_graph, logits, result)
+        return _Captured(inputs, forward_graph, sample_graph, logits, own, result)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Run once for everything that happens only once (kernels are compiled, workspaces made), then record."""
@@ -252,16 +278,22 @@ class CudaGraphRunner:
             req_pool_indices_cpu=np.zeros(inputs.rows, np.int32),
         )
 
-    def _forward(self, inputs: _Inputs, state: DecodeState, batch: ForwardBatch, logits: torch.Tensor) -> None:
+    def _forward(
+        self, inputs: _Inputs, state: DecodeState, batch: ForwardBatch, logits: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Fill `logits`; or return this rank's part, where the ranks can sample without gathering them."""
         table = self._builder.req_to_token
         ids = self._builder.future_token_ids[inputs.req_pool_idx]
         positions = inputs.seq_lens - 1
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         state.begin(table)
         hidden = self._model.forward(ids, positions, batch, self._attention)
-        made = self._model.compute_logits(hidden, logits)
-        if made.data_ptr() != logits.data_ptr():
-            logits.copy_(made)
+        own = self._model.compute_own_logits(hidden)
+        if own is None:
+            made = self._model.compute_logits(hidden, logits)
+            if made.data_ptr() != logits.data_ptr():
+                logits.copy_(made)
+        return own
 
 
 def _describe(key: _Key) -> str:

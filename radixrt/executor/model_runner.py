@@ -234,7 +234,8 @@ class ModelRunner:
         nothing = torch.empty(0, 0, device=self.device)
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            return LogitsProcessorOutput(self._graphs.forward(batch), nothing)
+            self._graphs.forward(batch)
+            return LogitsProcessorOutput(nothing, nothing)  # `sample` asks for them, if it needs them
         if batch.mode is ForwardMode.IDLE:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
         hidden = self._prompt_graphs.forward(batch) if self._prompt_graphs is not None else None
@@ -261,12 +262,13 @@ class ModelRunner:
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            if self._sampler.plain(idx):
+            masked = mask is not None and bool(mask.rows)
+            if self._sampler.plain(idx) and (not masked or self._graphs.samples_gathered(batch)):
                 allowed = None if self._group.rank else unpack_mask(mask, self._masks, self.vocab_size)
                 if allowed is not None:
-                    self._sampler.apply_mask(output.next_token_logits, allowed)
+                    self._sampler.apply_mask(self._graphs.logits(batch), allowed)
                 return self._sampled(self._graphs.sample(batch))
-            return self._sampled(self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask))
+            return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, mask))
         if step.mode == ForwardMode.EXTEND:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
             idx, seq_lens = idx[sampled], seq_lens[sampled]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from radixrt.errors import ConfigError, EngineError
-from radixrt.executor.one_shot import OneShotSum, make_one_shot
+from radixrt.executor.one_shot import OneShot, make_one_shot
 from radixrt.executor.rank_place import RankPlace
 
 Store = Any
@@ -34,11 +34,16 @@ class TPGroup:
         device: of the tensors that are exchanged; NCCL on CUDA, gloo elsewhere.
         store: where the ranks find each other; needed with more than one.
         timeout_s: the longest that ranks wait for each other, while loading too.
-        one_shot: on CUDA, try `radixrt.executor.one_shot` for small sums.
+        one_shot: on CUDA, try `radixrt.executor.one_shot` for small sums and gathers.
+
+    Attributes:
+        one_shot: None where NCCL or gloo does everything.
 
     Raises:
         EngineError: the others did not come.
     """
+
+    one_shot: OneShot | None = None
 
     def __init__(
         self, rank: int, size: int, device: torch.device, store: Store | None = None, timeout_s: float = 600.0,
@@ -47,7 +52,6 @@ class TPGroup:
         self.rank = rank
         self.size = size
         self._device = device
-        self._one_shot: OneShotSum | None = None
         if size == 1:
             return
         if store is None:
@@ -65,32 +69,46 @@ class TPGroup:
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
         if cuda and one_shot:
-            self._one_shot = make_one_shot(rank, size, device)
+            self.one_shot = make_one_shot(rank, size, device)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place; returns x."""
-        if self._one_shot is not None and self._one_shot.takes(x):
-            return self._one_shot.sum(x)
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
-    def gather_columns(self, x: torch.Tensor, columns: int) -> torch.Tensor:
-        """Each rank's [S, n] side by side in rank order, on every rank -> [S, columns], contiguous.
+    def begin_all_reduce(self, x: torch.Tensor) -> Any:
+        """As `all_reduce`, of more than one rank, while the caller goes on: a `torch.distributed.Work`, behind whose
+        `wait` x is summed. On CUDA nobody waits on the host: what is launched behind it waits on the device."""
+        return dist.all_reduce(x, async_op=True)
+
+    def gather_place(self, rows: int, columns: int) -> torch.Tensor | None:
+        """Where this rank's float32 [rows, columns] is best written for `gather_columns`; None if anywhere is."""
+        return None if self.one_shot is None else self.one_shot.gather_place(rows, columns)
+
+    def gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Each rank's float32 [S, n] side by side in rank order, on every rank -> [S, columns], contiguous.
 
         Every rank gets them, not rank 0 alone: through NVLink that takes no longer, it is one collective in place of
         sends and receives, and what scores a prompt is the same code on every rank.
 
         Args:
             columns: at most size * n; what is behind them is padding.
+            out: filled and returned, if given.
         """
-        if self.size == 1:
-            return x
         rows, each = x.shape
+        if out is None:
+            out = x.new_empty(rows, columns)
+        place = self.gather_place(rows, each)
+        if self.one_shot is not None and place is not None:
+            if place.data_ptr() != x.data_ptr():
+                place.copy_(x)
+            return self.one_shot.gather_columns(place, out)
         parts = x.new_empty(self.size * rows, each)
         self._all_gather(parts, x.contiguous())
         widths = [min(each, max(0, columns - rank * each)) for rank in range(self.size)]
-        return torch.cat([part[:, :width] for part, width in zip(torch.split(parts, rows), widths, strict=True)], dim=1)
+        shown = [part[:, :width] for part, width in zip(torch.split(parts, rows), widths, strict=True)]
+        return torch.cat(shown, dim=1, out=out)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's x on every rank, in place; returns x."""
@@ -124,7 +142,8 @@ def join(place: RankPlace, device: torch.device) -> TPGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
-    return TPGroup(place.rank, place.size, device, store, place.timeout_s, one_shot=place.one_shot)
+    one_shot = place.one_shot and place.local_size == place.size
+    return TPGroup(place.rank, place.size, device, store, place.timeout_s, one_shot=one_shot)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 
 if TYPE_CHECKING:
+    from radixrt.executor.parallel import TPGroup
     from radixrt.kernels.triton.skinny_gemm import Workspace
 
 
@@ -43,6 +44,15 @@ class CudaOps(LayerOps):
         if not self._norm.supports(residual, x, weight):
             return self._torch.add_rms_norm(residual, x, weight, eps, dtype)
         return self._norm.add_rms_norm(residual, x, weight, eps, dtype, self._early)
+
+    def sum_add_rms_norm(
+        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        group: TPGroup | None,
+    ) -> torch.Tensor:  # fmt: skip
+        one_shot = None if group is None else group.one_shot
+        if one_shot is None or x is None or not one_shot.takes(residual, x, weight):
+            return super().sum_add_rms_norm(residual, x, weight, eps, dtype, group)
+        return one_shot.sum_add_rms_norm(residual, x, weight, eps, dtype, early=self._early)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if not gate_up.is_contiguous():

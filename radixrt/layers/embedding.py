@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:
-    from radixrt.executor.parallel import TPGroup
 
-
-def embed_parallel(input_ids: torch.Tensor, rows: torch.Tensor, first: int, group: TPGroup) -> torch.Tensor:
-    """int64 [T] -> [T, hidden] on every rank. Exact: one rank adds a token's row, the others zeros.
+def embed_part(input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
+    """int64 [T] -> [T, hidden], this rank's part of a sum over ranks: one has a token's row, the others zeros.
 
     Args:
         rows: [n, hidden], of this rank.
@@ -21,4 +16,4 @@ def embed_parallel(input_ids: torch.Tensor, rows: torch.Tensor, first: int, grou
     local = input_ids - first
     elsewhere = (local < 0) | (local >= rows.shape[0])
     hidden = F.embedding(local.masked_fill_(elsewhere, 0), rows)
-    return group.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
+    return hidden.masked_fill_(elsewhere[:, None], 0)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-if TYPE_CHECKING:
-    from radixrt.executor.parallel import TPGroup
 
 PACK_ROWS = 16
 """Batch rows that oneDNN is told to lay weights out for; 1, 16 and 64 measured alike for 1 to 256 rows."""
@@ -60,6 +56,13 @@ class Linear(nn.Module):
         if self._packed is not None:
             self.weight = None
 
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """As `forward`, into out [T, out_features], a part of something larger."""
+        if self.weight is None or self.bias is not None:
+            out.copy_(self(x))
+        else:
+            torch.mm(x, self.weight.t(), out=out)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], same dtype."""
         if self._packed is not None:
@@ -67,37 +70,6 @@ class Linear(nn.Module):
             return y
         assert self.weight is not None
         return self._product(x, self.weight, self.bias)
-
-
-class RowParallelLinear(Linear):
-    """A linear layer whose inputs are split over ranks: each multiplies its part, and the products are summed.
-
-    The bias is on rank 0 alone; on the others it is zero.
-
-    Args:
-        in_features: of this rank.
-    """
-
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup,
-        product: Product = F.linear,
-    ) -> None:  # fmt: skip
-        super().__init__(in_features, out_features, bias, dtype, product)
-        self._group = group
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_features] -> [T, out_features], the same on every rank."""
-        return self._group.all_reduce(super().forward(x))
-
-
-def row_parallel(
-    in_features: int, out_features: int, bias: bool, dtype: torch.dtype, group: TPGroup | None,
-    product: Product = F.linear,
-) -> Linear:  # fmt: skip
-    """A `RowParallelLinear`, or a plain one where there is no group."""
-    if group is None:
-        return Linear(in_features, out_features, bias, dtype, product)
-    return RowParallelLinear(in_features, out_features, bias, dtype, group, product)
 
 
 def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
+    from radixrt.executor.parallel import TPGroup
     from radixrt.layers.linear import Linear
 
 LANES = 16
@@ -39,6 +40,15 @@ class LayerOps(ABC):
         Returns:
             [T, hidden]: residual / rms(residual) * weight, computed in float32 and rounded once.
         """
+
+    def sum_add_rms_norm(
+        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        group: TPGroup | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """`add_rms_norm` of the sum of x over the ranks of a group, if there is one; x may be overwritten."""
+        if group is not None and x is not None:
+            x = group.all_reduce(x)
+        return self.add_rms_norm(residual, x, weight, eps, dtype)
 
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.batch.forward_batch import ForwardBatch
-from radixrt.layers.embedding import embed_parallel
-from radixrt.layers.linear import Linear, meta_parameter, row_parallel
+from radixrt.layers.addend import ALL, Addend, make_addend, split_tokens
+from radixrt.layers.embedding import embed_part
+from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.ops import LayerOps
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
 class Attention(nn.Module):
     """Self-attention with fused q, k and v projections, over this rank's heads."""
 
-    def __init__(
-        self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, ops: LayerOps, part: Partition,
-        group: TPGroup | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, ops: LayerOps, part: Partition) -> None:
         super().__init__()
         heads, kv_heads = len(part.heads), len(part.kv_heads)
         self._ops, self._eps = ops, spec.rms_norm_eps
@@ -42,24 +40,24 @@ class Attention(nn.Module):
             scale=spec.head_dim**-0.5,
             sliding_window=spec.sliding_windows[layer_id],
         )
-        rows = (heads + 2 * kv_heads) * spec.head_dim
-        self.qkv_proj = Linear(spec.hidden_size, rows, spec.qkv_bias, dtype, ops.linear)
+        self.qkv_size = (heads + 2 * kv_heads) * spec.head_dim
+        self.qkv_proj = Linear(spec.hidden_size, self.qkv_size, spec.qkv_bias, dtype, ops.linear)
         columns = heads * spec.head_dim
-        self.o_proj = row_parallel(columns, spec.hidden_size, spec.o_bias, dtype, group, ops.linear)
+        self.o_proj = Linear(columns, spec.hidden_size, spec.o_bias, dtype, ops.linear)
         self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
 
-    def forward(
+    def attend(
         self,
-        x: torch.Tensor,
+        qkv: torch.Tensor,
         positions: torch.Tensor,
         rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
         narrowed: ForwardBatch | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; given batch.narrowed, [S, hidden] of its tokens."""
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.layer.head_dim)
+        """What qkv_proj gave, [T, qkv_size], to what o_proj takes; given batch.narrowed, of its [S] tokens."""
+        qkv = qkv.view(qkv.shape[0], -1, self.layer.head_dim)
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
         pool = attention.pool(self.layer)
@@ -70,68 +68,93 @@ class Attention(nn.Module):
             if k is not None and v is not None:
                 attention.store(self.layer, k, v, batch)
             if not narrowed.num_tokens:
-                return x[:0]
+                return q.new_empty(0, self.layer.num_heads * self.layer.head_dim)
             q, k, v, batch = q[batch.logits_index], None, None, narrowed
-        out = attention.attend(self.layer, q, k, v, batch)
-        projected: torch.Tensor = self.o_proj(out)
-        return projected
+        return attention.attend(self.layer, q, k, v, batch)
 
 
 class FeedForward(nn.Module):
     """SiLU-gated feed-forward layer with fused gate and up projections."""
 
-    def __init__(
-        self, spec: DecoderSpec, dtype: torch.dtype, ops: LayerOps, part: Partition, group: TPGroup | None
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, ops: LayerOps, part: Partition) -> None:
         super().__init__()
         columns = len(part.intermediate)
         self._ops = ops
         self.gate_up_proj = Linear(spec.hidden_size, 2 * columns, spec.mlp_bias, dtype, ops.linear)
-        self.down_proj = row_parallel(columns, spec.hidden_size, spec.mlp_bias, dtype, group, ops.linear)
+        self.down_proj = Linear(columns, spec.hidden_size, spec.mlp_bias, dtype, ops.linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """[T, hidden] -> this rank's part of [T, hidden]."""
         out: torch.Tensor = self.down_proj(self._ops.gate_up_silu(x, self.gate_up_proj))
         return out
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each behind a norm and beside a residual.
+
+    Where a group shares the model, each rank has a part of what either adds; the next norm sums them.
+    """
 
     def __init__(
         self, spec: DecoderSpec, layer_id: int, dtype: torch.dtype, residual_dtype: torch.dtype, ops: LayerOps,
         part: Partition, group: TPGroup | None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._ops, self._dtype, self._eps = ops, dtype, spec.rms_norm_eps
+        self._ops, self._dtype, self._eps, self._group = ops, dtype, spec.rms_norm_eps, group
         self.input_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, residual_dtype, dtype)
-        self.attention = Attention(spec, layer_id, dtype, ops, part, group)
+        self.attention = Attention(spec, layer_id, dtype, ops, part)
         self.post_attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, residual_dtype, dtype)
-        self.feed_forward = FeedForward(spec, dtype, ops, part, group)
+        self.feed_forward = FeedForward(spec, dtype, ops, part)
 
     def forward(
         self,
         residual: torch.Tensor,
-        x: torch.Tensor | None,
+        added: list[Addend],
         positions: torch.Tensor,
         rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
         narrowed: ForwardBatch | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x, what the layer before left, to the residual sum [T, hidden].
+    ) -> tuple[torch.Tensor, list[Addend]]:
+        """Add what the layer before left to the residual sum [T, hidden], in place.
+
+        Args:
+            added: of pieces in order; of nothing, before the first layer.
 
         Returns:
-            The sum, and what this layer adds next; given batch.narrowed, [S, hidden] of its tokens.
+            The sum, and what this layer adds next, of the same pieces; given batch.narrowed, [S, hidden] of its tokens,
+            and one piece.
         """
-        x = self._ops.add_rms_norm(residual, x, self.input_norm.weight, self._eps, self._dtype)
-        x = self.attention(x, positions, rotary_table, batch, attention, narrowed)
+        qkv = self._project(residual, added)
+        heads = self.attention.attend(qkv, positions, rotary_table, batch, attention, narrowed)
+        pieces = [each.tokens for each in added] or [ALL]
         if narrowed is not None:
-            residual = residual[batch.logits_index]
+            residual, pieces = residual[batch.logits_index], [ALL]
             if not narrowed.num_tokens:
-                return residual, x
-        x = self._ops.add_rms_norm(residual, x, self.post_attention_norm.weight, self._eps, self._dtype)
-        return residual, self.feed_forward(x)
+                return residual, []
+        alone = len(pieces) == 1
+        attended = [make_addend(p, self.attention.o_proj(heads[p]), self._group, alone=alone) for p in pieces]
+        fed = []
+        for each in attended:
+            x = self._norm(residual, each, self.post_attention_norm)
+            fed.append(make_addend(each.tokens, self.feed_forward(x), self._group, alone=alone))
+        return residual, fed
+
+    def _project(self, residual: torch.Tensor, added: list[Addend]) -> torch.Tensor:
+        """[T, qkv_size], the projection of the normalized sum."""
+        if len(added) < 2:
+            x = self._norm(residual, added[0] if added else None, self.input_norm)
+            projected: torch.Tensor = self.attention.qkv_proj(x)
+            return projected
+        qkv = torch.empty(len(residual), self.attention.qkv_size, dtype=self._dtype, device=residual.device)
+        for each in added:
+            self.attention.qkv_proj.into(self._norm(residual, each, self.input_norm), qkv[each.tokens])
+        return qkv
+
+    def _norm(self, residual: torch.Tensor, added: Addend | None, norm: RMSNorm) -> torch.Tensor:
+        if added is None:
+            return self._ops.add_rms_norm(residual, None, norm.weight, self._eps, self._dtype)
+        return added.add_rms_norm(residual, norm.weight, self._eps, self._dtype, self._ops, self._group)
 
 
 class Decoder(nn.Module):
@@ -194,26 +217,45 @@ class Decoder(nn.Module):
         """
         assert self._rotary is not None, "finalize was not called"
         table = self._rotary.table
-        if self._group is None:
-            embedded = F.embedding(input_ids, self.embed_tokens)
-        else:
-            embedded = embed_parallel(input_ids, self.embed_tokens, self._part.vocab.start, self._group)
-        residual: torch.Tensor = embedded.to(self._residual_dtype)
-        x: torch.Tensor | None = None
+        embedded, added = self._embed(input_ids)
+        residual: torch.Tensor = embedded
         *before, last = self.layers
         for layer in before:
-            residual, x = layer(residual, x, positions, table, batch, attention)
-        residual, x = last(residual, x, positions, table, batch, attention, batch.narrowed)
+            residual, added = layer(residual, added, positions, table, batch, attention)
+        residual, added = last(residual, added, positions, table, batch, attention, batch.narrowed)
         if not residual.shape[0]:
             return residual
-        return self._ops.add_rms_norm(residual, x, self.norm.weight, self._spec.rms_norm_eps, self._residual_dtype)
+        weight, eps = self.norm.weight, self._spec.rms_norm_eps
+        hidden = [
+            each.add_rms_norm(residual, weight, eps, self._residual_dtype, self._ops, self._group) for each in added
+        ]
+        return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+
+    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[Addend]]:
+        """The residual sum before the first layer, and what it adds; with several ranks, all of it comes from them."""
+        if self._group is None:
+            return F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype), []
+        x = embed_part(input_ids, self.embed_tokens, self._part.vocab.start)
+        residual = torch.zeros_like(x, dtype=self._residual_dtype)
+        pieces = split_tokens(len(input_ids), self._group)
+        return residual, [make_addend(p, x[p], self._group, alone=len(pieces) == 1) for p in pieces]
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, hidden] -> float32 [S, vocab], on every rank."""
+        """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""
         if self._group is None:
             logits: torch.Tensor = self.lm_head(hidden, out)
             return logits
-        return self._group.gather_columns(self.lm_head(hidden), self._model_spec.vocab_size)
+        place = self._group.gather_place(hidden.shape[0], self._part.vocab_rows)
+        return self._group.gather_columns(self.lm_head(hidden, place), self._model_spec.vocab_size, out)
+
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """As `Model.compute_own_logits`."""
+        one_shot = None if self._group is None else self._group.one_shot
+        place = None if one_shot is None else one_shot.sample_place(hidden.shape[0], self._part.vocab_rows)
+        if place is None:
+            return None
+        own: torch.Tensor = self.lm_head(hidden, place)
+        return own if own.data_ptr() == place.data_ptr() else place.copy_(own)
 
     def checkpoint_tensors(self) -> dict[str, tuple[CheckpointTensor, ...]]:
         """For each parameter, where a checkpoint has it. See `radixrt.models.checkpoint`."""

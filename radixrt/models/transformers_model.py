@@ -151,6 +151,10 @@ class TransformersModel(nn.Module):
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()
 
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """None: there is one rank."""
+        return None
+
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, context: StepContext | _Probe) -> torch.Tensor:
         output = self._base(
             input_ids=input_ids[None], position_ids=positions[None], use_cache=False, radixrt_context=context

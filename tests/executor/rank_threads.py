@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,13 @@ class Meeting:
         return everyones
 
 
+@dataclass
+class Begun:
+    """A `torch.distributed.Work`."""
+
+    wait: Callable[[], object]
+
+
 class ThreadGroup(TPGroup):
     """Does what a TPGroup does; counts the collectives."""
 
@@ -45,8 +53,13 @@ class ThreadGroup(TPGroup):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(sum(self._all("all_reduce", x.clone())))
 
-    def gather_columns(self, x: torch.Tensor, columns: int) -> torch.Tensor:
-        return torch.cat(self._all("gather_columns", x), dim=1)[:, :columns].contiguous()
+    def begin_all_reduce(self, x: torch.Tensor) -> Begun:
+        """Nothing is ready before its wait is over."""
+        return Begun(lambda: self.all_reduce(x))
+
+    def gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        everyones = torch.cat(self._all("gather_columns", x), dim=1)[:, :columns].contiguous()
+        return everyones if out is None else out.copy_(everyones)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(self._all("broadcast", x.clone())[0])

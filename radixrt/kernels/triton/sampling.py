@@ -50,20 +50,58 @@ def _part_at(sizes, u, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _chunk_kernel(logits, temperatures, chunk_best, chunk_sum, chunk_id, vocab, row_stride):
-    row, chunk = tl.program_id(0), tl.program_id(1)
+def chunk_sums(row_start, chunk, columns, temperature):
+    """Of a chunk of a row of logits: its best (NaN where a logit is), its weights relative to that, and where it is."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * row_stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-    temperature = tl.load(temperatures + row)
+    x = tl.load(row_start + at, mask=at < columns, other=float("-inf")).to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), axis=0)
     x = tl.where(x != x, float("-inf"), x)
     best, first = tl.max(x, axis=0, return_indices=True)
     base = tl.where(best == float("-inf"), 0.0, best)
     total = tl.sum(_weights(x, base, tl.where(temperature > 0.0, temperature, 1.0)), axis=0)
+    return tl.where(broken > 0, float("nan"), best), total, chunk * CHUNK + first
+
+
+@triton.jit
+def draw_chunk(bests, sums, ids, temperature, u, COUNT: tl.constexpr):
+    """From a row's chunks, in order of ids [COUNT]: its first largest logit's id, that logit, whether that is finite,
+    and, where it is and the temperature is positive, the chunk that u falls on and where in it."""
+    broken = tl.max((bests != bests).to(tl.int32), axis=0)
+    best = tl.max(tl.where(bests != bests, float("-inf"), bests), axis=0)
+    best = tl.where(broken > 0, float("nan"), best)
+    finite = (best == best) & (tl.abs(best) < float("inf"))
+    # The least id among the best is the row's first largest logit.
+    token = tl.min(tl.where(bests == best, ids, 0x7FFFFFFF), axis=0)
+    chunk, within = tl.zeros((), tl.int32), tl.zeros((), tl.float64)
+    if finite & (temperature > 0.0):
+        sizes = sums.to(tl.float64) * _weights(bests, best, temperature).to(tl.float64)
+        chunk, within = _part_at(sizes, u, COUNT)
+    return token, best, finite, chunk, within
+
+
+@triton.jit
+def draw_token(row_start, first, columns, best, temperature, within):
+    """The token that `within` falls on, of the chunk that begins at column `first` of a row of logits."""
+    index = tl.arange(0, BLOCK)
+    at = first + index[:, None] * BLOCK + index[None, :]
+    x = tl.load(row_start + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+    block_sums = tl.sum(_weights(x, best, temperature), axis=1).to(tl.float64)
+    block, within = _part_at(block_sums, within, BLOCK)
+    at_token = first + block * BLOCK + index
+    x_token = tl.load(row_start + at_token, mask=at_token < columns, other=float("-inf")).to(tl.float32)
+    offset, within = _part_at(_weights(x_token, best, temperature).to(tl.float64), within, BLOCK)
+    return first + block * BLOCK + offset
+
+
+@triton.jit
+def _chunk_kernel(logits, temperatures, chunk_best, chunk_sum, chunk_id, vocab, row_stride):
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    start = logits + row.to(tl.int64) * row_stride
+    best, total, first = chunk_sums(start, chunk, vocab, tl.load(temperatures + row))
     out = row * tl.num_programs(1) + chunk
-    tl.store(chunk_best + out, tl.where(broken > 0, float("nan"), best))
+    tl.store(chunk_best + out, best)
     tl.store(chunk_sum + out, total)
-    tl.store(chunk_id + out, chunk * CHUNK + first)
+    tl.store(chunk_id + out, first)
 
 
 @triton.jit
@@ -78,26 +116,10 @@ def _row_kernel(
     sums = tl.load(chunk_sum + row * CHUNKS + index, mask=inside, other=0.0)
     ids = tl.load(chunk_id + row * CHUNKS + index, mask=inside, other=0)
     temperature = tl.load(temperatures + row)
-    u = tl.load(uniforms + row)
-    broken = tl.max((bests != bests).to(tl.int32), axis=0)
-    best = tl.max(tl.where(bests != bests, float("-inf"), bests), axis=0)
-    best = tl.where(broken > 0, float("nan"), best)
-    finite = (best == best) & (tl.abs(best) < float("inf"))
-    # Chunks are in order of ids, so the least id among the best is the row's first largest logit.
-    token = tl.min(tl.where(bests == best, ids, 0x7FFFFFFF), axis=0)
+    token, best, finite, chunk, within = draw_chunk(bests, sums, ids, temperature, tl.load(uniforms + row), PADDED)
     if finite & (temperature > 0.0):
-        sizes = sums.to(tl.float64) * _weights(bests, best, temperature).to(tl.float64)
-        chunk, within = _part_at(sizes, u, PADDED)
         start = logits + row.to(tl.int64) * row_stride
-        block_index = tl.arange(0, BLOCK)
-        at = chunk * CHUNK + block_index[:, None] * BLOCK + block_index[None, :]
-        x = tl.load(start + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        block_sums = tl.sum(_weights(x, best, temperature), axis=1).to(tl.float64)
-        block, within = _part_at(block_sums, within, BLOCK)
-        at_token = chunk * CHUNK + block * BLOCK + block_index
-        x_token = tl.load(start + at_token, mask=at_token < vocab, other=float("-inf")).to(tl.float32)
-        offset, within = _part_at(_weights(x_token, best, temperature).to(tl.float64), within, BLOCK)
-        token = chunk * CHUNK + block * BLOCK + offset
+        token = draw_token(start, chunk * CHUNK, vocab, best, temperature, within)
     tl.store(token_ids + row, tl.where(finite, token, 0).to(tl.int64))
     tl.store(best_out + row, best)
 

@@ -1,0 +1,35 @@
+"""Runs a benchmark as several ranks, each a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from radixrt.executor.rank_place import RankPlace
+
+WAIT_S = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser, ranks: int) -> None:
+    """--ranks, how many by default, and what `run_on_ranks` tells each of them."""
+    parser.add_argument("--ranks", type=int, default=ranks, help="GPUs that share the model")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+
+
+def run_on_ranks(module: str, ranks: int, given: Sequence[str]) -> int:
+    """Start the module once for each rank, with --rank and --store behind what is given; the worst exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            subprocess.Popen([sys.executable, "-m", module, *given, f"--store={folder}/store", f"--rank={rank}"])
+            for rank in range(ranks)
+        ]
+        return max((process.wait() for process in started), key=abs)
+
+
+def place_of(args: argparse.Namespace, *, one_shot: bool) -> RankPlace:
+    """The rank that this process was started as."""
+    return RankPlace(args.rank, args.ranks, args.rank, args.ranks, args.store, WAIT_S, one_shot)

@@ -1,0 +1,76 @@
+"""Memory that all ranks of one machine map, and how kernels reach it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+FLAG_BYTES = tl.constexpr(8)
+ALIGN_BYTES = 16
+"""Of what ranks write and read in each other's memory: the largest access of a thread."""
+
+
+class RankMemory:
+    """One rank's view. All ranks launch the same kernels over it in the same order, so all are in the same turn.
+
+    Attributes:
+        addresses: int64 [ranks], where this process finds each rank's memory, zeros at first.
+        part_bytes: of what one rank hands over.
+        turn: int64 [2], of the kernel that comes next, and how many programs of this one are done.
+    """
+
+    def __init__(self, addresses: torch.Tensor, rank: int, part_bytes: int) -> None:
+        self.addresses = addresses
+        self.rank, self.ranks = rank, addresses.shape[0]
+        self.part_bytes = part_bytes
+        self.turn = torch.tensor([1, 0], dtype=torch.int64, device=addresses.device)
+
+
+@triton.jit
+def at_address(address, offset, TYPE: tl.constexpr):
+    """The pointer, of that type, to an offset in bytes behind the address at a pointer; aligned, and known to be."""
+    return tl.multiple_of((tl.load(address) + offset).to(TYPE), 16)
+
+
+@triton.jit
+def tell_all(addresses, flag, turn, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Set a flag, so many bytes behind its beginning, in every other rank's memory to this turn.
+
+    Who sees it there sees what all threads of this program have written before, anywhere.
+    """
+    tl.debug_barrier()  # one thread for each rank speaks for all
+    ranks = tl.arange(0, RANKS)
+    there = (tl.load(addresses + ranks) + flag).to(tl.pointer_type(tl.int64))
+    tl.atomic_xchg(there, tl.zeros((RANKS,), tl.int64) + turn, mask=ranks != RANK, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_for_all(addresses, flags, apart, turn, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Wait until every other rank has set its flag in this rank's memory to this turn, or to a later one.
+
+    Args:
+        flags: where the first rank's is, in bytes behind the beginning.
+        apart: bytes from one rank's to the next one's.
+    """
+    ranks = tl.arange(0, RANKS)
+    here = (tl.load(addresses + RANK) + flags + ranks * apart).to(tl.pointer_type(tl.int64))
+    nothing = tl.zeros((RANKS,), tl.int64)
+    missing = RANKS - 1
+    while missing > 0:
+        seen = tl.atomic_add(here, nothing, mask=ranks != RANK, sem="acquire", scope="sys")
+        missing = tl.sum(((seen < turn) & (ranks != RANK)).to(tl.int32), axis=0)
+
+
+@triton.jit
+def is_last(turns, ORDER: tl.constexpr):
+    """Whether this is the last program to ask: all others have read what stands before. It may set the next turn.
+
+    Args:
+        ORDER: of the count; acq_rel where the last one also sees what the others have written.
+    """
+    tl.debug_barrier()  # one thread speaks for all of this program's
+    last = tl.atomic_add(turns + 1, 1, sem=ORDER) == tl.num_programs(0) - 1
+    if last:
+        tl.store(turns + 1, 0)
+    return last

@@ -1,0 +1,136 @@
+"""`sampling.fused_sample` over logits of which each rank of one machine has a part of the columns, on every rank.
+
+Each rank sums up chunks of its own part and hands the sums, a few numbers, to all others; then each puts a row's chunks
+together and looks into the chunk that the draw falls on where it lies, in another rank's memory perhaps. All do the
+same arithmetic on the same numbers, so all choose the same token, and neither logits nor tokens are sent around.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from radixrt.kernels.triton.rank_memory import (
+    FLAG_BYTES,
+    RankMemory,
+    at_address,
+    is_last,
+    tell_all,
+    wait_for_all,
+)
+from radixrt.kernels.triton.sampling import (
+    CHUNK,
+    CHUNK_WARPS,
+    MIN_CHUNKS,
+    ROW_WARPS,
+    SampleWorkspace,
+    chunk_sums,
+    draw_chunk,
+    draw_token,
+)
+
+MAX_ROWS = tl.constexpr(1024)
+"""Each has flags of its own."""
+
+MAX_CHUNKS = tl.constexpr(1 << 16)
+"""Chunks of all rows, of all ranks."""
+
+ARRAY_BYTES = tl.constexpr(MAX_CHUNKS.value * 4)
+"""Of one of the three numbers of all chunks."""
+
+
+def memory_bytes(ranks: int) -> int:
+    """Of the memory that each rank needs: twice, three numbers of each chunk and a flag of each rank for each row."""
+    return int(2 * (3 * ARRAY_BYTES.value + ranks * MAX_ROWS.value * FLAG_BYTES.value))
+
+
+@triton.jit
+def _chunk_kernel(
+    part, temperatures, addresses, turns, each, columns, RANK: tl.constexpr, RANKS: tl.constexpr
+):  # fmt: skip
+    """One chunk of this rank's part [rows, each], of which `columns` are tokens; its numbers go to all ranks."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    chunks = tl.num_programs(1)
+    half = tl.load(turns) % 2
+    best, total, first = chunk_sums(part + row.to(tl.int64) * each, chunk, columns, tl.load(temperatures + row))
+    at = row * chunks * RANKS + RANK * chunks + chunk
+    for further in tl.static_range(RANKS):
+        there = addresses + (RANK + further) % RANKS
+        numbers = half * (3 * ARRAY_BYTES)
+        tl.store(at_address(there, numbers, tl.pointer_type(tl.float32)) + at, best)
+        tl.store(at_address(there, numbers + ARRAY_BYTES, tl.pointer_type(tl.float32)) + at, total)
+        tl.store(at_address(there, numbers + 2 * ARRAY_BYTES, tl.pointer_type(tl.int32)) + at, RANK * each + first)
+
+
+@triton.jit
+def _row_kernel(
+    parts, temperatures, uniforms, addresses, turns, token_ids, best_out, each, vocab,
+    RANK: tl.constexpr, RANKS: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """One row; CHUNKS of each rank. `parts` are the addresses of the ranks' parts."""
+    row = tl.program_id(0)
+    turn = tl.load(turns)
+    half = turn % 2
+    flags = 6 * ARRAY_BYTES + (half * RANKS * MAX_ROWS + row) * FLAG_BYTES
+    tell_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    last = is_last(turns, "relaxed")
+    wait_for_all(addresses, flags, MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    index = tl.arange(0, PADDED)
+    inside = index < RANKS * CHUNKS
+    numbers = half * (3 * ARRAY_BYTES)
+    here = addresses + RANK
+    at = row * RANKS * CHUNKS + index
+    # L1 may still hold what was here two turns ago.
+    bests = at_address(here, numbers, tl.pointer_type(tl.float32))
+    bests = tl.load(bests + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    sums = at_address(here, numbers + ARRAY_BYTES, tl.pointer_type(tl.float32))
+    sums = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
+    ids = at_address(here, numbers + 2 * ARRAY_BYTES, tl.pointer_type(tl.int32))
+    ids = tl.load(ids + at, mask=inside, other=0, cache_modifier=".cg")
+    temperature = tl.load(temperatures + row)
+    token, best, finite, chunk, within = draw_chunk(bests, sums, ids, temperature, tl.load(uniforms + row), PADDED)
+    if finite & (temperature > 0.0):
+        owner = chunk // CHUNKS
+        first = (chunk % CHUNKS) * CHUNK
+        start = at_address(parts + owner, 0, tl.pointer_type(tl.float32)) + row.to(tl.int64) * each
+        columns = tl.minimum(each, vocab - owner * each)
+        token = owner * each + draw_token(start, first, columns, best, temperature, within)
+    tl.store(token_ids + row, tl.where(finite, token, 0).to(tl.int64))
+    tl.store(best_out + row, best)
+    if last:
+        tl.store(turns, turn + 1)
+
+
+def supports(rows: int, each: int, ranks: int) -> bool:
+    """Whether so many rows of parts of `each` columns fit into the memory."""
+    return bool(0 < rows <= MAX_ROWS.value and rows * ranks * triton.cdiv(each, CHUNK.value) <= MAX_CHUNKS.value)
+
+
+def fused_sample(
+    memory: RankMemory, parts: torch.Tensor, part: torch.Tensor, vocab: int, temperature: torch.Tensor,
+    u: torch.Tensor, out: SampleWorkspace,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """As `sampling.fused_sample`; all ranks call it in the same order, with the same numbers.
+
+    Nobody may overwrite its part before all ranks have read it: between two calls the ranks meet elsewhere too.
+
+    Args:
+        memory: of `memory_bytes`.
+        parts: int64 [ranks], where this process finds each rank's part.
+        part: float32 [S, each], this rank's.
+        vocab: columns of all parts together; what is behind them is padding.
+    """
+    rows, each = part.shape
+    chunks = triton.cdiv(each, CHUNK.value)
+    columns = max(0, min(each, vocab - memory.rank * each))
+    _chunk_kernel[(rows, chunks)](
+        part, temperature, memory.addresses, memory.turn, each, columns, memory.rank, memory.ranks,
+        num_warps=CHUNK_WARPS,
+    )  # fmt: skip
+    padded = max(MIN_CHUNKS, triton.next_power_of_2(chunks * memory.ranks))
+    _row_kernel[(rows,)](
+        parts, temperature, u, memory.addresses, memory.turn, out.token_ids, out.best, each, vocab, memory.rank,
+        memory.ranks, chunks, padded, num_warps=ROW_WARPS,
+    )  # fmt: skip
+    return out.token_ids[:rows], out.best[:rows]

@@ -1,0 +1,139 @@
+"""What ranks add up and gather through memory that all map: processes under Triton's interpreter, with files.
+
+So turns, halves and flags are tested by real ranks that wait for each other; GPUs do the same in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = """
+import sys, torch
+import torch.distributed as dist
+from radixrt.kernels.triton import norm, rank_gather, rank_memory, rank_sampling, rank_sum, sampling
+rank, ranks, folder, size, part = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
+def mapped(name):
+    return [torch.from_file(f"{folder}/{name}{i}", shared=True, size=size, dtype=torch.uint8) for i in range(ranks)]
+def addresses(maps):
+    return torch.tensor([each.data_ptr() for each in maps])
+maps, further = mapped("a"), mapped("b")
+memory = rank_memory.RankMemory(addresses(maps), rank, part)
+samples = rank_memory.RankMemory(addresses(further), rank, 0)
+generator = torch.Generator().manual_seed(5)
+"""
+
+SUMS = """
+weight = 1 + torch.rand(104, generator=generator)
+for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
+    dtype = (torch.float32, torch.bfloat16)[turn % 2]
+    parts = torch.randn(ranks, rows, 104, generator=generator).to(dtype)
+    residual = torch.randn(rows, 104, generator=generator)
+    assert rank_sum.supports(memory, parts[rank])
+    kept = residual.clone()
+    summed = torch.zeros(rows, 104)
+    for each in parts.float():
+        summed += each
+    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    out = rank_sum.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
+    assert torch.equal(residual, kept), turn
+    assert torch.equal(out, expected), turn
+    assert memory.turn.tolist() == [turn + 2, 0]
+assert not rank_sum.supports(memory, torch.zeros(9, 104))
+assert not rank_sum.supports(memory, torch.zeros(0, 104))
+assert not rank_sum.supports(memory, torch.zeros(8, 103))
+assert not rank_sum.supports(memory, torch.zeros(104, 8).t())
+"""
+
+GATHERS = """
+sizes = [(1, 8, 8 * ranks), (3, 40, 40 * ranks - 7), (8, 32, 32 * ranks), (2, 8, 9)]
+for turn, (rows, each, columns) in enumerate(sizes):
+    parts = torch.randn(ranks, rows, each, generator=generator)
+    maps[rank].view(torch.float32)[: rows * each] = parts[rank].flatten()
+    out = rank_gather.gather_columns(memory, each, torch.zeros(rows, columns))
+    assert torch.equal(out, torch.cat(list(parts), dim=1)[:, :columns]), turn
+    assert memory.turn.tolist() == [turn + 2, 0]
+"""
+
+SAMPLES = """
+sizes = [(3, 8192, 8192 * ranks - 100), (2, 64, 64 * ranks), (1, 4160, 4160 * ranks - 4100), (3, 8192, 8192 * ranks)]
+for turn, (rows, each, vocab) in enumerate(sizes):
+    logits = 4 * torch.randn(rows, each * ranks, generator=generator)
+    logits[0, min(vocab, each + 3) - 1] = 30.0
+    if turn == 3:
+        logits[0, each + 5] = torch.nan
+        logits[1] = float("-inf")
+    temperature = torch.tensor([0.0, 0.7, 1.3])[:rows]
+    u = torch.rand(rows, dtype=torch.float64, generator=generator)
+    part = maps[rank].view(torch.float32)[: rows * each].view(rows, each)
+    part.copy_(logits[:, rank * each : (rank + 1) * each])
+    assert rank_sampling.supports(rows, each, ranks)
+    own = sampling.SampleWorkspace(8, vocab, "cpu")
+    found = rank_sampling.fused_sample(samples, memory.addresses, part, vocab, temperature, u, own)
+    whole = sampling.fused_sample(logits[:, :vocab], temperature, u)
+    for ours, theirs in zip(found, whole):
+        assert torch.equal(ours.nan_to_num(-1.0), theirs.nan_to_num(-1.0)), (turn, ours, theirs)
+    dist.barrier()  # as the sums of a step: nobody overwrites what another still reads
+assert not rank_sampling.supports(1025, 64, ranks)
+assert not rank_sampling.supports(1024, 65 * 4096, ranks)
+"""
+
+WORKS = """
+from radixrt.executor import one_shot
+names, kept = iter("cde"), []
+def map_memory(size_bytes):
+    letter = next(names)
+    maps = [torch.from_file(f"{folder}/{letter}{i}", True, size_bytes, dtype=torch.uint8) for i in range(ranks)]
+    kept.extend(maps)
+    return maps[rank], addresses(maps)
+one_shot.SUM_BYTES[ranks] = 4096 * 4 * 5
+one_shot.GATHER_BYTES = 4096
+made = one_shot.OneShot(rank, ranks, map_memory)
+assert one_shot.works(made, rank, ranks, torch.device("cpu"))
+assert made.gather_place(16, 64) is not None
+assert made.gather_place(16, 65) is None
+assert made.sample_place(1025, 1) is None
+assert made.takes(torch.zeros(5, 4096), torch.zeros(5, 4096), torch.zeros(4096))
+assert not made.takes(torch.zeros(6, 4096), torch.zeros(6, 4096), torch.zeros(4096))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("work", [SUMS, GATHERS, SAMPLES, WORKS], ids=["sums", "gathers", "samples", "one shot"])
+def test_ranks_that_wait_for_each_other(work: str, ranks: int, tmp_path: Path) -> None:
+    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum
+
+    part = 8 * 104 * 4
+    size = max(
+        rank_sum.memory_bytes(part, ranks), rank_gather.memory_bytes(part, ranks), rank_sampling.memory_bytes(ranks)
+    )
+    for name in (f"{letter}{rank}" for letter in "abcde" for rank in range(ranks)):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)
+    environment = os.environ | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", START + work, *map(str, (rank, ranks, tmp_path, size, part))],
+            stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        for process in started:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    finally:
+        for process in started:
+            process.kill()
