@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,15 +180,17 @@ def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.d
 
 
 def _build_at_once(planners: Sequence[Planner]) -> None:
-    """Plans compile what they need, one after the other; one run of ninja for all takes as long as the slowest. What
-    goes wrong here goes wrong again there, and is told there."""
-    try:
-        from flashinfer.jit import build_jit_specs
+    """Plans compile what they need, one after the other; all at the same time take as long as the slowest. What goes
+    wrong here goes wrong again there, and is told there.
 
+    Each module is built in its own folder, as plans do it: ninja would build again what another folder's log knows of
+    (as that of `flashinfer.jit.build_jit_specs` does). What is up to date costs a look at its files.
+    """
+    try:
         specs = {spec.name: spec for planner in planners for spec in planner.modules()}
-        missing = [spec for spec in specs.values() if not spec.is_compiled]
-        if len(missing) > 1:
-            build_jit_specs(missing)
+        wanted = [spec for spec in specs.values() if not spec.is_aot]
+        with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+            list(pool.map(lambda spec: spec.build(verbose=False), wanted))
     except Exception as error:  # a function that another version has not got, ninja's, nvcc's: of any kind
         logger.debug("FlashInfer's kernels are compiled one by one: %s", error)
 
