@@ -65,8 +65,12 @@ class EngineBackend(Backend):
         kept, tail = len(collected.token_ids), ""
         if isinstance(finish.matched, str):
             kept, tail = self._whole_tokens(collected.token_ids, text, call.sampling.skip_special_tokens)
-        elif finish.matched is not None and not call.sampling.include_stop_str_in_output:
-            kept -= 1
+        else:
+            if finish.matched is not None and not call.sampling.include_stop_str_in_output:
+                kept -= 1
+            hidden = self._first_hidden(collected.token_ids[:kept], call.sampling.skip_special_tokens)
+            if hidden is not None:
+                kept, tail = self._whole_tokens(collected.token_ids[:hidden], text, skip_special=True)
         return Result(
             text=text,
             token_ids=collected.token_ids,
@@ -81,6 +85,11 @@ class EngineBackend(Backend):
             kept=kept,
             tail=tail,
         )
+
+    def _first_hidden(self, token_ids: Sequence[int], skip_special: bool) -> int | None:
+        """Where the first token is that the text leaves out: what comes next must go on from the text."""
+        special = self._tokenizer.special_ids if skip_special else ()
+        return next((i for i, token_id in enumerate(token_ids) if token_id in special), None)
 
     def _whole_tokens(self, token_ids: Sequence[int], text: str, skip_special: bool) -> tuple[int, str]:
         """How many tokens have come to a beginning of the text, and what follows that beginning."""
