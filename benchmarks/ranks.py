@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 from radixrt.executor.rank_place import RankPlace
@@ -27,7 +28,15 @@ def run_on_ranks(module: str, ranks: int, given: Sequence[str]) -> int:
             subprocess.Popen([sys.executable, "-m", module, *given, f"--store={folder}/store", f"--rank={rank}"])
             for rank in range(ranks)
         ]
-        return max((process.wait() for process in started), key=abs)
+        try:
+            while any(process.poll() is None for process in started):
+                if any(process.poll() for process in started):
+                    break  # the others would wait for it
+                time.sleep(0.05)
+            return max((process.poll() or 0 for process in started), key=abs)
+        finally:
+            for process in started:
+                process.kill()
 
 
 def place_of(args: argparse.Namespace, *, one_shot: bool) -> RankPlace:

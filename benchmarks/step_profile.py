@@ -11,7 +11,7 @@ all rows have the first SHARED positions in common, `suffix:ROWSxNEWxCACHED` NEW
 that all have in common, and `shared_suffix` the same where these are computed once for all rows. The pool holds random
 numbers (a GPU multiplies zeros faster). The floor beside a step's time is what reading weights, keys and values once
 takes at the least, or its operations (see `benchmarks.offline_workloads.Device`); of N ranks, an Nth of that. What
-ranks tell each other counts as "between ranks", waiting for each other included.
+ranks tell each other counts as "between ranks", but for drawing from parts of the logits, waiting included.
 """
 
 import argparse

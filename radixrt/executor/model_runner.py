@@ -256,8 +256,8 @@ class ModelRunner:
     ) -> SampledStep:  # fmt: skip
         """Choose the next token of every sampling row; it becomes the row's future token.
 
-        On CUDA this only enqueues the work: see `SampledStep.is_ready`. Rank 0 chooses; the others hear what it chose,
-        and have nothing to answer.
+        On CUDA this only enqueues the work: see `SampledStep.is_ready`. Rank 0 chooses, and the others hear what it
+        chose, or all choose alike from parts of the logits (`OneShot.sample`); rank 0 alone has something to answer.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):

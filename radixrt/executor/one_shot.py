@@ -6,9 +6,9 @@ multicast is used, and none asked for. The kernels are `kernels/triton/rank_*`; 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,35 +27,32 @@ SUM_BYTES = {2: 4 << 20, 4: 2 << 20, 8: 1 << 20}
 GATHER_BYTES = 64 << 20
 """Of the largest part of a gathered matrix."""
 
+NATIVE_ATOMICS = 3
+"""CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED."""
 
-MapMemory = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""From a number of bytes, the same on every rank, to so many zeros of this rank's, uint8, and the addresses at which
-this process finds every rank's, int64 [ranks]."""
+PLACE_BYTES = 256
+"""What each of the three uses of a rank's memory begins at a multiple of."""
 
 
 class OneShot:
-    """One rank's end; build it on every rank at the same time, with `make_one_shot`.
+    """One rank's end; `make_one_shot` builds it on every rank at the same time.
 
     Args:
-        map_memory: keeps alive what it has mapped.
-
-    Raises:
-        ImportError, AttributeError, RuntimeError: it cannot be had here.
+        own: uint8 [`memory_bytes`], zeros; this rank's memory, which all ranks reach.
+        addresses: int64 [ranks], where this process finds every rank's.
     """
 
-    def __init__(self, rank: int, size: int, map_memory: MapMemory) -> None:
+    def __init__(self, rank: int, size: int, own: torch.Tensor, addresses: torch.Tensor) -> None:
         from radixrt.kernels.triton import norm, rank_gather, rank_sampling, rank_sum
         from radixrt.kernels.triton.rank_memory import RankMemory
 
         self._norm, self._gather, self._sum, self._sampling = norm, rank_gather, rank_sum, rank_sampling
-        self._map_memory = map_memory
-        part = SUM_BYTES[size]
-        _, addresses = map_memory(rank_sum.memory_bytes(part, size))
-        self._sums = RankMemory(addresses, rank, part)
-        self._part, addresses = map_memory(rank_gather.memory_bytes(GATHER_BYTES, size))
-        self._gathers = RankMemory(addresses, rank, GATHER_BYTES)
-        _, addresses = map_memory(rank_sampling.memory_bytes(size))
-        self._samples = RankMemory(addresses, rank, 0)
+        sums, gathers, samples = _memory_sizes(size)
+        self._sums = RankMemory(addresses, rank, SUM_BYTES[size])
+        self._part = own[sums : sums + gathers]
+        self._gathers = RankMemory(addresses + sums, rank, GATHER_BYTES)
+        self._samples = RankMemory(addresses + sums + gathers, rank, 0)
+        assert sums + gathers + samples <= len(own)
 
     def takes(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether `sum_add_rms_norm` takes these; the same answer on every rank."""
@@ -96,70 +93,109 @@ class OneShot:
         return SampleResult(*found)
 
 
-def symmetric_memory(rank: int, device: torch.device) -> MapMemory:
-    """Memory of the GPUs of one machine, by torch's symmetric memory."""
-    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-    import torch.distributed._symmetric_memory as symm_mem
+def memory_bytes(size: int) -> int:
+    """Of each rank's memory, for so many ranks."""
+    return sum(_memory_sizes(size))
 
-    group = dist.group.WORLD
-    assert group is not None
-    kept: list[object] = []
 
-    def map_memory(size_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        own = symm_mem.empty(size_bytes, dtype=torch.uint8, device=device)
-        handle = symm_mem.rendezvous(own, group)
-        own.zero_()
-        kept.extend((own, handle))
-        everyones = [handle.get_buffer(each, (size_bytes,), torch.uint8) for each in range(group.size())]
-        addresses = [each.data_ptr() for each in everyones]
-        if addresses[rank] != own.data_ptr():
-            raise RuntimeError("symmetric memory is mapped twice here")
-        return own, torch.tensor(addresses, dtype=torch.int64, device=device)
+def _memory_sizes(size: int) -> tuple[int, int, int]:
+    """Of what sums, gathers and draws need, in this order."""
+    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum
 
-    return map_memory
+    wanted = (
+        rank_sum.memory_bytes(SUM_BYTES[size], size),
+        rank_gather.memory_bytes(GATHER_BYTES, size),
+        rank_sampling.memory_bytes(size),
+    )
+    sums, gathers, samples = (-(-each // PLACE_BYTES) * PLACE_BYTES for each in wanted)
+    return sums, gathers, samples
 
 
 def make_one_shot(rank: int, size: int, device: torch.device) -> OneShot | None:
-    """A `OneShot` that was seen to work on every rank; None where it is not to be had, and the log says why."""
-    made: OneShot | None = None
+    """A `OneShot` that was seen to work on every rank; None where it is not to be had, and the log says why.
+
+    The ranks agree after each thing that may fail on one of them alone, before they do anything that all must do.
+    """
+    own: torch.Tensor | None = None
     said = f"not for {size} ranks"
     if size in SUM_BYTES:
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         try:
-            made = OneShot(rank, size, symmetric_memory(rank, device))
+            import torch.distributed._symmetric_memory as symm_mem
+
+            if not _has_native_atomics(device, size):
+                raise RuntimeError("the GPUs' links have no native atomics, which flags need")
+            own = symm_mem.empty(memory_bytes(size), dtype=torch.uint8, device=device)
         except (ImportError, AttributeError, RuntimeError) as error:
             said = str(error)
-    # Also: nobody writes into memory that its owner has still to clear.
-    torch.cuda.synchronize(device)
-    ready = torch.tensor(made is not None, dtype=torch.int64, device=device)
-    dist.all_reduce(ready, dist.ReduceOp.MIN)
-    if int(ready) and made is not None:
-        ready.fill_(works(made, rank, size, device))
-        dist.all_reduce(ready, dist.ReduceOp.MIN)
+    made: OneShot | None = None
+    if _all_agree(own is not None, device) and own is not None:
+        try:
+            made = OneShot(rank, size, own, _addresses(own, rank, size))
+        except (AttributeError, RuntimeError) as error:
+            said = str(error)
+        own.zero_()
+    if _all_agree(made is not None, device) and made is not None:
         said = "what it gave was wrong"
-    if int(ready):
-        return made
+        if _all_agree(works(made, rank, size, device), device):
+            return made
     logger.info("all_reduce=one_shot is not to be had here, NCCL sums instead: %s", said)
     return None
 
 
+def _addresses(own: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """int64 [size], where this process finds every rank's memory; `own` keeps it mapped. All ranks call it."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    group = dist.group.WORLD
+    assert group is not None
+    handle = symm_mem.rendezvous(own, group)
+    found = [handle.get_buffer(each, (len(own),), torch.uint8).data_ptr() for each in range(size)]
+    if found[rank] != own.data_ptr():
+        raise RuntimeError("symmetric memory is mapped twice here")
+    return torch.tensor(found, dtype=torch.int64, device=own.device)
+
+
+def _has_native_atomics(device: torch.device, size: int) -> bool:
+    """Whether this GPU's links to the first `size` of this machine have them, as NVLink does and PCIe need not; True
+    where the driver cannot be asked."""
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
+    except (OSError, AttributeError):
+        return True
+    found = ctypes.c_int(1)
+    others = (other for other in range(size) if other != device.index)
+    asked = (ask(ctypes.byref(found), NATIVE_ATOMICS, device.index, other) != 0 or found.value for other in others)
+    return all(asked)
+
+
+def _all_agree(good: bool, device: torch.device) -> bool:
+    """Whether all ranks say so. What each has launched before is done on all of them by then."""
+    agreed = torch.tensor(good, dtype=torch.int64, device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    return bool(agreed)
+
+
 def works(made: OneShot, rank: int, size: int, device: torch.device) -> bool:
-    """Whether a few sums, a gather and a draw of whole numbers, which are exact, are right."""
+    """Whether a few sums, a gather and draws of whole numbers, which are exact, are right. Whatever is wrong, all of
+    them are launched: the others wait for each."""
     from radixrt.kernels.triton.sampling import SampleWorkspace
 
+    good = []
     hidden, weight = 4096, torch.ones(4096, device=device)
     for rows in (1, 3, SUM_BYTES[size] // (hidden * 4)):
         numbers = (torch.arange(rows * hidden, device=device) % 16).float().view(rows, hidden)
         residual = numbers.clone()
         made.sum_add_rms_norm(residual, numbers + rank, weight, 1e-6, torch.float32, early=False)
-        if not torch.equal(residual, (size + 1) * numbers + size * (size - 1) // 2):
-            return False
+        good.append(torch.equal(residual, (size + 1) * numbers + size * (size - 1) // 2))
     columns, vocab = 24, 24 * size - 5
     place = made.sample_place(3, columns)
     assert place is not None
-    place.copy_(torch.arange(columns, device=device).repeat(3, 1) + columns * rank)
     expected = torch.arange(vocab, device=device).float().repeat(3, 1)
-    if not torch.equal(made.gather_columns(place, torch.empty_like(expected)), expected):
-        return False
-    greedy, u = torch.zeros(3, device=device), torch.zeros(3, dtype=torch.float64, device=device)
-    found = made.sample(place, vocab, greedy, u, SampleWorkspace(3, vocab, device))
-    return torch.equal(found.token_ids, torch.full_like(found.token_ids, vocab - 1))
+    place.copy_(torch.arange(columns, device=device).repeat(3, 1) + columns * rank)
+    good.append(torch.equal(made.gather_columns(place, torch.empty_like(expected)), expected))
+    # The last token is the best by so much that it is drawn too, and lies in the last rank's part.
+    temperature, u = torch.tensor([0.0, 0.01, 0.01], device=device), torch.full((3,), 0.5, device=device).double()
+    found = made.sample(place, vocab, temperature, u, SampleWorkspace(3, vocab, device))
+    good.append(torch.equal(found.token_ids, torch.full_like(found.token_ids, vocab - 1)))
+    return all(good)

@@ -1,17 +1,19 @@
 """`TPGroup`: the ranks that share one model, and the few things that they say to each other.
 
-All communication of a step is here: the sums of partial products, the gathered logits, and the ids that rank 0
-sampled. It runs on the current stream and allocates nothing that a CUDA graph could not capture. What is captured or
-launched must be the same on all ranks in the same order, so a rank may decide nothing by what only it knows (its clock,
-its free memory).
+What a step says is here (the sums of partial products, the gathered logits, and the ids that rank 0 sampled) or,
+between GPUs of one machine, in `one_shot`. It runs on the current stream and allocates nothing that a CUDA graph could
+not capture. What is captured or launched must be the same on all ranks in the same order, so a rank may decide nothing
+by what only it knows (its clock, its free memory).
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,19 +136,36 @@ def join(place: RankPlace, device: torch.device) -> TPGroup:
     """The group of a rank; waits until all have come. Raises EngineError as `TPGroup` does."""
     if place.size == 1:
         return TPGroup(0, 1, device)
+    one_shot = place.one_shot
     if place.store is None:
         store = launcher_store(place)
+        if one_shot:
+            one_shot = _on_one_machine(place, store)
     else:
         # The ranks are on this machine: no port, and their connections stay on the loopback interface, unless the
         # environment names another.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
-    one_shot = place.one_shot and place.local_size == place.size
     return TPGroup(place.rank, place.size, device, store, place.timeout_s, one_shot=one_shot)
 
 
-@functools.cache
+def _on_one_machine(place: RankPlace, store: Store) -> bool:
+    """Whether all ranks run on one, by what the ranks themselves say: launchers need not tell."""
+    store.set(f"radixrt/machine/{place.rank}", f"{socket.gethostname()} {_boot_id()}")
+    try:
+        return len({store.get(f"radixrt/machine/{rank}") for rank in range(place.size)}) == 1
+    except RuntimeError as error:
+        raise EngineError(f"rank {place.rank} of {place.size} cannot reach the others: {error}") from error
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def launcher_store(place: RankPlace) -> Store:
     """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now. It lives as long as the
     process, because others read it.
@@ -154,13 +173,18 @@ def launcher_store(place: RankPlace) -> Store:
     Raises:
         EngineError: it cannot be opened or reached.
     """
+    return _launcher_store(place.rank, place.size, place.timeout_s)
+
+
+@functools.cache
+def _launcher_store(rank: int, size: int, timeout_s: float) -> Store:
     from torch.distributed.rendezvous import rendezvous
 
     try:
-        found = rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=place.timeout_s))
+        found = rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout_s))
         return next(found)[0]
     except (RuntimeError, ValueError) as error:
-        raise EngineError(f"rank {place.rank} of {place.size} cannot reach the others: {error}") from error
+        raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
 
 
 def rank_device(device: torch.device, place: RankPlace) -> torch.device:

@@ -17,7 +17,7 @@ class RankPlace:
         local_rank: among the `local_size` ranks of this machine, which share its memory and cores; its CUDA device.
         store: a file of this machine where the ranks meet; None where they meet at MASTER_ADDR and MASTER_PORT.
         timeout_s: the longest that ranks wait for each other, while loading too.
-        one_shot: small sums on CUDA go through `radixrt.executor.one_shot` where it works.
+        one_shot: on CUDA, `radixrt.executor.one_shot` is used where it works.
     """
 
     rank: int = 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from radixrt.config import make_config
 from radixrt.engine.settings import resolve_settings
 from radixrt.engine.worker import process_kinds, process_name
 from radixrt.errors import ConfigError
+from radixrt.executor import parallel
 from radixrt.executor.device import pick_threads
 from radixrt.executor.rank_place import RankPlace, launched_place
 
@@ -79,3 +82,23 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_threads(5, 4) == 5
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert pick_threads(None, 4) == 3
+
+
+@pytest.mark.parametrize(("machines", "one"), [(["a", "a", "a"], True), (["a", "b", "a"], False)])
+def test_ranks_find_out_whether_they_share_a_machine(
+    machines: list[str], one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM need not say how many tasks a node has."""
+    store = dist.HashStore()
+    monkeypatch.setattr(parallel, "_boot_id", lambda: threading.current_thread().name)
+    said: list[bool] = []
+
+    def ask(rank: int) -> None:
+        said.append(parallel._on_one_machine(RankPlace(rank, 3, rank, 3), store))
+
+    threads = [threading.Thread(target=ask, args=(rank,), name=name) for rank, name in enumerate(machines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert said == [one] * 3

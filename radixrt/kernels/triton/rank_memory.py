@@ -1,4 +1,8 @@
-"""Memory that all ranks of one machine map, and how kernels reach it."""
+"""Memory that all ranks of one machine map, and how kernels reach it.
+
+Programs of different ranks wait for each other. There may be more of them than a GPU holds at once, because it starts
+them in the order of their numbers: the first that is not done has been started on every rank.
+"""
 
 from __future__ import annotations
 
