@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 import radixrt
 from radixrt.layers.addend import PIECE_TOKENS
 from tests.equivalence.test_tiny_models import prompts
+from tests.executor.rank_processes import run_ranks
 from tests.gpu.test_runner import agreement
 from tests.tiny_models import make_tiny_model
 
@@ -84,20 +83,7 @@ group.close()
 @pytest.mark.parametrize("how", ["nccl", "one_shot"])
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_eager_and_captured(size: int, how: str, tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SUMS, str(rank), str(size), str(tmp_path / "store"), how],
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=120)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(SUMS, size, tmp_path / "store", how)
 
 
 @pytest.fixture(scope="module")

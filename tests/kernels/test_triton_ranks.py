@@ -6,12 +6,11 @@ So turns, halves and flags are tested by real ranks that wait for each other; GP
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.executor.rank_processes import run_ranks
 
 START = """
 import sys, torch
@@ -113,23 +112,9 @@ def test_ranks_that_wait_for_each_other(work: str, ranks: int, tmp_path: Path) -
     for name in (f"{letter}{rank}" for letter in "abc" for rank in range(ranks)):
         with open(tmp_path / name, "wb") as file:
             file.truncate(size)
-    environment = os.environ | {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TRITON_INTERPRET": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", START + work, *map(str, (rank, ranks, tmp_path, size, part))],
-            stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        for process in started:
-            _, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-    finally:
-        for process in started:
-            process.kill()
+    run_ranks(
+        START + work, ranks, tmp_path, size, part,
+        environment={
+            "GLOO_SOCKET_IFNAME": "lo", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+        },
+    )  # fmt: skip

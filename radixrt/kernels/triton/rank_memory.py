@@ -15,6 +15,15 @@ ALIGN_BYTES = 16
 """Of what ranks write and read in each other's memory: the largest access of a thread."""
 
 
+MAX_ROWS = tl.constexpr(1024)
+"""Of a kernel whose ranks meet at each row, with flags of its own."""
+
+
+def row_flag_bytes(ranks: int) -> int:
+    """What `meet_at_row` needs: in each of two halves, a flag of each rank for each row."""
+    return int(2 * ranks * MAX_ROWS.value * FLAG_BYTES.value)
+
+
 class RankMemory:
     """One rank's view. All ranks launch the same kernels over it in the same order, so all are in the same turn.
 
@@ -77,4 +86,21 @@ def is_last(turns, ORDER: tl.constexpr):
     last = tl.atomic_add(turns + 1, 1, sem=ORDER) == tl.num_programs(0) - 1
     if last:
         tl.store(turns + 1, 0)
+    return last
+
+
+@triton.jit
+def meet_at_row(addresses, turns, turn, flags_at, row, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Wait until every rank has come to a row in this turn; what it wrote before is there then.
+
+    Args:
+        flags_at: where the `row_flag_bytes` begin, in bytes.
+
+    Returns:
+        Whether this is the last program that has read the turn, and must set the next one at its end.
+    """
+    flags = flags_at + ((turn % 2) * RANKS * MAX_ROWS + row) * FLAG_BYTES
+    tell_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    last = is_last(turns, "relaxed")  # counted here, it takes no time of its own
+    wait_for_all(addresses, flags, MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
     return last

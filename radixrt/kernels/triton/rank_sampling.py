@@ -11,14 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixrt.kernels.triton.rank_memory import (
-    FLAG_BYTES,
-    RankMemory,
-    at_address,
-    is_last,
-    tell_all,
-    wait_for_all,
-)
+from radixrt.kernels.triton.rank_memory import MAX_ROWS, RankMemory, at_address, meet_at_row, row_flag_bytes
 from radixrt.kernels.triton.sampling import (
     CHUNK,
     CHUNK_WARPS,
@@ -30,9 +23,6 @@ from radixrt.kernels.triton.sampling import (
     draw_token,
 )
 
-MAX_ROWS = tl.constexpr(1024)
-"""Each has flags of its own."""
-
 MAX_CHUNKS = tl.constexpr(1 << 16)
 """Chunks of all rows, of all ranks."""
 
@@ -42,7 +32,7 @@ ARRAY_BYTES = tl.constexpr(MAX_CHUNKS.value * 4)
 
 def memory_bytes(ranks: int) -> int:
     """Of the memory that each rank needs: twice, three numbers of each chunk and a flag of each rank for each row."""
-    return int(2 * (3 * ARRAY_BYTES.value + ranks * MAX_ROWS.value * FLAG_BYTES.value))
+    return int(6 * ARRAY_BYTES.value) + row_flag_bytes(ranks)
 
 
 @triton.jit
@@ -71,14 +61,10 @@ def _row_kernel(
     """One row; CHUNKS of each rank. `parts` are the addresses of the ranks' parts."""
     row = tl.program_id(0)
     turn = tl.load(turns)
-    half = turn % 2
-    flags = 6 * ARRAY_BYTES + (half * RANKS * MAX_ROWS + row) * FLAG_BYTES
-    tell_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
-    last = is_last(turns, "relaxed")
-    wait_for_all(addresses, flags, MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    last = meet_at_row(addresses, turns, turn, 6 * ARRAY_BYTES, row, RANK, RANKS)
     index = tl.arange(0, PADDED)
     inside = index < RANKS * CHUNKS
-    numbers = half * (3 * ARRAY_BYTES)
+    numbers = (turn % 2) * (3 * ARRAY_BYTES)
     here = addresses + RANK
     at = row * RANKS * CHUNKS + index
     # L1 may still hold what was here two turns ago.

@@ -14,21 +14,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixrt.kernels.triton.norm import ELEMENTS_PER_WARP, MAX_WARPS
 from radixrt.kernels.triton.rank_memory import (
     ALIGN_BYTES,
-    FLAG_BYTES,
+    MAX_ROWS,
     RankMemory,
     at_address,
-    is_last,
-    tell_all,
-    wait_for_all,
+    meet_at_row,
+    row_flag_bytes,
 )
-
-MAX_ROWS = tl.constexpr(1024)
-"""Each has flags of its own."""
 
 
 def memory_bytes(part_bytes: int, ranks: int) -> int:
     """Of the memory that each rank needs: twice, a part of each rank and a flag for each of its rows."""
-    return int(2 * ranks * (part_bytes + MAX_ROWS.value * FLAG_BYTES.value))
+    return 2 * ranks * part_bytes + row_flag_bytes(ranks)
 
 
 @triton.jit
@@ -52,10 +48,7 @@ def _sum_add_rms_norm_kernel(
     for further in tl.static_range(1, RANKS):  # to each rank from another one at a time
         theirs = at_address(addresses + (RANK + further) % RANKS, (half + RANK) * PART_BYTES, part_type)
         tl.store(theirs + start + at, own, mask=inside)
-    flags = 2 * RANKS * PART_BYTES + (half * MAX_ROWS + row) * FLAG_BYTES
-    tell_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
-    last = is_last(turns, "relaxed")  # to have read the turn; counted here, it takes no time of its own
-    wait_for_all(addresses, flags, MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    last = meet_at_row(addresses, turns, turn, 2 * RANKS * PART_BYTES, row, RANK, RANKS)
     summed = tl.zeros((BLOCK,), tl.float32)
     for other in tl.static_range(RANKS):  # in rank order, so that all ranks get the same bits
         if other == RANK:
