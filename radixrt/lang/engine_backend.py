@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from array import array
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,15 +62,13 @@ class EngineBackend(Backend):
     def _result(self, call: Call, collected: _Collected, delta: TextDelta, finish: Finish) -> Result:
         raise_for_error(finish)
         text = "".join(collected.text)
-        kept, tail = len(collected.token_ids), ""
-        if isinstance(finish.matched, str):
-            kept, tail = self._whole_tokens(collected.token_ids, text, call.sampling.skip_special_tokens)
-        else:
-            if finish.matched is not None and not call.sampling.include_stop_str_in_output:
-                kept -= 1
-            hidden = self._first_hidden(collected.token_ids[:kept], call.sampling.skip_special_tokens)
-            if hidden is not None:
-                kept, tail = self._whole_tokens(collected.token_ids[:hidden], text, skip_special=True)
+        shown, by_text = collected.token_ids, isinstance(finish.matched, str)
+        if finish.matched is not None and not by_text and not call.sampling.include_stop_str_in_output:
+            shown = shown[:-1]
+        hidden = self._tokenizer.special_ids if call.sampling.skip_special_tokens else frozenset()
+        kept, tail = len(shown), ""
+        if by_text or not hidden.isdisjoint(shown):
+            kept, tail = self._whole_tokens(shown, text, hidden)
         return Result(
             text=text,
             token_ids=collected.token_ids,
@@ -86,17 +84,18 @@ class EngineBackend(Backend):
             tail=tail,
         )
 
-    def _first_hidden(self, token_ids: Sequence[int], skip_special: bool) -> int | None:
-        """Where the first token is that the text leaves out: what comes next must go on from the text."""
-        special = self._tokenizer.special_ids if skip_special else ()
-        return next((i for i, token_id in enumerate(token_ids) if token_id in special), None)
+    def _whole_tokens(self, token_ids: Sequence[int], text: str, hidden: Collection[int]) -> tuple[int, str]:
+        """How many tokens have come to a beginning of the text, and what follows that beginning.
 
-    def _whole_tokens(self, token_ids: Sequence[int], text: str, skip_special: bool) -> tuple[int, str]:
-        """How many tokens have come to a beginning of the text, and what follows that beginning."""
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skip_special)
+        Args:
+            hidden: tokens that the text leaves out; what stands behind one goes on from the text alone.
+        """
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=bool(hidden))
         kept = written = 0
         pieces: list[str] = []
         for i, token_id in enumerate(token_ids):
+            if token_id in hidden:
+                break
             pieces.append(detokenizer.push([token_id]))
             written += len(pieces[-1])
             if written > len(text):

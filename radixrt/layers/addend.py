@@ -47,9 +47,9 @@ class Addend:
         return ops.add_rms_norm(residual[self.tokens], self.x, weight, eps, dtype)
 
 
-def make_addend(tokens: slice, x: torch.Tensor, group: TPGroup | None, *, alone: bool) -> Addend:
-    """alone: there are no other pieces to compute while the ranks sum x."""
-    return Addend(tokens, x, None if alone or group is None else group.begin_all_reduce(x))
+def make_addend(tokens: slice, x: torch.Tensor, group: TPGroup | None) -> Addend:
+    """Of a piece of a step, which the ranks sum from now on: there are others to compute meanwhile."""
+    return Addend(tokens, x, None if group is None or tokens == ALL else group.begin_all_reduce(x))
 
 
 def split_tokens(count: int, group: TPGroup | None) -> list[slice]:

@@ -132,12 +132,11 @@ class DecoderLayer(nn.Module):
             residual, pieces = residual[batch.logits_index], [ALL]
             if not narrowed.num_tokens:
                 return residual, []
-        alone = len(pieces) == 1
-        attended = [make_addend(p, self.attention.o_proj(heads[p]), self._group, alone=alone) for p in pieces]
+        attended = [make_addend(p, self.attention.o_proj(heads[p]), self._group) for p in pieces]
         fed = []
         for each in attended:
             x = self._norm(residual, each, self.post_attention_norm)
-            fed.append(make_addend(each.tokens, self.feed_forward(x), self._group, alone=alone))
+            fed.append(make_addend(each.tokens, self.feed_forward(x), self._group))
         return residual, fed
 
     def _project(self, residual: torch.Tensor, added: list[Addend]) -> torch.Tensor:
@@ -217,8 +216,8 @@ class Decoder(nn.Module):
         """
         assert self._rotary is not None, "finalize was not called"
         table = self._rotary.table
-        embedded, added = self._embed(input_ids)
-        residual: torch.Tensor = embedded
+        residual: torch.Tensor
+        residual, added = self._embed(input_ids)
         *before, last = self.layers
         for layer in before:
             residual, added = layer(residual, added, positions, table, batch, attention)
@@ -238,7 +237,7 @@ class Decoder(nn.Module):
         x = embed_part(input_ids, self.embed_tokens, self._part.vocab.start)
         residual = torch.zeros_like(x, dtype=self._residual_dtype)
         pieces = split_tokens(len(input_ids), self._group)
-        return residual, [make_addend(p, x[p], self._group, alone=len(pieces) == 1) for p in pieces]
+        return residual, [make_addend(p, x[p], self._group) for p in pieces]
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""
