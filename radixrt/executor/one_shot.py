@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SUM_BYTES = {2: 4 << 20, 4: 2 << 20, 8: 1 << 20}
-"""By ranks, the largest sum that goes this way: every rank sends all it has to each other one, so more gain less."""
+SUM_BYTES = {2: 64 << 20, 4: 3 << 19, 8: 1 << 19}
+"""By ranks, the largest sum for which every rank sends all it has to each other one; more gain less."""
+
+LONG_SUM_BYTES = 64 << 20
+"""Of a longer one, what one launch adds up."""
 
 GATHER_BYTES = 64 << 20
 """Of the largest part of a gathered matrix."""
@@ -31,38 +34,46 @@ NATIVE_ATOMICS = 3
 """CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED."""
 
 PLACE_BYTES = 256
-"""What each of the three uses of a rank's memory begins at a multiple of."""
+"""What each use of a rank's memory begins at a multiple of."""
 
 
 class OneShot:
     """One rank's end; `make_one_shot` builds it on every rank at the same time.
 
     Args:
-        own: uint8 [`memory_bytes`], zeros; this rank's memory, which all ranks reach.
+        own: uint8 [`memory_bytes`] that `clear` has seen; this rank's memory, which all ranks reach.
         addresses: int64 [ranks], where this process finds every rank's.
     """
 
     def __init__(self, rank: int, size: int, own: torch.Tensor, addresses: torch.Tensor) -> None:
-        from radixrt.kernels.triton import norm, rank_gather, rank_sampling, rank_sum
+        from radixrt.kernels.triton import norm, rank_gather, rank_sampling, rank_sum, rank_sum_long
         from radixrt.kernels.triton.rank_memory import RankMemory
 
-        self._norm, self._gather, self._sum, self._sampling = norm, rank_gather, rank_sum, rank_sampling
-        sums, gathers, samples = _memory_sizes(size)
-        self._sums = RankMemory(addresses, rank, SUM_BYTES[size])
-        self._part = own[sums : sums + gathers]
-        self._gathers = RankMemory(addresses + sums, rank, GATHER_BYTES)
-        self._samples = RankMemory(addresses + sums + gathers, rank, 0)
-        assert sums + gathers + samples <= len(own)
+        self._norm, self._gather, self._sampling = norm, rank_gather, rank_sampling
+        self._sum, self._long_sum = rank_sum, rank_sum_long
+        sums, long_sums, gathers, samples, end = _memory_places(size)
+        self._sums = RankMemory(addresses + sums, rank, SUM_BYTES[size])
+        self._long_sums = RankMemory(addresses + long_sums, rank, LONG_SUM_BYTES)
+        self._gathers = RankMemory(addresses + gathers, rank, GATHER_BYTES)
+        self._part = own[gathers:samples]
+        self._samples = RankMemory(addresses + samples, rank, 0)
+        assert end <= len(own)
 
     def takes(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether `sum_add_rms_norm` takes these; the same answer on every rank."""
-        return self._norm.supports(residual, x, weight) and self._sum.supports(self._sums, x)
+        return (
+            self._norm.supports(residual, x, weight)
+            and self._sum.takes_rows(x)
+            and self._long_sum.rows_at_a_time(self._long_sums, x) > 0
+        )
 
     def sum_add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype, *,
         early: bool,
     ) -> torch.Tensor:  # fmt: skip
         """As `LayerOps.sum_add_rms_norm`."""
+        if not self._sum.supports(self._sums, x):
+            return self._long_sum.sum_add_rms_norm(self._long_sums, residual, x, weight, eps, dtype)
         return self._sum.sum_add_rms_norm(self._sums, residual, x, weight, eps, dtype, early)
 
     def gather_place(self, rows: int, columns: int) -> torch.Tensor | None:
@@ -95,20 +106,32 @@ class OneShot:
 
 def memory_bytes(size: int) -> int:
     """Of each rank's memory, for so many ranks."""
-    return sum(_memory_sizes(size))
+    return _memory_places(size)[-1]
 
 
-def _memory_sizes(size: int) -> tuple[int, int, int]:
-    """Of what sums, gathers and draws need, in this order."""
-    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum
+def clear(own: torch.Tensor, size: int) -> None:
+    """Make a rank's memory, uint8, what the first launches expect."""
+    from radixrt.kernels.triton.rank_memory import mark
+
+    sums, end, *_ = _memory_places(size)
+    mark(own[sums:end])
+    own[end:].zero_()
+
+
+def _memory_places(size: int) -> list[int]:
+    """Where in it sums, long sums, gathers and draws begin, and where the last ends."""
+    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum, rank_sum_long
 
     wanted = (
         rank_sum.memory_bytes(SUM_BYTES[size], size),
+        rank_sum_long.memory_bytes(LONG_SUM_BYTES, size),
         rank_gather.memory_bytes(GATHER_BYTES, size),
         rank_sampling.memory_bytes(size),
     )
-    sums, gathers, samples = (-(-each // PLACE_BYTES) * PLACE_BYTES for each in wanted)
-    return sums, gathers, samples
+    places = [0]
+    for each in wanted:
+        places.append(places[-1] + -(-each // PLACE_BYTES) * PLACE_BYTES)
+    return places
 
 
 def make_one_shot(rank: int, size: int, device: torch.device) -> OneShot | None:
@@ -134,7 +157,7 @@ def make_one_shot(rank: int, size: int, device: torch.device) -> OneShot | None:
             made = OneShot(rank, size, own, _addresses(own, rank, size))
         except (AttributeError, RuntimeError) as error:
             said = str(error)
-        own.zero_()
+        clear(own, size)
     if _all_agree(made is not None, device) and made is not None:
         said = "what it gave was wrong"
         if _all_agree(works(made, rank, size, device), device):
@@ -183,7 +206,8 @@ def works(made: OneShot, rank: int, size: int, device: torch.device) -> bool:
 
     good = []
     hidden, weight = 4096, torch.ones(4096, device=device)
-    for rows in (1, 3, SUM_BYTES[size] // (hidden * 4)):
+    most = SUM_BYTES[size] // (hidden * 4)
+    for rows in (1, 3, most, most + 1):
         numbers = (torch.arange(rows * hidden, device=device) % 16).float().view(rows, hidden)
         residual = numbers.clone()
         made.sum_add_rms_norm(residual, numbers + rank, weight, 1e-6, torch.float32, early=False)

@@ -79,11 +79,6 @@ class TPGroup:
             dist.all_reduce(x)
         return x
 
-    def begin_all_reduce(self, x: torch.Tensor) -> Any:
-        """As `all_reduce`, of more than one rank, while the caller goes on: a `torch.distributed.Work`, behind whose
-        `wait` x is summed. On CUDA nobody waits on the host: what is launched behind it waits on the device."""
-        return dist.all_reduce(x, async_op=True)
-
     def gather_place(self, rows: int, columns: int) -> torch.Tensor | None:
         """Where this rank's float32 [rows, columns] is best written for `gather_columns`; None if anywhere is."""
         return None if self.one_shot is None else self.one_shot.gather_place(rows, columns)

@@ -30,9 +30,10 @@ class CudaOps(LayerOps):
 
     def __init__(self, *, early: bool = False) -> None:
         # Here and not above: machines without triton import this module too.
-        from radixrt.kernels.triton import activation, gemv, heads, norm, skinny_gemm
+        from radixrt.kernels.triton import activation, embedding, gemv, heads, norm, skinny_gemm
 
-        self._activation, self._gemv, self._heads, self._norm = activation, gemv, heads, norm
+        self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
+        self._norm = norm
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
         self._torch = TorchOps()
@@ -53,6 +54,9 @@ class CudaOps(LayerOps):
         if one_shot is None or x is None or not one_shot.takes(residual, x, weight):
             return super().sum_add_rms_norm(residual, x, weight, eps, dtype, group)
         return one_shot.sum_add_rms_norm(residual, x, weight, eps, dtype, early=self._early)
+
+    def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
+        return self._embedding.embed_part(input_ids, rows, first, self._early)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if not gate_up.is_contiguous():

@@ -56,13 +56,6 @@ class Linear(nn.Module):
         if self._packed is not None:
             self.weight = None
 
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """As `forward`, into out [T, out_features], a part of something larger."""
-        if self.weight is None or self.bias is not None:
-            out.copy_(self(x))
-        else:
-            torch.mm(x, self.weight.t(), out=out)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], same dtype."""
         if self._packed is not None:

@@ -50,6 +50,18 @@ class LayerOps(ABC):
             x = group.all_reduce(x)
         return self.add_rms_norm(residual, x, weight, eps, dtype)
 
+    def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
+        """int64 [T] -> [T, hidden], a rank's part of a sum over ranks: one has a token's row, the others zeros.
+
+        Args:
+            rows: [n, hidden], of this rank.
+            first: the token of its first row.
+        """
+        local = input_ids - first
+        elsewhere = (local < 0) | (local >= rows.shape[0])
+        hidden = F.embedding(local.masked_fill_(elsewhere, 0), rows)
+        return hidden.masked_fill_(elsewhere[:, None], 0)
+
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for rows [2 * n] of gate, then up -> [T, n]."""

@@ -10,8 +10,6 @@ from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.batch.forward_batch import ForwardBatch
-from radixrt.layers.addend import ALL, Addend, make_addend, split_tokens
-from radixrt.layers.embedding import embed_part
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.norm import RMSNorm
@@ -109,51 +107,32 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         residual: torch.Tensor,
-        added: list[Addend],
+        added: torch.Tensor | None,
         positions: torch.Tensor,
         rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
         narrowed: ForwardBatch | None = None,
-    ) -> tuple[torch.Tensor, list[Addend]]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Add what the layer before left to the residual sum [T, hidden], in place.
 
         Args:
-            added: of pieces in order; of nothing, before the first layer.
+            added: [T, hidden], or None if nothing is to be added.
 
         Returns:
-            The sum, and what this layer adds next, of the same pieces; given batch.narrowed, [S, hidden] of its tokens,
-            and one piece.
+            The sum, and what this layer adds next; given batch.narrowed, [S, hidden] of its tokens.
         """
-        qkv = self._project(residual, added)
+        qkv = self.attention.qkv_proj(self._norm(residual, added, self.input_norm))
         heads = self.attention.attend(qkv, positions, rotary_table, batch, attention, narrowed)
-        pieces = [each.tokens for each in added] or [ALL]
         if narrowed is not None:
-            residual, pieces = residual[batch.logits_index], [ALL]
+            residual = residual[batch.logits_index]
             if not narrowed.num_tokens:
-                return residual, []
-        attended = [make_addend(p, self.attention.o_proj(heads[p]), self._group) for p in pieces]
-        fed = []
-        for each in attended:
-            x = self._norm(residual, each, self.post_attention_norm)
-            fed.append(make_addend(each.tokens, self.feed_forward(x), self._group))
-        return residual, fed
+                return residual, None
+        x = self._norm(residual, self.attention.o_proj(heads), self.post_attention_norm)
+        return residual, self.feed_forward(x)
 
-    def _project(self, residual: torch.Tensor, added: list[Addend]) -> torch.Tensor:
-        """[T, qkv_size], the projection of the normalized sum."""
-        if len(added) < 2:
-            x = self._norm(residual, added[0] if added else None, self.input_norm)
-            projected: torch.Tensor = self.attention.qkv_proj(x)
-            return projected
-        qkv = torch.empty(len(residual), self.attention.qkv_size, dtype=self._dtype, device=residual.device)
-        for each in added:
-            self.attention.qkv_proj.into(self._norm(residual, each, self.input_norm), qkv[each.tokens])
-        return qkv
-
-    def _norm(self, residual: torch.Tensor, added: Addend | None, norm: RMSNorm) -> torch.Tensor:
-        if added is None:
-            return self._ops.add_rms_norm(residual, None, norm.weight, self._eps, self._dtype)
-        return added.add_rms_norm(residual, norm.weight, self._eps, self._dtype, self._ops, self._group)
+    def _norm(self, residual: torch.Tensor, added: torch.Tensor | None, norm: RMSNorm) -> torch.Tensor:
+        return self._ops.sum_add_rms_norm(residual, added, norm.weight, self._eps, self._dtype, self._group)
 
 
 class Decoder(nn.Module):
@@ -225,19 +204,14 @@ class Decoder(nn.Module):
         if not residual.shape[0]:
             return residual
         weight, eps = self.norm.weight, self._spec.rms_norm_eps
-        hidden = [
-            each.add_rms_norm(residual, weight, eps, self._residual_dtype, self._ops, self._group) for each in added
-        ]
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+        return self._ops.sum_add_rms_norm(residual, added, weight, eps, self._residual_dtype, self._group)
 
-    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, list[Addend]]:
+    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The residual sum before the first layer, and what it adds; with several ranks, all of it comes from them."""
         if self._group is None:
-            return F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype), []
-        x = embed_part(input_ids, self.embed_tokens, self._part.vocab.start)
-        residual = torch.zeros_like(x, dtype=self._residual_dtype)
-        pieces = split_tokens(len(input_ids), self._group)
-        return residual, [make_addend(p, x[p], self._group) for p in pieces]
+            return F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype), None
+        x = self._ops.embed_part(input_ids, self.embed_tokens, self._part.vocab.start)
+        return torch.zeros_like(x, dtype=self._residual_dtype), x
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -31,13 +30,6 @@ class Meeting:
         return everyones
 
 
-@dataclass
-class Begun:
-    """A `torch.distributed.Work`."""
-
-    wait: Callable[[], object]
-
-
 class ThreadGroup(TPGroup):
     """Does what a TPGroup does; counts the collectives."""
 
@@ -52,10 +44,6 @@ class ThreadGroup(TPGroup):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(sum(self._all("all_reduce", x.clone())))
-
-    def begin_all_reduce(self, x: torch.Tensor) -> Begun:
-        """Nothing is ready before its wait is over."""
-        return Begun(lambda: self.all_reduce(x))
 
     def gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
         everyones = torch.cat(self._all("gather_columns", x), dim=1)[:, :columns].contiguous()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import radixrt
-from radixrt.layers.addend import PIECE_TOKENS
 from tests.equivalence.test_tiny_models import prompts
 from tests.executor.rank_processes import run_ranks
 from tests.gpu.test_runner import agreement
@@ -115,11 +114,12 @@ def test_float32_equals_one_gpu(size: int, options: dict[str, Any], model: Path,
     assert tokens(model, prompts(), dtype="float32", tp=size, **options) == of_one_gpu
 
 
-def test_a_step_in_pieces_equals_one_gpus(model: Path) -> None:
-    """Prompts of a step that is long enough to be computed in pieces."""
-    inputs = [[(i * k) % 400 + 3 for i in range(1900)] for k in range(3, 3 + 2 * PIECE_TOKENS // 1900 + 1)]
-    options = {"dtype": "float32", "kv_cache_tokens": 20000, "chunked_prefill_size": 2 * PIECE_TOKENS}
-    assert tokens(model, inputs, tp=2, **options) == tokens(model, inputs, **options)
+@pytest.mark.parametrize("size", SIZES)
+def test_long_steps_equal_one_gpus(size: int, model: Path) -> None:
+    """Of thousands of tokens, whose sums go another way than those of a decode step."""
+    inputs = [[(i * k) % 400 + 3 for i in range(1900)] for k in range(3, 3 + 9)]
+    options = {"dtype": "float32", "kv_cache_tokens": 20000, "chunked_prefill_size": 16384}
+    assert tokens(model, inputs, tp=size, **options) == tokens(model, inputs, **options)
 
 
 @pytest.mark.parametrize(("size", "all_reduce"), [(2, "nccl"), *((size, "one_shot") for size in SIZES)])

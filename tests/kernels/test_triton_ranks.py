@@ -15,7 +15,7 @@ from tests.executor.rank_processes import run_ranks
 START = """
 import sys, torch
 import torch.distributed as dist
-from radixrt.kernels.triton import norm, rank_gather, rank_memory, rank_sampling, rank_sum, sampling
+from radixrt.kernels.triton import norm, rank_gather, rank_memory, rank_sampling, rank_sum, rank_sum_long, sampling
 rank, ranks, folder, size, part = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
 def mapped(name):
@@ -29,10 +29,17 @@ generator = torch.Generator().manual_seed(5)
 """
 
 SUMS = """
+marked = torch.empty(4, dtype=torch.uint8)
+rank_memory.mark(marked)
+rank_memory.mark(maps[rank])
+dist.barrier()
 weight = 1 + torch.rand(104, generator=generator)
 for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     dtype = (torch.float32, torch.bfloat16)[turn % 2]
     parts = torch.randn(ranks, rows, 104, generator=generator).to(dtype)
+    parts[:, :, 3:5] = 0.0
+    parts[0].view(torch.uint8)[:, 3 * dtype.itemsize : 4 * dtype.itemsize] = marked[: dtype.itemsize]
+    parts[-1, :, 4] = -0.0
     residual = torch.randn(rows, 104, generator=generator)
     assert rank_sum.supports(memory, parts[rank])
     kept = residual.clone()
@@ -48,6 +55,30 @@ assert not rank_sum.supports(memory, torch.zeros(9, 104))
 assert not rank_sum.supports(memory, torch.zeros(0, 104))
 assert not rank_sum.supports(memory, torch.zeros(8, 103))
 assert not rank_sum.supports(memory, torch.zeros(104, 8).t())
+"""
+
+LONG_SUMS = """
+weight = 1 + torch.rand(104, generator=generator)
+turns = 0
+for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8)):
+    dtype = (torch.float32, torch.bfloat16)[case % 2]
+    parts = torch.randn(ranks, rows, 104, generator=generator)
+    if dtype == torch.bfloat16:  # whole numbers: the interpreter cuts off what bfloat16 has no room for
+        parts = (4 * parts).round().to(dtype)
+    residual = torch.randn(rows, 104, generator=generator)
+    at_a_time = rank_sum_long.rows_at_a_time(memory, parts[rank])
+    assert at_a_time == 8 * 4 // dtype.itemsize
+    turns += -(-rows // at_a_time)
+    kept = residual.clone()
+    summed = torch.zeros(rows, 104)
+    for each in parts.float():
+        summed += each
+    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    out = rank_sum_long.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
+    assert torch.equal(residual, kept), case
+    assert torch.equal(out, expected), case
+    assert memory.turn.tolist() == [turns + 1, 0]
+assert rank_sum_long.rows_at_a_time(memory, torch.zeros(1, 8 * 104 + 1)) == 0
 """
 
 GATHERS = """
@@ -86,28 +117,36 @@ assert not rank_sampling.supports(1024, 65 * 4096, ranks)
 WORKS = """
 from radixrt.executor import one_shot
 one_shot.SUM_BYTES[ranks] = 4096 * 4 * 5
+one_shot.LONG_SUM_BYTES = 4096 * 4 * ranks
 one_shot.GATHER_BYTES = 4096
 size = one_shot.memory_bytes(ranks)
 all_memory = mapped("c")
+one_shot.clear(all_memory[rank], ranks)
+dist.barrier()
 made = one_shot.OneShot(rank, ranks, all_memory[rank], addresses(all_memory))
 assert one_shot.works(made, rank, ranks, torch.device("cpu"))
 assert made.gather_place(16, 64) is not None
 assert made.gather_place(16, 65) is None
 assert made.sample_place(1025, 1) is None
 assert made.takes(torch.zeros(5, 4096), torch.zeros(5, 4096), torch.zeros(4096))
-assert not made.takes(torch.zeros(6, 4096), torch.zeros(6, 4096), torch.zeros(4096))
+assert made.takes(torch.zeros(600, 4096), torch.zeros(600, 4096), torch.zeros(4096))
+assert not made.takes(torch.zeros(6, 4097), torch.zeros(6, 4097), torch.zeros(4097))
+assert not made.takes(torch.zeros(6, 8192), torch.zeros(6, 8192), torch.zeros(8192))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("work", [SUMS, GATHERS, SAMPLES, WORKS], ids=["sums", "gathers", "samples", "one shot"])
+@pytest.mark.parametrize(
+    "work", [SUMS, LONG_SUMS, GATHERS, SAMPLES, WORKS], ids=["sums", "long sums", "gathers", "samples", "one shot"]
+)
 def test_ranks_that_wait_for_each_other(work: str, ranks: int, tmp_path: Path) -> None:
-    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum
+    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum, rank_sum_long
 
     part = 8 * 104 * 4
     size = max(
-        rank_sum.memory_bytes(part, ranks), rank_gather.memory_bytes(part, ranks), rank_sampling.memory_bytes(ranks)
+        *(each.memory_bytes(part, ranks) for each in (rank_sum, rank_sum_long, rank_gather)),
+        rank_sampling.memory_bytes(ranks),
     )
     for name in (f"{letter}{rank}" for letter in "abc" for rank in range(ranks)):
         with open(tmp_path / name, "wb") as file:

@@ -11,11 +11,10 @@ import torch
 
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.executor.weights import Checkpoint, load_model
-from radixrt.layers import addend
 from radixrt.models.checkpoint import CheckpointTensor
 from radixrt.models.decoder import Decoder
 from radixrt.models.model_config import load_model_spec
-from tests.executor.rank_threads import Meeting, ThreadGroup, on_ranks
+from tests.executor.rank_threads import ThreadGroup, on_ranks
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import CASES, sequences
 from tests.tiny_models import make_tiny_model
@@ -69,25 +68,6 @@ def test_dummy_weights_are_slices_of_one_model(kind: str, tmp_path: Path) -> Non
     folder = make_tiny_model(tmp_path / "m", kind, vocab_size=500)
     (folder / "model.safetensors").unlink()
     assert_equal(folder, 2, load_format="dummy", seed=7)
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_a_step_in_pieces(kind: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the model is split, so that pieces are summed; qwen2 has a bias where pieces are put together."""
-    monkeypatch.setattr(addend, "PIECE_TOKENS", tokens)
-    assert_equal(make_tiny_model(tmp_path / "m", kind), 2)
-
-
-def test_pieces_of_a_step() -> None:
-    group = ThreadGroup(0, Meeting(2))
-    most = addend.MAX_PIECES * addend.PIECE_TOKENS
-    assert addend.split_tokens(100 * most, None) == [addend.ALL]
-    assert addend.split_tokens(2 * addend.PIECE_TOKENS - 1, group) == [addend.ALL]
-    assert addend.split_tokens(2 * addend.PIECE_TOKENS, group) == [slice(0, 8192), slice(8192, 16384)]
-    pieces = addend.split_tokens(100 * most + 1, group)
-    assert len(pieces) == addend.MAX_PIECES
-    assert [i for piece in pieces for i in range(piece.start, piece.stop)] == list(range(100 * most + 1))
 
 
 def test_bfloat16_is_close(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ FLAG_BYTES = tl.constexpr(8)
 ALIGN_BYTES = 16
 """Of what ranks write and read in each other's memory: the largest access of a thread."""
 
+MARK_16 = tl.constexpr(-(1 << 15))
+MARK_32 = tl.constexpr(-(1 << 31) + (1 << 15))
+"""The same bytes in memory: where a number has yet to come. As floating-point numbers -0.0 and one too small to matter,
+which are sent as 0."""
 
 MAX_ROWS = tl.constexpr(1024)
 """Of a kernel whose ranks meet at each row, with flags of its own."""
@@ -44,6 +48,18 @@ class RankMemory:
 def at_address(address, offset, TYPE: tl.constexpr):
     """The pointer, of that type, to an offset in bytes behind the address at a pointer; aligned, and known to be."""
     return tl.multiple_of((tl.load(address) + offset).to(TYPE), 16)
+
+
+def mark(memory: torch.Tensor) -> None:
+    """Fill memory with marks: uint8, of an even number of bytes."""
+    memory.view(torch.int16).fill_(MARK_16.value)
+
+
+@triton.jit
+def is_mark(bits):
+    """Whether nothing has come there yet; of int16 or int32, as wide as the numbers are."""
+    MARK: tl.constexpr = MARK_16 if bits.dtype == tl.int16 else MARK_32
+    return bits == MARK
 
 
 @triton.jit

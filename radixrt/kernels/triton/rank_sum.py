@@ -1,7 +1,8 @@
 """What ranks of one machine add up between two blocks of a model, with the residual sum and RMSNorm, in one launch.
 
-A rank writes its part of a row straight into memory of every other rank, then a flag; it waits for the others' flags
-and adds up all parts. That is one trip over NVLink, where a sum and a norm of their own are two launches with several.
+A rank writes its part of a row straight into memory of every other rank, and adds up all parts as soon as it has them.
+Memory that nothing has come to yet holds marks, so the parts themselves say that they are there: that is one trip over
+NVLink, where a flag behind them would wait until they have arrived, and NCCL's sum and a norm take several launches.
 """
 
 from __future__ import annotations
@@ -12,19 +13,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixrt.kernels.triton.norm import ELEMENTS_PER_WARP, MAX_WARPS
-from radixrt.kernels.triton.rank_memory import (
-    ALIGN_BYTES,
-    MAX_ROWS,
-    RankMemory,
-    at_address,
-    meet_at_row,
-    row_flag_bytes,
-)
+from radixrt.kernels.triton.rank_memory import ALIGN_BYTES, MARK_16, MARK_32, RankMemory, at_address, is_last, is_mark
 
 
 def memory_bytes(part_bytes: int, ranks: int) -> int:
-    """Of the memory that each rank needs: twice, a part of each rank and a flag for each of its rows."""
-    return 2 * ranks * part_bytes + row_flag_bytes(ranks)
+    """Of the memory that each rank needs, all `rank_memory.mark`s at first: twice, a part of each rank."""
+    return 2 * ranks * part_bytes
 
 
 @triton.jit
@@ -32,31 +26,44 @@ def _sum_add_rms_norm_kernel(
     residual, x, weight, out, addresses, turns, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr,
     RANKS: tl.constexpr, PART_BYTES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    start = row * SIZE
+    start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
-    part_type: tl.constexpr = tl.pointer_type(x.dtype.element_ty)
+    dtype: tl.constexpr = x.dtype.element_ty
+    bits_dtype: tl.constexpr = tl.int16 if dtype.primitive_bitwidth == 16 else tl.int32
+    bits_type: tl.constexpr = tl.pointer_type(bits_dtype)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
     turn = tl.load(turns)
     half = (turn % 2) * RANKS
-    own = tl.load(x + start + at, mask=inside, other=0.0)
+    own = tl.load(x + start + at, mask=inside, other=0.0).to(bits_dtype, bitcast=True)
+    own = tl.where(is_mark(own), 0, own).to(bits_dtype)
     total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
     for further in tl.static_range(1, RANKS):  # to each rank from another one at a time
-        theirs = at_address(addresses + (RANK + further) % RANKS, (half + RANK) * PART_BYTES, part_type)
+        theirs = at_address(addresses + (RANK + further) % RANKS, (half + RANK) * PART_BYTES, bits_type)
         tl.store(theirs + start + at, own, mask=inside)
-    last = meet_at_row(addresses, turns, turn, 2 * RANKS * PART_BYTES, row, RANK, RANKS)
+    last = is_last(turns, "relaxed")  # counted while the parts are on their way
+    here = addresses + RANK
     summed = tl.zeros((BLOCK,), tl.float32)
-    for other in tl.static_range(RANKS):  # in rank order, so that all ranks get the same bits
-        if other == RANK:
-            summed += own.to(tl.float32)
-        else:
-            part = at_address(addresses + RANK, (half + other) * PART_BYTES, part_type)
-            # L1 may still hold what was here two turns ago.
-            summed += tl.load(part + start + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    missing = RANKS - 1
+    while missing > 0:
+        summed = tl.zeros((BLOCK,), tl.float32)
+        marks = tl.zeros((BLOCK,), tl.int32)
+        for other in tl.static_range(RANKS):  # in rank order, so that all ranks get the same bits
+            if other == RANK:
+                summed += own.to(dtype, bitcast=True).to(tl.float32)
+            else:
+                part = at_address(here, (half + other) * PART_BYTES, bits_type) + start + at
+                bits = tl.load(part, mask=inside, other=0, volatile=True)
+                marks |= is_mark(bits).to(tl.int32)
+                summed += bits.to(dtype, bitcast=True).to(tl.float32)
+        missing = tl.max(marks, axis=0)
+    MARK: tl.constexpr = MARK_16 if dtype.primitive_bitwidth == 16 else MARK_32
+    for further in tl.static_range(1, RANKS):  # for the turn after the next
+        part = at_address(here, (half + (RANK + further) % RANKS) * PART_BYTES, bits_type)
+        tl.store(part + start + at, tl.full((BLOCK,), MARK, bits_dtype), mask=inside)
     rounded = (total + summed).to(residual.dtype.element_ty)
     tl.store(residual + start + at, rounded, mask=inside)
     total = rounded.to(tl.float32)
@@ -68,12 +75,12 @@ def _sum_add_rms_norm_kernel(
 
 def supports(memory: RankMemory, x: torch.Tensor) -> bool:
     """Whether x fits into the memory; the same answer on every rank."""
-    return (
-        0 < x.shape[0] <= int(MAX_ROWS.value)
-        and x.numel() * x.itemsize <= memory.part_bytes
-        and (x.shape[1] * x.itemsize) % ALIGN_BYTES == 0
-        and x.is_contiguous()
-    )
+    return 0 < x.numel() * x.itemsize <= memory.part_bytes and takes_rows(x)
+
+
+def takes_rows(x: torch.Tensor) -> bool:
+    """Whether ranks can hand each other rows of x, [T, hidden]."""
+    return x.is_contiguous() and (x.shape[1] * x.itemsize) % ALIGN_BYTES == 0
 
 
 def sum_add_rms_norm(
@@ -87,9 +94,9 @@ def sum_add_rms_norm(
 ) -> torch.Tensor:
     """`norm.add_rms_norm` of the sum of x [T, hidden] over the ranks; the sum itself is not rounded.
 
-    Sums take turns between two halves of the memory. Who writes into a half again has seen, in the turn between, that
-    all others had done with it; so nobody waits for having been read. The turn is counted on the device, where captured
-    launches find it, and flags say which turn they are of, so none is ever cleared.
+    Sums take turns between two halves of the memory. Who writes into a half again has read, in the turn between, what
+    the others sent behind the launch that read this half and left marks in it; so nobody waits for having been read.
+    The turn is counted on the device, where captured launches find it.
 
     Args:
         early: see `CudaOps`.
