@@ -18,7 +18,7 @@ import torch
 from benchmarks.ranks import add_arguments, place_of, run_on_ranks
 from radixrt.executor.parallel import TPGroup, join, rank_device
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.ops import LayerOps, TorchOps
+from radixrt.layers.ops import LayerOps, Part, TorchOps
 
 HIDDEN, VOCAB = 4096, 128256
 ROWS = (1, 16, 64, 128, 256, 1024, 8192)
@@ -56,7 +56,7 @@ def compare(group: TPGroup, device: torch.device, how: str, turns: int) -> None:
     weight = torch.ones(HIDDEN, dtype=dtype, device=device)
     for rows in ROWS:
         x, residual = (torch.zeros(rows, HIDDEN, dtype=dtype, device=device) for _ in range(2))
-        work = functools.partial(ops.sum_add_rms_norm, residual, x, weight, 1e-6, dtype, group)
+        work = functools.partial(ops.sum_add_rms_norm, residual, Part(x), weight, 1e-6, dtype, group)
         seconds = measure(work, device, turns)
         if group.rank == 0:
             print(f"| {how} sum and norm of [{rows}, {HIDDEN}] bf16 | {seconds * 1e6:.1f} |", flush=True)

@@ -17,7 +17,9 @@ import torch.distributed as dist
 from radixrt.executor.sample_result import SampleResult
 
 if TYPE_CHECKING:
+    from radixrt.kernels.triton.rank_memory import RankMemory
     from radixrt.kernels.triton.sampling import SampleWorkspace
+    from radixrt.layers.ops import Part
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +69,19 @@ class OneShot:
             and self._long_sum.rows_at_a_time(self._long_sums, x) > 0
         )
 
+    def part_memory(self, rows: int, columns: int, dtype: torch.dtype) -> RankMemory | None:
+        """Where products send their [rows, columns] for the sum that comes next; None where the sum itself sends it."""
+        fits = self._sum.fits(self._sums, rows, columns, dtype.itemsize) and columns <= self._norm.MAX_HIDDEN
+        return self._sums if fits else None
+
     def sum_add_rms_norm(
-        self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype, *,
-        early: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        self, residual: torch.Tensor, part: Part, weight: torch.Tensor, eps: float, dtype: torch.dtype, *, early: bool
+    ) -> torch.Tensor:
         """As `LayerOps.sum_add_rms_norm`."""
+        x = part.x
         if not self._sum.supports(self._sums, x):
             return self._long_sum.sum_add_rms_norm(self._long_sums, residual, x, weight, eps, dtype)
-        return self._sum.sum_add_rms_norm(self._sums, residual, x, weight, eps, dtype, early)
+        return self._sum.sum_add_rms_norm(self._sums, residual, x, weight, eps, dtype, early, part.sent)
 
     def gather_place(self, rows: int, columns: int) -> torch.Tensor | None:
         """Where this rank's part of a gathered float32 matrix belongs, [rows, columns]; None if it is too large."""
@@ -203,6 +210,7 @@ def works(made: OneShot, rank: int, size: int, device: torch.device) -> bool:
     """Whether a few sums, a gather and draws of whole numbers, which are exact, are right. Whatever is wrong, all of
     them are launched: the others wait for each."""
     from radixrt.kernels.triton.sampling import SampleWorkspace
+    from radixrt.layers.ops import Part
 
     good = []
     hidden, weight = 4096, torch.ones(4096, device=device)
@@ -210,7 +218,7 @@ def works(made: OneShot, rank: int, size: int, device: torch.device) -> bool:
     for rows in (1, 3, most, most + 1):
         numbers = (torch.arange(rows * hidden, device=device) % 16).float().view(rows, hidden)
         residual = numbers.clone()
-        made.sum_add_rms_norm(residual, numbers + rank, weight, 1e-6, torch.float32, early=False)
+        made.sum_add_rms_norm(residual, Part(numbers + rank), weight, 1e-6, torch.float32, early=False)
         good.append(torch.equal(residual, (size + 1) * numbers + size * (size - 1) // 2))
     columns, vocab = 24, 24 * size - 5
     place = made.sample_place(3, columns)

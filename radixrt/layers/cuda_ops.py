@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from radixrt.attention.base import AttentionLayer
 from radixrt.kernels.triton.skinny_gemm_config import Config, find
 from radixrt.layers.linear import Linear
-from radixrt.layers.ops import LayerOps, TorchOps
+from radixrt.layers.ops import LayerOps, Part, TorchOps
 
 if TYPE_CHECKING:
     from radixrt.executor.parallel import TPGroup
+    from radixrt.kernels.triton.rank_memory import RankMemory
     from radixrt.kernels.triton.skinny_gemm import Workspace
 
 
@@ -47,13 +48,23 @@ class CudaOps(LayerOps):
         return self._norm.add_rms_norm(residual, x, weight, eps, dtype, self._early)
 
     def sum_add_rms_norm(
-        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        self, residual: torch.Tensor, part: Part | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
         group: TPGroup | None,
     ) -> torch.Tensor:  # fmt: skip
         one_shot = None if group is None else group.one_shot
-        if one_shot is None or x is None or not one_shot.takes(residual, x, weight):
-            return super().sum_add_rms_norm(residual, x, weight, eps, dtype, group)
-        return one_shot.sum_add_rms_norm(residual, x, weight, eps, dtype, early=self._early)
+        if one_shot is None or part is None or not (part.sent or one_shot.takes(residual, part.x, weight)):
+            return super().sum_add_rms_norm(residual, part, weight, eps, dtype, group)
+        return one_shot.sum_add_rms_norm(residual, part, weight, eps, dtype, early=self._early)
+
+    def linear_part(self, x: torch.Tensor, linear: Linear, group: TPGroup | None) -> Part:
+        weight = linear.weight
+        one_shot = None if group is None else group.one_shot
+        if one_shot is None or weight is None:
+            return super().linear_part(x, linear, group)
+        send = one_shot.part_memory(x.shape[0], weight.shape[0], x.dtype)
+        if send is None or not (self._takes_few(x, weight) or self._cut(x, weight, gated=False)):
+            return super().linear_part(x, linear, group)
+        return Part(self.linear(x, weight, linear.bias, send), sent=True)
 
     def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         return self._embedding.embed_part(input_ids, rows, first, self._early)
@@ -63,13 +74,21 @@ class CudaOps(LayerOps):
             return self._torch.silu_and_mul(gate_up)
         return self._activation.silu_and_mul(gate_up, self._early)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, send: RankMemory | None = None
+    ) -> torch.Tensor:
+        """As `LayerOps.linear`.
+
+        Args:
+            send: see `skinny_gemm.multiply`; not where cuBLAS multiplies.
+        """
         if self._takes_few(x, weight):
-            return self._gemv.gemv(x, weight, bias, self._early)
+            return self._gemv.gemv(x, weight, bias, self._early, send)
         cut = self._cut(x, weight, gated=False)
         if cut is None:
             return F.linear(x, weight, bias)
-        return self._skinny_gemm.multiply(x, weight, bias, self._workspace(x.device), cut, early=self._early)
+        workspace = self._workspace(x.device)
+        return self._skinny_gemm.multiply(x, weight, bias, workspace, cut, early=self._early, send=send)
 
     def gate_up_silu(self, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
         weight = gate_up.weight

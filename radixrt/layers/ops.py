@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
 LANES = 16
 """The compiled kernels take rows of a multiple of this many elements."""
+
+
+class Part(NamedTuple):
+    """What is added to the residual sum; where several ranks share the model, what one of them has of it.
+
+    Attributes:
+        x: [T, hidden].
+        sent: it is on its way to the other ranks.
+    """
+
+    x: torch.Tensor
+    sent: bool = False
 
 
 class LayerOps(ABC):
@@ -42,13 +54,18 @@ class LayerOps(ABC):
         """
 
     def sum_add_rms_norm(
-        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        self, residual: torch.Tensor, part: Part | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
         group: TPGroup | None,
     ) -> torch.Tensor:  # fmt: skip
-        """`add_rms_norm` of the sum of x over the ranks of a group, if there is one; x may be overwritten."""
+        """`add_rms_norm` of the sum of the parts of a group's ranks, if there is one; the part may be overwritten."""
+        x = None if part is None else part.x
         if group is not None and x is not None:
             x = group.all_reduce(x)
         return self.add_rms_norm(residual, x, weight, eps, dtype)
+
+    def linear_part(self, x: torch.Tensor, linear: Linear, group: TPGroup | None) -> Part:
+        """linear(x) [T, hidden], to be added by the next `sum_add_rms_norm`, which follows on the same stream."""
+        return Part(linear(x))
 
     def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         """int64 [T] -> [T, hidden], a rank's part of a sum over ranks: one has a token's row, the others zeros.

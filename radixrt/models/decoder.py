@@ -13,7 +13,7 @@ from radixrt.batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.norm import RMSNorm
-from radixrt.layers.ops import LayerOps
+from radixrt.layers.ops import LayerOps, Part
 from radixrt.layers.rotary import RotaryTable
 from radixrt.models.checkpoint import CheckpointTensor, checkpoint_tensors
 from radixrt.models.model_config import DecoderSpec, ModelSpec
@@ -81,10 +81,9 @@ class FeedForward(nn.Module):
         self.gate_up_proj = Linear(spec.hidden_size, 2 * columns, spec.mlp_bias, dtype, ops.linear)
         self.down_proj = Linear(columns, spec.hidden_size, spec.mlp_bias, dtype, ops.linear)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> this rank's part of [T, hidden]."""
-        out: torch.Tensor = self.down_proj(self._ops.gate_up_silu(x, self.gate_up_proj))
-        return out
+    def forward(self, x: torch.Tensor, group: TPGroup | None) -> Part:
+        """[T, hidden] -> [T, hidden]."""
+        return self._ops.linear_part(self._ops.gate_up_silu(x, self.gate_up_proj), self.down_proj, group)
 
 
 class DecoderLayer(nn.Module):
@@ -107,17 +106,17 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         residual: torch.Tensor,
-        added: torch.Tensor | None,
+        added: Part | None,
         positions: torch.Tensor,
         rotary_table: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
         narrowed: ForwardBatch | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, Part | None]:
         """Add what the layer before left to the residual sum [T, hidden], in place.
 
         Args:
-            added: [T, hidden], or None if nothing is to be added.
+            added: of [T, hidden]; None if nothing is to be added.
 
         Returns:
             The sum, and what this layer adds next; given batch.narrowed, [S, hidden] of its tokens.
@@ -128,10 +127,11 @@ class DecoderLayer(nn.Module):
             residual = residual[batch.logits_index]
             if not narrowed.num_tokens:
                 return residual, None
-        x = self._norm(residual, self.attention.o_proj(heads), self.post_attention_norm)
-        return residual, self.feed_forward(x)
+        attended = self._ops.linear_part(heads, self.attention.o_proj, self._group)
+        fed: Part = self.feed_forward(self._norm(residual, attended, self.post_attention_norm), self._group)
+        return residual, fed
 
-    def _norm(self, residual: torch.Tensor, added: torch.Tensor | None, norm: RMSNorm) -> torch.Tensor:
+    def _norm(self, residual: torch.Tensor, added: Part | None, norm: RMSNorm) -> torch.Tensor:
         return self._ops.sum_add_rms_norm(residual, added, norm.weight, self._eps, self._dtype, self._group)
 
 
@@ -206,12 +206,12 @@ class Decoder(nn.Module):
         weight, eps = self.norm.weight, self._spec.rms_norm_eps
         return self._ops.sum_add_rms_norm(residual, added, weight, eps, self._residual_dtype, self._group)
 
-    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, Part | None]:
         """The residual sum before the first layer, and what it adds; with several ranks, all of it comes from them."""
         if self._group is None:
             return F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype), None
         x = self._ops.embed_part(input_ids, self.embed_tokens, self._part.vocab.start)
-        return torch.zeros_like(x, dtype=self._residual_dtype), x
+        return torch.zeros_like(x, dtype=self._residual_dtype), Part(x)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""

@@ -28,11 +28,13 @@ SCHEMA = {
 }  # fmt: skip
 SIZES = [size for size in (2, 4) if size <= GPUS]
 
-SUMS = """
+START = """
 import sys, torch
 from radixrt.executor.parallel import TPGroup, join, rank_device
 from radixrt.executor.rank_place import RankPlace
 from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.linear import Linear
+from radixrt.layers.ops import Part
 rank, size, store, one_shot = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "one_shot"
 place = RankPlace(rank, size, rank, size, store, 60.0, one_shot)
 device = rank_device(torch.device("cuda"), place)
@@ -40,6 +42,9 @@ group = join(place, device)
 assert (group.one_shot is not None) == one_shot, "one_shot did not come up"
 ops = CudaOps(early=True)
 weight = 1 + torch.arange(4096, device=device) / 4096
+"""
+
+SUMS = """
 for dtype in (torch.float32, torch.bfloat16):
     for rows in (1, 3, 64, 512, 1000):  # two ranks: 512 of bfloat16 are more programs than a GPU holds at once
         x = torch.arange(rows * 4096, device=device).remainder(13).to(dtype).view(rows, 4096) + rank
@@ -53,7 +58,7 @@ for dtype in (torch.float32, torch.bfloat16):
                 out = group.all_reduce(out / size)
             wide = group.gather_columns(out[:, :100].float() + rank, 150)
             kept = torch.zeros(rows, 4096, device=device)
-            normed = [ops.sum_add_rms_norm(kept, static * 1, weight, 1e-6, dtype, group) for _ in range(3)]
+            normed = [ops.sum_add_rms_norm(kept, Part(static * 1), weight, 1e-6, dtype, group) for _ in range(3)]
             return out, wide, kept, normed
         work()
         graph = torch.cuda.CUDAGraph()
@@ -74,6 +79,39 @@ for dtype in (torch.float32, torch.bfloat16):
 ids = torch.full((5,), rank, dtype=torch.int64, device=device)
 assert group.broadcast(ids).tolist() == [0] * 5
 assert group.minimum(7 + rank) == 7
+"""
+
+PRODUCTS = """
+linear = Linear(2048, 4096, rank == 0, torch.bfloat16, ops.linear)  # as o of an 8B model on two ranks
+generator = torch.Generator(device).manual_seed(1)
+numbers = torch.randint(-2, 3, (size, 4096, 2048), generator=generator, device=device)
+linear.weight = torch.nn.Parameter(numbers[rank].bfloat16(), requires_grad=False)
+if rank == 0:
+    linear.bias = torch.nn.Parameter(torch.arange(4096, device=device).bfloat16(), requires_grad=False)
+for rows in (1, 2, 3, 64):
+    static = torch.zeros(rows, 2048, dtype=torch.bfloat16, device=device)
+    kept = torch.zeros(rows, 4096, device=device)
+    def work():
+        kept.zero_()
+        for _ in range(3):
+            part = ops.linear_part(static, linear, group)
+            ops.sum_add_rms_norm(kept, part, weight, 1e-6, torch.float32, group)
+        return part
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        part = work()
+    assert part.sent, rows
+    for turn in range(20):
+        static.copy_(torch.randint(-2, 3, static.shape, generator=generator, device=device))
+        graph.replay()
+        bias = 0 if linear.bias is None else linear.bias.float()
+        product = (static.float() @ linear.weight.float().t() + bias).bfloat16()
+        assert torch.equal(kept, 3 * group.all_reduce(product.float())), (rows, turn)
+    del graph
+"""
+
+END = """
 torch.cuda.synchronize()
 group.close()
 """
@@ -82,7 +120,12 @@ group.close()
 @pytest.mark.parametrize("how", ["nccl", "one_shot"])
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_eager_and_captured(size: int, how: str, tmp_path: Path) -> None:
-    run_ranks(SUMS, size, tmp_path / "store", how)
+    run_ranks(START + SUMS + END, size, tmp_path / "store", how)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_products_send_their_parts(size: int, tmp_path: Path) -> None:
+    run_ranks(START + PRODUCTS + END, size, tmp_path / "store", "one_shot")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.executor.rank_processes import run_ranks
@@ -81,6 +82,38 @@ for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8)):
 assert rank_sum_long.rows_at_a_time(memory, torch.zeros(1, 8 * 104 + 1)) == 0
 """
 
+PRODUCTS = """
+from radixrt.kernels.triton import gemv, skinny_gemm
+from radixrt.kernels.triton.skinny_gemm_config import Config
+rank_memory.mark(maps[rank])
+dist.barrier()
+weight = 1 + torch.rand(104, generator=generator)
+workspace = skinny_gemm.Workspace("cpu")
+cuts = (Config(16, 64, 1, 2, 4), Config(64, 64, 2, 2, 4, True), Config(32, 64, 1, 3, 4, False, True))
+for turn, rows in enumerate((1, 2, 8, 5, 8, 3, 1)):
+    x = torch.randint(-3, 4, (ranks, rows, 128), generator=generator).half()
+    products = torch.randint(-3, 4, (ranks, 104, 128), generator=generator).half()
+    bias = torch.arange(104).half() if rank == 0 else None
+    expected = torch.einsum("rtk,rnk->tn", x.float(), products.float()) + torch.arange(104)
+    kept = residual = torch.randn(rows, 104, generator=generator)
+    residual = residual.clone()
+    assert rank_sum.fits(memory, rows, 104, 2)
+    sent = turn != 4
+    send = memory if sent else None
+    if rows < 3:
+        part = gemv.gemv(x[rank], products[rank], bias, send=send)
+        alone = gemv.gemv(x[rank], products[rank], bias)
+    else:
+        given = x[rank], products[rank], bias, workspace, cuts[turn % 3]
+        part = skinny_gemm.multiply(*given, send=send)
+        alone = skinny_gemm.multiply(*given)
+    assert torch.equal(part, alone), turn
+    normed = norm.add_rms_norm(kept, expected, weight, 1e-6, torch.float32)
+    out = rank_sum.sum_add_rms_norm(memory, residual, part, weight, 1e-6, torch.float32, sent=sent)
+    assert torch.equal(residual, kept), turn
+    assert torch.equal(out, normed), turn
+"""
+
 GATHERS = """
 sizes = [(1, 8, 8 * ranks), (3, 40, 40 * ranks - 7), (8, 32, 32 * ranks), (2, 8, 9)]
 for turn, (rows, each, columns) in enumerate(sizes):
@@ -134,15 +167,68 @@ assert not made.takes(torch.zeros(6, 4097), torch.zeros(6, 4097), torch.zeros(40
 assert not made.takes(torch.zeros(6, 8192), torch.zeros(6, 8192), torch.zeros(8192))
 """
 
+MODEL = """
+from pathlib import Path
+from radixrt.executor import one_shot
+from radixrt.executor.parallel import TPGroup
+from radixrt.executor.weights import load_model
+from radixrt.kernels.triton import gemv, rank_sum_long
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.models.model_config import load_model_spec
+from tests.models.dense_attention import run_in_steps
+from tests.models.test_decoder import sequences
+from tests.tiny_models import make_tiny_model
+one_shot.SUM_BYTES[ranks] = 64 * 4 * 8
+one_shot.LONG_SUM_BYTES = 64 * 4 * ranks * 8
+one_shot.GATHER_BYTES = 1 << 16
+size = one_shot.memory_bytes(ranks)
+all_memory = mapped("c")
+one_shot.clear(all_memory[rank], ranks)
+path = Path(folder) / "model"
+if rank == 0:
+    make_tiny_model(path)
+dist.barrier()
+class Group(TPGroup):
+    def __init__(self):
+        self.rank, self.size = rank, ranks
+        self.one_shot = one_shot.OneShot(rank, ranks, all_memory[rank], addresses(all_memory))
+    def all_reduce(self, x):
+        raise AssertionError("not a sum of one_shot's")
+ways = []
+for module, name in ((gemv, "_launch"), (rank_sum_long, "sum_add_rms_norm")):
+    def watched(*args, run=getattr(module, name), name=name, **given):
+        ways.append("sent" if given.get("send") else name)
+        return run(*args, **given)
+    setattr(module, name, watched)
+spec = load_model_spec(path)
+with torch.inference_mode():
+    whole = run_in_steps(load_model(path, spec, dtype="float32", device="cpu"), sequences())
+    split = load_model(path, spec, dtype="float32", device="cpu", ops=CudaOps(), group=Group())
+    split = run_in_steps(split, sequences())
+for ours, theirs in zip(split, whole, strict=True):
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+assert {"sent", "sum_add_rms_norm"} <= set(ways), set(ways)
+"""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
-    "work", [SUMS, LONG_SUMS, GATHERS, SAMPLES, WORKS], ids=["sums", "long sums", "gathers", "samples", "one shot"]
+    "work",
+    [SUMS, LONG_SUMS, PRODUCTS, GATHERS, SAMPLES, WORKS, MODEL],
+    ids=["sums", "long sums", "products", "gathers", "samples", "one shot", "model"],
 )
 def test_ranks_that_wait_for_each_other(work: str, ranks: int, tmp_path: Path) -> None:
+    import triton
+
     from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum, rank_sum_long
 
+    if work is PRODUCTS and _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 3):
+        pytest.skip("the interpreter of this Triton has no loops with this NumPy")
     part = 8 * 104 * 4
     size = max(
         *(each.memory_bytes(part, ranks) for each in (rank_sum, rank_sum_long, rank_gather)),

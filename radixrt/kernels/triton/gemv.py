@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixrt.kernels.triton.rank_memory import RankMemory, part_places, send_part
+
 MAX_TOKENS = 4
 MAX_TOKENS_OF_LARGE = 2
 LARGE_ELEMENTS = 3_500_000
@@ -79,11 +81,13 @@ def _add_step(
 
 @triton.jit
 def _gemv_kernel(
-    x, weight, bias, out, num_rows, copy_stride,
+    x, weight, bias, out, addresses, turns, num_rows, copy_stride,
     SIZE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    UNROLL: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
+    UNROLL: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr,
+    RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """out [TOKENS, num_rows]; a warp's second row is WARPS further on, or the one of `up` if GATED.
+    """out [TOKENS, num_rows]; a warp's second row is WARPS further on, or the one of `up` if GATED. With RANKS, out is
+    a part of a sum, and sent to the others.
 
     copy_stride: 0. Each warp reads x for itself, and a stride that is known only at run time keeps the compiler from
     loading it once for all of them, each a part, and passing it around through shared memory.
@@ -106,6 +110,8 @@ def _gemv_kernel(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()  # the next kernel's programs find room beside these and wait for their end
+    if RANKS > 1:
+        places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, out.dtype.element_ty)
     zero = tl.zeros((WARPS, CHUNK), tl.float32)
     first_sums = ()
     second_sums = ()
@@ -127,7 +133,7 @@ def _gemv_kernel(
         first_value = tl.sum(first_sums[token], axis=1)
         if HAS_BIAS:
             first_value += tl.load(bias + first_row).to(tl.float32)
-        to = out + token * num_rows
+        to = token * num_rows
         if PAIRS:
             second_value = tl.sum(second_sums[token], axis=1)
             if HAS_BIAS:
@@ -135,8 +141,14 @@ def _gemv_kernel(
             if GATED:
                 first_value = first_value / (1.0 + tl.exp(-first_value)) * second_value
             else:
-                tl.store(to + other, second_value.to(out.dtype.element_ty), mask=other < num_rows)
-        tl.store(to + row, first_value.to(out.dtype.element_ty), mask=row < num_rows)
+                second_value = second_value.to(out.dtype.element_ty)
+                if RANKS > 1:
+                    second_value = send_part(places, to + other, second_value, other < num_rows)
+                tl.store(out + to + other, second_value, mask=other < num_rows)
+        first_value = first_value.to(out.dtype.element_ty)
+        if RANKS > 1:
+            first_value = send_part(places, to + row, first_value, row < num_rows)
+        tl.store(out + to + row, first_value, mask=row < num_rows)
 
 
 def wins(tokens: int, rows: int, columns: int) -> bool:
@@ -177,13 +189,17 @@ def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False) -> torch.Tensor:
+def gemv(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False,
+    send: RankMemory | None = None,
+) -> torch.Tensor:  # fmt: skip
     """x [T, K] times weight [M, K] transposed, plus bias [M] -> [T, M] of x's dtype, for T of 1 to MAX_TOKENS.
 
     Args:
         early: see `CudaOps`.
+        send: see `skinny_gemm.multiply`.
     """
-    return _launch(x, weight, bias, weight.shape[0], gated=False, early=early)
+    return _launch(x, weight, bias, weight.shape[0], gated=False, early=early, send=send)
 
 
 def gate_up_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False) -> torch.Tensor:
@@ -196,8 +212,9 @@ def gate_up_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: int, *, gated: bool, early: bool
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: int, *, gated: bool, early: bool,
+    send: RankMemory | None = None,
+) -> torch.Tensor:  # fmt: skip
     tokens, size = x.shape
     out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
@@ -206,8 +223,10 @@ def _launch(
     chunk = LANES * LANE_BYTES // x.element_size()
     programs = triton.cdiv(rows, 2 * NUM_WARPS if pairs and not gated else NUM_WARPS)
     _gemv_kernel[(programs,)](
-        x, weight, weight if bias is None else bias, out, rows, 0,
+        x, weight, weight if bias is None else bias, out, None if send is None else send.addresses,
+        None if send is None else send.turn, rows, 0,
         size, tokens, pairs, gated, bias is not None, _unroll(tokens, rows, size, pairs), chunk, NUM_WARPS, early,
+        *((0, 1, 0) if send is None else (send.rank, send.ranks, send.part_bytes)),
         num_warps=NUM_WARPS, maxnreg=_max_registers(tokens, programs), launch_pdl=early,
     )  # fmt: skip
     return out

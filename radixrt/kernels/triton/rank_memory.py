@@ -4,6 +4,9 @@ Programs of different ranks wait for each other. There may be more of them than 
 them in the order of their numbers: the first that is not done has been started on every rank.
 """
 
+# mypy: disable-error-code="assignment"
+# A kernel's tuples grow while it is compiled.
+
 from __future__ import annotations
 
 import torch
@@ -60,6 +63,31 @@ def is_mark(bits):
     """Whether nothing has come there yet; of int16 or int32, as wide as the numbers are."""
     MARK: tl.constexpr = MARK_16 if bits.dtype == tl.int16 else MARK_32
     return bits == MARK
+
+
+@triton.jit
+def part_places(
+    addresses, turns, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """Where the next `rank_sum`, of numbers of a dtype, looks for this rank's part in every other rank's memory:
+    pointers to bits, beginning with another rank's for each rank."""
+    half = (tl.load(turns) % 2) * RANKS
+    TYPE: tl.constexpr = tl.pointer_type(tl.int16 if DTYPE.primitive_bitwidth == 16 else tl.int32)
+    places = ()
+    for further in tl.static_range(1, RANKS):
+        places += (at_address(addresses + (RANK + further) % RANKS, (half + RANK) * PART_BYTES, TYPE),)
+    return places
+
+
+@triton.jit
+def send_part(places, at, values, mask):
+    """Store values at an offset behind each of the `part_places`; returns them as the others get them."""
+    BITS: tl.constexpr = tl.int16 if values.dtype.primitive_bitwidth == 16 else tl.int32
+    bits = values.to(BITS, bitcast=True)
+    bits = tl.where(is_mark(bits), 0, bits).to(BITS)
+    for i in tl.static_range(len(places)):
+        tl.store(places[i] + at, bits, mask=mask)
+    return bits.to(values.dtype, bitcast=True)
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """What ranks of one machine add up between two blocks of a model, with the residual sum and RMSNorm, in one launch.
 
 A rank writes its part of a row straight into memory of every other rank, and adds up all parts as soon as it has them.
-Memory that nothing has come to yet holds marks, so the parts themselves say that they are there: that is one trip over
-NVLink, where a flag behind them would wait until they have arrived, and NCCL's sum and a norm take several launches.
+What multiplies may have done that already, when it wrote the part (`send`), which is then there earlier. Memory that
+nothing has come to yet holds marks, so the parts themselves say that they are there: that is one trip over NVLink,
+where a flag behind them would wait until they have arrived, and NCCL's sum and a norm take several launches.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixrt.kernels.triton.norm import ELEMENTS_PER_WARP, MAX_WARPS
-from radixrt.kernels.triton.rank_memory import ALIGN_BYTES, MARK_16, MARK_32, RankMemory, at_address, is_last, is_mark
+from radixrt.kernels.triton.rank_memory import (
+    ALIGN_BYTES,
+    MARK_16,
+    MARK_32,
+    RankMemory,
+    at_address,
+    is_last,
+    is_mark,
+    part_places,
+    send_part,
+)
 
 
 def memory_bytes(part_bytes: int, ranks: int) -> int:
@@ -24,7 +35,7 @@ def memory_bytes(part_bytes: int, ranks: int) -> int:
 @triton.jit
 def _sum_add_rms_norm_kernel(
     residual, x, weight, out, addresses, turns, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr,
-    RANKS: tl.constexpr, PART_BYTES: tl.constexpr, EARLY: tl.constexpr,
+    RANKS: tl.constexpr, PART_BYTES: tl.constexpr, SENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, BLOCK)
@@ -38,12 +49,11 @@ def _sum_add_rms_norm_kernel(
         gdc_wait()
     turn = tl.load(turns)
     half = (turn % 2) * RANKS
-    own = tl.load(x + start + at, mask=inside, other=0.0).to(bits_dtype, bitcast=True)
-    own = tl.where(is_mark(own), 0, own).to(bits_dtype)
+    own = tl.load(x + start + at, mask=inside, other=0.0)
     total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
-    for further in tl.static_range(1, RANKS):  # to each rank from another one at a time
-        theirs = at_address(addresses + (RANK + further) % RANKS, (half + RANK) * PART_BYTES, bits_type)
-        tl.store(theirs + start + at, own, mask=inside)
+    if not SENT:
+        places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, dtype)
+        own = send_part(places, start + at, own, inside)
     last = is_last(turns, "relaxed")  # counted while the parts are on their way
     here = addresses + RANK
     summed = tl.zeros((BLOCK,), tl.float32)
@@ -53,7 +63,7 @@ def _sum_add_rms_norm_kernel(
         marks = tl.zeros((BLOCK,), tl.int32)
         for other in tl.static_range(RANKS):  # in rank order, so that all ranks get the same bits
             if other == RANK:
-                summed += own.to(dtype, bitcast=True).to(tl.float32)
+                summed += own.to(tl.float32)
             else:
                 part = at_address(here, (half + other) * PART_BYTES, bits_type) + start + at
                 bits = tl.load(part, mask=inside, other=0, volatile=True)
@@ -74,8 +84,14 @@ def _sum_add_rms_norm_kernel(
 
 
 def supports(memory: RankMemory, x: torch.Tensor) -> bool:
-    """Whether x fits into the memory; the same answer on every rank."""
-    return 0 < x.numel() * x.itemsize <= memory.part_bytes and takes_rows(x)
+    """Whether x [T, hidden] fits into the memory; the same answer on every rank."""
+    return x.is_contiguous() and fits(memory, x.shape[0], x.shape[1], x.itemsize)
+
+
+def fits(memory: RankMemory, rows: int, columns: int, itemsize: int) -> bool:
+    """As `supports`, of a matrix that is not there yet."""
+    row_bytes = columns * itemsize
+    return 0 < rows * row_bytes <= memory.part_bytes and row_bytes % ALIGN_BYTES == 0
 
 
 def takes_rows(x: torch.Tensor) -> bool:
@@ -91,6 +107,7 @@ def sum_add_rms_norm(
     eps: float,
     dtype: torch.dtype,
     early: bool = False,
+    sent: bool = False,
 ) -> torch.Tensor:
     """`norm.add_rms_norm` of the sum of x [T, hidden] over the ranks; the sum itself is not rounded.
 
@@ -100,13 +117,14 @@ def sum_add_rms_norm(
 
     Args:
         early: see `CudaOps`.
+        sent: x has been written into this turn's `part_places`, on the same stream.
     """
     rows, size = residual.shape
     out = torch.empty(rows, size, dtype=dtype, device=residual.device)
     block = triton.next_power_of_2(size)
     _sum_add_rms_norm_kernel[(rows,)](
         residual, x, weight, out, memory.addresses, memory.turn, eps, size, block, memory.rank, memory.ranks,
-        memory.part_bytes, early, num_warps=min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP)),
+        memory.part_bytes, sent, early, num_warps=min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP)),
         launch_pdl=early,
     )  # fmt: skip
     return out

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from radixrt.kernels.triton.rank_memory import RankMemory, part_places, send_part
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, padded
 
 MAX_TOKENS = 256
@@ -92,12 +93,13 @@ def _multiply(w, x, sums, TOKENS_FIRST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens", "each"])
 def _skinny_gemm_kernel(
-    x, x_map, weight, weight_map, bias, out, parts, arrived, tokens, num_rows, columns, each,
+    x, x_map, weight, weight_map, bias, out, parts, arrived, addresses, turns, tokens, num_rows, columns, each,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    PIECE: tl.constexpr, EARLY: tl.constexpr,
+    PIECE: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer."""
+    """out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS, out is a
+    part of a sum, and sent to the others."""
     columns = tl.multiple_of(columns, 8)
     tile = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
@@ -113,6 +115,8 @@ def _skinny_gemm_kernel(
                 _prefetch(up_weight, first_row, num_rows, columns, begin * STEP, ROWS, AHEAD, PIECE)
         gdc_launch_dependents()  # the next kernel's programs find room beside these, and do the same
         gdc_wait()
+    if RANKS > 1:
+        places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, out.dtype.element_ty)
 
     row = first_row + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
@@ -162,8 +166,11 @@ def _skinny_gemm_kernel(
                 up_value += tl.load(bias + num_rows + row, mask=in_rows, other=0.0).to(tl.float32)[None, :]
         if GATED:
             value = value / (1.0 + tl.exp(-value)) * up_value
-        to = out + token[:, None] * num_rows + row[None, :]
-        tl.store(to, value.to(out.dtype.element_ty), mask=inside & in_rows[None, :])
+        value = value.to(out.dtype.element_ty)
+        to = token[:, None] * num_rows + row[None, :]
+        if RANKS > 1:
+            value = send_part(places, to, value, inside & in_rows[None, :])
+        tl.store(out + to, value, mask=inside & in_rows[None, :])
 
 
 def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -199,6 +206,7 @@ def multiply(
     *,
     gated: bool = False,
     early: bool = False,
+    send: RankMemory | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [M, K] transposed, plus bias [M] -> [T, M] of x's dtype, for T of 1 to MAX_TOKENS.
 
@@ -206,6 +214,8 @@ def multiply(
         cut: how; `skinny_gemm_config.find` knows.
         gated: silu(gate) * up -> [T, M / 2] instead, where the product would give gate, then up; neither is rounded.
         early: see `CudaOps`.
+        send: `rank_sum`'s memory, which has room: the product is a part of the sum that comes next, and sent to the
+            other ranks.
 
     Raises:
         ValueError: the workspace has not enough room for the splits' sums.
@@ -228,9 +238,10 @@ def multiply(
     weight_map = TensorDescriptor.from_tensor(weight, [cut.rows, cut.step]) if cut.bulk else None
     x_map = TensorDescriptor.from_tensor(x, [width, cut.step]) if cut.bulk else None
     _skinny_gemm_kernel[(tiles * splits,)](
-        x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived, tokens, rows, columns, each,
+        x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived,
+        None if send is None else send.addresses, None if send is None else send.turn, tokens, rows, columns, each,
         width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first, columns % cut.step == 0,
-        ahead, piece, early,
+        ahead, piece, early, *((0, 1, 0) if send is None else (send.rank, send.ranks, send.part_bytes)),
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     return out
