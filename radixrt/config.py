@@ -82,7 +82,7 @@ class ExecutorConfig:
     tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
     all_reduce: str = option(
         "one_shot",
-        "how CUDA ranks add up; one_shot: small sums in one kernel each, over memory that GPUs of one machine map, "
+        "how CUDA ranks add up; one_shot: each sum in one kernel, over memory that GPUs of one machine map, "
         "where that works; nccl: always NCCL",
         choices=("one_shot", "nccl"),
     )

@@ -65,12 +65,16 @@ class OneShot:
         """Whether `sum_add_rms_norm` takes these; the same answer on every rank."""
         return (
             self._norm.supports(residual, x, weight)
-            and self._sum.takes_rows(x)
+            and x.is_contiguous()
+            and self._sum.takes_rows(x.shape[1], x.itemsize)
             and self._long_sum.rows_at_a_time(self._long_sums, x) > 0
         )
 
     def part_memory(self, rows: int, columns: int, dtype: torch.dtype) -> RankMemory | None:
-        """Where products send their [rows, columns] for the sum that comes next; None where the sum itself sends it."""
+        """Where products send their [rows, columns] for the sum that comes next; None where the sum itself sends it.
+
+        Whether this rank's product or its sum sends is no other rank's business: they get the same bytes.
+        """
         fits = self._sum.fits(self._sums, rows, columns, dtype.itemsize) and columns <= self._norm.MAX_HIDDEN
         return self._sums if fits else None
 
@@ -80,6 +84,7 @@ class OneShot:
         """As `LayerOps.sum_add_rms_norm`."""
         x = part.x
         if not self._sum.supports(self._sums, x):
+            assert not part.sent
             return self._long_sum.sum_add_rms_norm(self._long_sums, residual, x, weight, eps, dtype)
         return self._sum.sum_add_rms_norm(self._sums, residual, x, weight, eps, dtype, early, part.sent)
 

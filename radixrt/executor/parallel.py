@@ -36,7 +36,7 @@ class TPGroup:
         device: of the tensors that are exchanged; NCCL on CUDA, gloo elsewhere.
         store: where the ranks find each other; needed with more than one.
         timeout_s: the longest that ranks wait for each other, while loading too.
-        one_shot: on CUDA, try `radixrt.executor.one_shot` for small sums and gathers.
+        one_shot: on CUDA, try `radixrt.executor.one_shot`.
 
     Attributes:
         one_shot: None where NCCL or gloo does everything.

@@ -52,19 +52,19 @@ class CudaOps(LayerOps):
         group: TPGroup | None,
     ) -> torch.Tensor:  # fmt: skip
         one_shot = None if group is None else group.one_shot
-        if one_shot is None or part is None or not (part.sent or one_shot.takes(residual, part.x, weight)):
+        if one_shot is None or part is None or not one_shot.takes(residual, part.x, weight):
+            assert part is None or not part.sent
             return super().sum_add_rms_norm(residual, part, weight, eps, dtype, group)
         return one_shot.sum_add_rms_norm(residual, part, weight, eps, dtype, early=self._early)
 
     def linear_part(self, x: torch.Tensor, linear: Linear, group: TPGroup | None) -> Part:
         weight = linear.weight
-        one_shot = None if group is None else group.one_shot
-        if one_shot is None or weight is None:
-            return super().linear_part(x, linear, group)
-        send = one_shot.part_memory(x.shape[0], weight.shape[0], x.dtype)
-        if send is None or not (self._takes_few(x, weight) or self._cut(x, weight, gated=False)):
-            return super().linear_part(x, linear, group)
-        return Part(self.linear(x, weight, linear.bias, send), sent=True)
+        if weight is not None and group is not None and group.one_shot is not None:
+            send = group.one_shot.part_memory(x.shape[0], weight.shape[0], x.dtype)
+            sent = None if send is None else self._multiply(x, weight, linear.bias, send)
+            if sent is not None:
+                return Part(sent, sent=True)
+        return super().linear_part(x, linear, group)
 
     def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         return self._embedding.embed_part(input_ids, rows, first, self._early)
@@ -74,19 +74,23 @@ class CudaOps(LayerOps):
             return self._torch.silu_and_mul(gate_up)
         return self._activation.silu_and_mul(gate_up, self._early)
 
-    def linear(
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product = self._multiply(x, weight, bias)
+        return F.linear(x, weight, bias) if product is None else product
+
+    def _multiply(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, send: RankMemory | None = None
-    ) -> torch.Tensor:
-        """As `LayerOps.linear`.
+    ) -> torch.Tensor | None:
+        """As `linear`, by a kernel of ours; None where cuBLAS is the better choice.
 
         Args:
-            send: see `skinny_gemm.multiply`; not where cuBLAS multiplies.
+            send: see `skinny_gemm.multiply`.
         """
         if self._takes_few(x, weight):
             return self._gemv.gemv(x, weight, bias, self._early, send)
         cut = self._cut(x, weight, gated=False)
         if cut is None:
-            return F.linear(x, weight, bias)
+            return None
         workspace = self._workspace(x.device)
         return self._skinny_gemm.multiply(x, weight, bias, workspace, cut, early=self._early, send=send)
 

@@ -64,7 +64,8 @@ class LayerOps(ABC):
         return self.add_rms_norm(residual, x, weight, eps, dtype)
 
     def linear_part(self, x: torch.Tensor, linear: Linear, group: TPGroup | None) -> Part:
-        """linear(x) [T, hidden], to be added by the next `sum_add_rms_norm`, which follows on the same stream."""
+        """linear(x) [T, hidden], to be added by the next `sum_add_rms_norm`, which follows on the same stream before
+        there is another part."""
         return Part(linear(x))
 
     def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:

@@ -38,8 +38,8 @@ class Attention(nn.Module):
             scale=spec.head_dim**-0.5,
             sliding_window=spec.sliding_windows[layer_id],
         )
-        self.qkv_size = (heads + 2 * kv_heads) * spec.head_dim
-        self.qkv_proj = Linear(spec.hidden_size, self.qkv_size, spec.qkv_bias, dtype, ops.linear)
+        qkv_size = (heads + 2 * kv_heads) * spec.head_dim
+        self.qkv_proj = Linear(spec.hidden_size, qkv_size, spec.qkv_bias, dtype, ops.linear)
         columns = heads * spec.head_dim
         self.o_proj = Linear(columns, spec.hidden_size, spec.o_bias, dtype, ops.linear)
         self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, dtype, dtype) if spec.qk_norm else None
@@ -82,7 +82,7 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(columns, spec.hidden_size, spec.mlp_bias, dtype, ops.linear)
 
     def forward(self, x: torch.Tensor, group: TPGroup | None) -> Part:
-        """[T, hidden] -> [T, hidden]."""
+        """[T, hidden] -> this rank's part of [T, hidden]."""
         return self._ops.linear_part(self._ops.gate_up_silu(x, self.gate_up_proj), self.down_proj, group)
 
 

@@ -36,7 +36,7 @@ rank_memory.mark(maps[rank])
 dist.barrier()
 weight = 1 + torch.rand(104, generator=generator)
 for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
-    dtype = (torch.float32, torch.bfloat16)[turn % 2]
+    dtype = (torch.float32, torch.bfloat16)[turn // 2 % 2]  # both in both halves of the memory
     parts = torch.randn(ranks, rows, 104, generator=generator).to(dtype)
     parts[:, :, 3:5] = 0.0
     parts[0].view(torch.uint8)[:, 3 * dtype.itemsize : 4 * dtype.itemsize] = marked[: dtype.itemsize]
@@ -215,30 +215,33 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")[:2]))
 
 
+WORK = {
+    "sums": SUMS, "long sums": LONG_SUMS, "products": PRODUCTS, "gathers": GATHERS, "samples": SAMPLES,
+    "one shot": WORKS, "model": MODEL,
+}  # fmt: skip
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
-    "work",
-    [SUMS, LONG_SUMS, PRODUCTS, GATHERS, SAMPLES, WORKS, MODEL],
-    ids=["sums", "long sums", "products", "gathers", "samples", "one shot", "model"],
+    ("name", "ranks"), [*((name, ranks) for name in WORK for ranks in (2, 4)), ("sums", 8), ("long sums", 8)]
 )
-def test_ranks_that_wait_for_each_other(work: str, ranks: int, tmp_path: Path) -> None:
+def test_ranks_that_wait_for_each_other(name: str, ranks: int, tmp_path: Path) -> None:
     import triton
 
     from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum, rank_sum_long
 
-    if work is PRODUCTS and _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 3):
+    if name == "products" and _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 3):
         pytest.skip("the interpreter of this Triton has no loops with this NumPy")
     part = 8 * 104 * 4
     size = max(
         *(each.memory_bytes(part, ranks) for each in (rank_sum, rank_sum_long, rank_gather)),
         rank_sampling.memory_bytes(ranks),
     )
-    for name in (f"{letter}{rank}" for letter in "abc" for rank in range(ranks)):
-        with open(tmp_path / name, "wb") as file:
+    for path in (tmp_path / f"{letter}{rank}" for letter in "abc" for rank in range(ranks)):
+        with open(path, "wb") as file:
             file.truncate(size)
     run_ranks(
-        START + work, ranks, tmp_path, size, part,
+        START + WORK[name], ranks, tmp_path, size, part,
         environment={
             "GLOO_SOCKET_IFNAME": "lo", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
         },

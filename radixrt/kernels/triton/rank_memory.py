@@ -22,14 +22,6 @@ MARK_32 = tl.constexpr(-(1 << 31) + (1 << 15))
 """The same bytes in memory: where a number has yet to come. As floating-point numbers -0.0 and one too small to matter,
 which are sent as 0."""
 
-MAX_ROWS = tl.constexpr(1024)
-"""Of a kernel whose ranks meet at each row, with flags of its own."""
-
-
-def row_flag_bytes(ranks: int) -> int:
-    """What `meet_at_row` needs: in each of two halves, a flag of each rank for each row."""
-    return int(2 * ranks * MAX_ROWS.value * FLAG_BYTES.value)
-
 
 class RankMemory:
     """One rank's view. All ranks launch the same kernels over it in the same order, so all are in the same turn.
@@ -66,16 +58,46 @@ def is_mark(bits):
 
 
 @triton.jit
+def leave_marks(places, at, mask):
+    """Mark what has been read at an offset behind each of the places."""
+    MARK: tl.constexpr = MARK_16 if places[0].dtype.element_ty == tl.int16 else MARK_32
+    for i in tl.static_range(len(places)):
+        tl.store(places[i] + at, MARK, mask=mask)
+
+
+@triton.jit
+def load_turn(turns):
+    """Which turn it is; L1 may still hold the one that a kernel read before this one's began."""
+    return tl.load(turns, cache_modifier=".cg")
+
+
+@triton.jit
 def part_places(
     addresses, turns, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
     """Where the next `rank_sum`, of numbers of a dtype, looks for this rank's part in every other rank's memory:
     pointers to bits, beginning with another rank's for each rank."""
-    half = (tl.load(turns) % 2) * RANKS
+    half = (load_turn(turns) % 2) * (RANKS - 1)
     TYPE: tl.constexpr = tl.pointer_type(tl.int16 if DTYPE.primitive_bitwidth == 16 else tl.int32)
     places = ()
     for further in tl.static_range(1, RANKS):
-        places += (at_address(addresses + (RANK + further) % RANKS, (half + RANK) * PART_BYTES, TYPE),)
+        place = (half + RANKS - 1 - further) * PART_BYTES
+        places += (at_address(addresses + (RANK + further) % RANKS, place, TYPE),)
+    return places
+
+
+@triton.jit
+def own_places(
+    addresses, turn, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """Where this rank finds the others' parts in its own memory, in their order, itself left out: as `part_places`."""
+    half = (turn % 2) * (RANKS - 1)
+    TYPE: tl.constexpr = tl.pointer_type(tl.int16 if DTYPE.primitive_bitwidth == 16 else tl.int32)
+    places = ()
+    for other in tl.static_range(RANKS):
+        if other != RANK:
+            place = (half + (other - RANK - 1) % RANKS) * PART_BYTES
+            places += (at_address(addresses + RANK, place, TYPE),)
     return places
 
 
@@ -130,21 +152,4 @@ def is_last(turns, ORDER: tl.constexpr):
     last = tl.atomic_add(turns + 1, 1, sem=ORDER) == tl.num_programs(0) - 1
     if last:
         tl.store(turns + 1, 0)
-    return last
-
-
-@triton.jit
-def meet_at_row(addresses, turns, turn, flags_at, row, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """Wait until every rank has come to a row in this turn; what it wrote before is there then.
-
-    Args:
-        flags_at: where the `row_flag_bytes` begin, in bytes.
-
-    Returns:
-        Whether this is the last program that has read the turn, and must set the next one at its end.
-    """
-    flags = flags_at + ((turn % 2) * RANKS * MAX_ROWS + row) * FLAG_BYTES
-    tell_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
-    last = is_last(turns, "relaxed")  # counted here, it takes no time of its own
-    wait_for_all(addresses, flags, MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
     return last

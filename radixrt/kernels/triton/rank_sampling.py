@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixrt.kernels.triton.rank_memory import MAX_ROWS, RankMemory, at_address, meet_at_row, row_flag_bytes
+from radixrt.kernels.triton.rank_memory import FLAG_BYTES, RankMemory, at_address, is_last, tell_all, wait_for_all
 from radixrt.kernels.triton.sampling import (
     CHUNK,
     CHUNK_WARPS,
@@ -23,6 +23,9 @@ from radixrt.kernels.triton.sampling import (
     draw_token,
 )
 
+MAX_ROWS = tl.constexpr(1024)
+"""Each has flags of its own."""
+
 MAX_CHUNKS = tl.constexpr(1 << 16)
 """Chunks of all rows, of all ranks."""
 
@@ -32,7 +35,24 @@ ARRAY_BYTES = tl.constexpr(MAX_CHUNKS.value * 4)
 
 def memory_bytes(ranks: int) -> int:
     """Of the memory that each rank needs: twice, three numbers of each chunk and a flag of each rank for each row."""
-    return int(6 * ARRAY_BYTES.value) + row_flag_bytes(ranks)
+    return int(6 * ARRAY_BYTES.value + 2 * ranks * MAX_ROWS.value * FLAG_BYTES.value)
+
+
+@triton.jit
+def _meet_at_row(addresses, turns, turn, flags_at, row, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Wait until every rank has come to a row in this turn; what it wrote before is there then.
+
+    Args:
+        flags_at: where the flags begin, in bytes: in each of two halves, one of each rank for each row.
+
+    Returns:
+        Whether this is the last program that has read the turn, and must set the next one at its end.
+    """
+    flags = flags_at + ((turn % 2) * RANKS * MAX_ROWS + row) * FLAG_BYTES
+    tell_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    last = is_last(turns, "relaxed")  # counted here, it takes no time of its own
+    wait_for_all(addresses, flags, MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
+    return last
 
 
 @triton.jit
@@ -61,7 +81,7 @@ def _row_kernel(
     """One row; CHUNKS of each rank. `parts` are the addresses of the ranks' parts."""
     row = tl.program_id(0)
     turn = tl.load(turns)
-    last = meet_at_row(addresses, turns, turn, 6 * ARRAY_BYTES, row, RANK, RANKS)
+    last = _meet_at_row(addresses, turns, turn, 6 * ARRAY_BYTES, row, RANK, RANKS)
     index = tl.arange(0, PADDED)
     inside = index < RANKS * CHUNKS
     numbers = (turn % 2) * (3 * ARRAY_BYTES)
@@ -99,7 +119,8 @@ def fused_sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """As `sampling.fused_sample`; all ranks call it in the same order, with the same numbers.
 
-    Nobody may overwrite its part before all ranks have read it: between two calls the ranks meet elsewhere too.
+    Nobody may overwrite its part before all ranks have read it: between two calls the ranks sum something, and who has
+    all parts of a sum knows that the others' draws before it are done.
 
     Args:
         memory: of `memory_bytes`.

@@ -16,20 +16,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixrt.kernels.triton.norm import ELEMENTS_PER_WARP, MAX_WARPS
 from radixrt.kernels.triton.rank_memory import (
     ALIGN_BYTES,
-    MARK_16,
-    MARK_32,
     RankMemory,
-    at_address,
     is_last,
     is_mark,
+    leave_marks,
+    load_turn,
+    own_places,
     part_places,
     send_part,
 )
 
 
 def memory_bytes(part_bytes: int, ranks: int) -> int:
-    """Of the memory that each rank needs, all `rank_memory.mark`s at first: twice, a part of each rank."""
-    return 2 * ranks * part_bytes
+    """Of the memory that each rank needs, all `rank_memory.mark`s at first: twice, a part of each other rank."""
+    return 2 * (ranks - 1) * part_bytes
 
 
 @triton.jit
@@ -41,39 +41,33 @@ def _sum_add_rms_norm_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     dtype: tl.constexpr = x.dtype.element_ty
-    bits_dtype: tl.constexpr = tl.int16 if dtype.primitive_bitwidth == 16 else tl.int32
-    bits_type: tl.constexpr = tl.pointer_type(bits_dtype)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    turn = tl.load(turns)
-    half = (turn % 2) * RANKS
+    turn = load_turn(turns)
     own = tl.load(x + start + at, mask=inside, other=0.0)
     total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
     if not SENT:
         places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, dtype)
         own = send_part(places, start + at, own, inside)
-    last = is_last(turns, "relaxed")  # counted while the parts are on their way
-    here = addresses + RANK
+    # Counted while the parts are on their way. It waits for this program's threads, so all have sent before one looks.
+    last = is_last(turns, "relaxed")
+    others = own_places(addresses, turn, RANK, RANKS, PART_BYTES, dtype)
     summed = tl.zeros((BLOCK,), tl.float32)
     missing = RANKS - 1
     while missing > 0:
         summed = tl.zeros((BLOCK,), tl.float32)
         marks = tl.zeros((BLOCK,), tl.int32)
-        for other in tl.static_range(RANKS):  # in rank order, so that all ranks get the same bits
-            if other == RANK:
+        for rank in tl.static_range(RANKS):  # in this order on every rank, so that all get the same bits
+            if rank == RANK:
                 summed += own.to(tl.float32)
             else:
-                part = at_address(here, (half + other) * PART_BYTES, bits_type) + start + at
-                bits = tl.load(part, mask=inside, other=0, volatile=True)
+                bits = tl.load(others[rank - (rank > RANK)] + start + at, mask=inside, other=0, volatile=True)
                 marks |= is_mark(bits).to(tl.int32)
                 summed += bits.to(dtype, bitcast=True).to(tl.float32)
         missing = tl.max(marks, axis=0)
-    MARK: tl.constexpr = MARK_16 if dtype.primitive_bitwidth == 16 else MARK_32
-    for further in tl.static_range(1, RANKS):  # for the turn after the next
-        part = at_address(here, (half + (RANK + further) % RANKS) * PART_BYTES, bits_type)
-        tl.store(part + start + at, tl.full((BLOCK,), MARK, bits_dtype), mask=inside)
+    leave_marks(others, start + at, inside)  # for the turn after the next
     rounded = (total + summed).to(residual.dtype.element_ty)
     tl.store(residual + start + at, rounded, mask=inside)
     total = rounded.to(tl.float32)
@@ -90,13 +84,12 @@ def supports(memory: RankMemory, x: torch.Tensor) -> bool:
 
 def fits(memory: RankMemory, rows: int, columns: int, itemsize: int) -> bool:
     """As `supports`, of a matrix that is not there yet."""
-    row_bytes = columns * itemsize
-    return 0 < rows * row_bytes <= memory.part_bytes and row_bytes % ALIGN_BYTES == 0
+    return 0 < rows * columns * itemsize <= memory.part_bytes and takes_rows(columns, itemsize)
 
 
-def takes_rows(x: torch.Tensor) -> bool:
-    """Whether ranks can hand each other rows of x, [T, hidden]."""
-    return x.is_contiguous() and (x.shape[1] * x.itemsize) % ALIGN_BYTES == 0
+def takes_rows(columns: int, itemsize: int) -> bool:
+    """Whether ranks can hand each other rows of so many elements."""
+    return columns * itemsize % ALIGN_BYTES == 0
 
 
 def sum_add_rms_norm(

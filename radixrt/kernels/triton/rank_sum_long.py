@@ -10,7 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from radixrt.kernels.triton.rank_memory import FLAG_BYTES, RankMemory, at_address, is_last, tell_all, wait_for_all
+from radixrt.kernels.triton.rank_memory import (
+    FLAG_BYTES,
+    RankMemory,
+    at_address,
+    is_last,
+    load_turn,
+    tell_all,
+    wait_for_all,
+)
 
 MAX_BLOCKS = tl.constexpr(8192)
 """Of a launch: programs, each with a row of every rank's."""
@@ -38,7 +46,7 @@ def _long_sum_kernel(
     FLAGS_AT: tl.constexpr = 2 * PART_BYTES
     FLAGS: tl.constexpr = RANKS * MAX_BLOCKS * FLAG_BYTES
     inside = at < SIZE
-    turn = tl.load(turns)
+    turn = load_turn(turns)
     here = addresses + RANK
     for further in tl.static_range(1, RANKS):  # to each rank from another one at a time
         other = (RANK + further) % RANKS
@@ -98,7 +106,8 @@ def sum_add_rms_norm(
     """`norm.add_rms_norm` of the sum of x [T, hidden] over the ranks; the sum is rounded to x's dtype.
 
     A part is written again only behind the whole launch of a rank that has got the sums in which it is, and a sum only
-    behind parts that are sent when all sums before have been read; so one place for each is enough.
+    behind parts that are sent when all sums before have been read; so one place for each is enough. That needs launches
+    which do not begin before the one before them has ended.
     """
     rows, size = residual.shape
     out = torch.empty(rows, size, dtype=dtype, device=residual.device)
