@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from array import array
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -90,19 +91,13 @@ class EngineBackend(Backend):
         Args:
             hidden: tokens that the text leaves out; what stands behind one goes on from the text alone.
         """
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=bool(hidden))
-        kept = written = 0
-        pieces: list[str] = []
-        for i, token_id in enumerate(token_ids):
-            if token_id in hidden:
-                break
-            pieces.append(detokenizer.push([token_id]))
-            written += len(pieces[-1])
-            if written > len(text):
-                break
-            if pieces[-1] and text.endswith(pieces[-1], 0, written):
-                kept = i + 1
-        return kept, text[sum(map(len, pieces[:kept])) :]
+        shown = list(itertools.takewhile(lambda token_id: token_id not in hidden, token_ids))
+        for kept in range(len(shown), 0, -1):  # a stop string is a token or two
+            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=bool(hidden))
+            begun = detokenizer.push(shown[:kept]) + detokenizer.flush()
+            if text.startswith(begun):
+                return kept, text[len(begun) :]
+        return 0, text
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
         async with self._open:

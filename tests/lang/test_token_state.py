@@ -155,12 +155,22 @@ HIDES_A_TOKEN = [
     ]]},
 ]  # fmt: skip
 
+# A stop string begins inside a token, behind one that is no whole character.
+STOPS_BEHIND_HALF_A_CHARACTER = [
+    {"do": "select", "choices": ["a", "ab", "abc"]}, {"do": "typed", "kind": "bool"},
+    {"do": "select", "choices": ["pass", "fail"]},
+    {"do": "fork", "join": False, "branches": [[
+        {"do": "typed", "kind": "digits"}, {"do": "gen", "tokens": 3, "stop": "e", "n": 1},
+    ]]},
+]  # fmt: skip
+
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(plan=PROGRAMS, roles=st.booleans())
 @example(plan=HIDES_A_TOKEN, roles=False)
+@example(plan=STOPS_BEHIND_HALF_A_CHARACTER, roles=False)
 def test_random_programs(
     engine: Engine, uncached: Engine, tokenizer: Tokenizer, plan: list[dict[str, Any]], roles: bool
 ) -> None:
