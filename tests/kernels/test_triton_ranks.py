@@ -201,10 +201,11 @@ for module, name in ((gemv, "_launch"), (rank_sum_long, "sum_add_rms_norm")):
         return run(*args, **given)
     setattr(module, name, watched)
 spec = load_model_spec(path)
+given = [each[:12] for each in sequences()]
 with torch.inference_mode():
-    whole = run_in_steps(load_model(path, spec, dtype="float32", device="cpu"), sequences())
+    whole = run_in_steps(load_model(path, spec, dtype="float32", device="cpu"), given)
     split = load_model(path, spec, dtype="float32", device="cpu", ops=CudaOps(), group=Group())
-    split = run_in_steps(split, sequences())
+    split = run_in_steps(split, given)
 for ours, theirs in zip(split, whole, strict=True):
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 assert {"sent", "sum_add_rms_norm"} <= set(ways), set(ways)
