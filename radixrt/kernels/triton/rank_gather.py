@@ -6,7 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from radixrt.kernels.triton.rank_memory import FLAG_BYTES, RankMemory, at_address, is_last, tell_all, wait_for_all
+from radixrt.kernels.triton.rank_memory import (
+    FLAG_BYTES,
+    RankMemory,
+    at_address,
+    is_last,
+    load_turn,
+    tell_all,
+    wait_for_all,
+)
 
 BLOCK = tl.constexpr(2048)
 """Columns of one program: 16 bytes of float32 for each of 512 threads."""
@@ -22,7 +30,7 @@ def _gather_kernel(
     out, addresses, turns, rows, each, columns, FLAGS_AT: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
     """out [rows, columns]; each rank has `each` columns, of which the last rank's may be padding."""
-    turn = tl.load(turns)
+    turn = load_turn(turns)
     if tl.program_id(0) == 0:
         tell_all(addresses, FLAGS_AT + RANK * FLAG_BYTES, turn, RANK, RANKS)
     wait_for_all(addresses, FLAGS_AT, FLAG_BYTES, turn, RANK, RANKS)

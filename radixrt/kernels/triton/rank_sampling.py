@@ -11,7 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from radixrt.kernels.triton.rank_memory import FLAG_BYTES, RankMemory, at_address, is_last, tell_all, wait_for_all
+from radixrt.kernels.triton.rank_memory import (
+    FLAG_BYTES,
+    RankMemory,
+    at_address,
+    is_last,
+    load_turn,
+    tell_all,
+    wait_for_all,
+)
 from radixrt.kernels.triton.sampling import (
     CHUNK,
     CHUNK_WARPS,
@@ -62,7 +70,7 @@ def _chunk_kernel(
     """One chunk of this rank's part [rows, each], of which `columns` are tokens; its numbers go to all ranks."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     chunks = tl.num_programs(1)
-    half = tl.load(turns) % 2
+    half = load_turn(turns) % 2
     best, total, first = chunk_sums(part + row.to(tl.int64) * each, chunk, columns, tl.load(temperatures + row))
     at = row * chunks * RANKS + RANK * chunks + chunk
     for further in tl.static_range(RANKS):
@@ -80,7 +88,7 @@ def _row_kernel(
 ):  # fmt: skip
     """One row; CHUNKS of each rank. `parts` are the addresses of the ranks' parts."""
     row = tl.program_id(0)
-    turn = tl.load(turns)
+    turn = load_turn(turns)
     last = _meet_at_row(addresses, turns, turn, 6 * ARRAY_BYTES, row, RANK, RANKS)
     index = tl.arange(0, PADDED)
     inside = index < RANKS * CHUNKS
