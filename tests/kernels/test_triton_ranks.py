@@ -27,6 +27,13 @@ maps, further = mapped("a"), mapped("b")
 memory = rank_memory.RankMemory(addresses(maps), rank, part)
 samples = rank_memory.RankMemory(addresses(further), rank, 0)
 generator = torch.Generator().manual_seed(5)
+weight = 1 + torch.rand(104, generator=generator)
+def summed_and_normed(parts, residual):
+    # What a sum over ranks leaves in the residual sum, and what it gives.
+    kept, summed = residual.clone(), torch.zeros(residual.shape)
+    for each in parts.float():
+        summed += each
+    return kept, norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
 """
 
 SUMS = """
@@ -34,7 +41,6 @@ marked = torch.empty(4, dtype=torch.uint8)
 rank_memory.mark(marked)
 rank_memory.mark(maps[rank])
 dist.barrier()
-weight = 1 + torch.rand(104, generator=generator)
 for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     dtype = (torch.float32, torch.bfloat16)[turn // 2 % 2]  # both in both halves of the memory
     parts = torch.randn(ranks, rows, 104, generator=generator).to(dtype)
@@ -43,11 +49,7 @@ for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     parts[-1, :, 4] = -0.0
     residual = torch.randn(rows, 104, generator=generator)
     assert rank_sum.supports(memory, parts[rank])
-    kept = residual.clone()
-    summed = torch.zeros(rows, 104)
-    for each in parts.float():
-        summed += each
-    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    kept, expected = summed_and_normed(parts, residual)
     out = rank_sum.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
     assert torch.equal(residual, kept), turn
     assert torch.equal(out, expected), turn
@@ -59,7 +61,6 @@ assert not rank_sum.supports(memory, torch.zeros(104, 8).t())
 """
 
 LONG_SUMS = """
-weight = 1 + torch.rand(104, generator=generator)
 turns = 0
 for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8)):
     dtype = (torch.float32, torch.bfloat16)[case % 2]
@@ -70,11 +71,7 @@ for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8)):
     at_a_time = rank_sum_long.rows_at_a_time(memory, parts[rank])
     assert at_a_time == 8 * 4 // dtype.itemsize
     turns += -(-rows // at_a_time)
-    kept = residual.clone()
-    summed = torch.zeros(rows, 104)
-    for each in parts.float():
-        summed += each
-    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    kept, expected = summed_and_normed(parts, residual)
     out = rank_sum_long.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
     assert torch.equal(residual, kept), case
     assert torch.equal(out, expected), case
@@ -87,7 +84,6 @@ from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.skinny_gemm_config import Config
 rank_memory.mark(maps[rank])
 dist.barrier()
-weight = 1 + torch.rand(104, generator=generator)
 workspace = skinny_gemm.Workspace("cpu")
 cuts = (Config(16, 64, 1, 2, 4), Config(64, 64, 2, 2, 4, True), Config(32, 64, 1, 3, 4, False, True))
 for turn, rows in enumerate((1, 2, 8, 5, 8, 3, 1)):
