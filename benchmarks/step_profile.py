@@ -42,7 +42,7 @@ REPEATS = 8
 WARM_UP = 3
 """Steps after the first: decode steps are captured by then, see `captures.CAPTURE_AT_STEP`."""
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
-    "between ranks": r"nccl|_sum_add_rms_norm|^_long_sum|^_gather_kernel",
+    "between ranks": r"nccl|_sum_add_rms_norm|^_gather_kernel",
     "attention": r"PrefillWithKVCache|BatchPrefill|decode_attention|flash::",
     "attention, shared part": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",

@@ -7,6 +7,7 @@ multicast is used, and none asked for. The kernels are `kernels/triton/rank_*`; 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SUM_BYTES = {2: 64 << 20, 4: 3 << 19, 8: 1 << 19}
-"""By ranks, the largest sum for which every rank sends all it has to each other one; more gain less."""
-
-LONG_SUM_BYTES = 64 << 20
-"""Of a longer one, what one launch adds up."""
+PART_BYTES = {2: 64 << 20, 4: 32 << 20, 8: 16 << 20}
+"""By ranks, of the place for what another one sends for a sum: of 64 MiB, in one launch."""
 
 GATHER_BYTES = 64 << 20
 """Of the largest part of a gathered matrix."""
@@ -48,14 +46,12 @@ class OneShot:
     """
 
     def __init__(self, rank: int, size: int, own: torch.Tensor, addresses: torch.Tensor) -> None:
-        from radixrt.kernels.triton import norm, rank_gather, rank_sampling, rank_sum, rank_sum_long
+        from radixrt.kernels.triton import norm, rank_gather, rank_sampling, rank_sum
         from radixrt.kernels.triton.rank_memory import RankMemory
 
-        self._norm, self._gather, self._sampling = norm, rank_gather, rank_sampling
-        self._sum, self._long_sum = rank_sum, rank_sum_long
-        sums, long_sums, gathers, samples, end = _memory_places(size)
-        self._sums = RankMemory(addresses + sums, rank, SUM_BYTES[size])
-        self._long_sums = RankMemory(addresses + long_sums, rank, LONG_SUM_BYTES)
+        self._norm, self._gather, self._sum, self._sampling = norm, rank_gather, rank_sum, rank_sampling
+        sums, gathers, samples, end = _memory_places(size)
+        self._sums = RankMemory(addresses + sums, rank, PART_BYTES[size])
         self._gathers = RankMemory(addresses + gathers, rank, GATHER_BYTES)
         self._part = own[gathers:samples]
         self._samples = RankMemory(addresses + samples, rank, 0)
@@ -63,30 +59,29 @@ class OneShot:
 
     def takes(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether `sum_add_rms_norm` takes these; the same answer on every rank."""
+        rows, columns = x.shape
+        one_trip = self._sum.trips(self._sums, rows, columns, x.itemsize) == 1
         return (
             self._norm.supports(residual, x, weight)
             and x.is_contiguous()
-            and self._sum.takes_rows(x.shape[1], x.itemsize)
-            and self._long_sum.rows_at_a_time(self._long_sums, x) > 0
+            and (one_trip or residual.dtype == x.dtype)
+            and self._sum.rows_at_a_time(self._sums, rows, columns, x.itemsize) > 0
         )
 
     def part_memory(self, rows: int, columns: int, dtype: torch.dtype) -> RankMemory | None:
-        """Where products send their [rows, columns] for the sum that comes next; None where the sum itself sends it.
+        """Where products send their [rows, columns] for the sum that comes next, whose residual has their dtype; None
+        where the sum itself sends it.
 
         Whether this rank's product or its sum sends is no other rank's business: they get the same bytes.
         """
-        fits = self._sum.fits(self._sums, rows, columns, dtype.itemsize) and columns <= self._norm.MAX_HIDDEN
-        return self._sums if fits else None
+        fits = 0 < rows <= self._sum.rows_at_a_time(self._sums, rows, columns, dtype.itemsize)
+        return self._sums if fits and columns <= self._norm.MAX_HIDDEN else None
 
     def sum_add_rms_norm(
         self, residual: torch.Tensor, part: Part, weight: torch.Tensor, eps: float, dtype: torch.dtype, *, early: bool
     ) -> torch.Tensor:
         """As `LayerOps.sum_add_rms_norm`."""
-        x = part.x
-        if not self._sum.supports(self._sums, x):
-            assert not part.sent
-            return self._long_sum.sum_add_rms_norm(self._long_sums, residual, x, weight, eps, dtype)
-        return self._sum.sum_add_rms_norm(self._sums, residual, x, weight, eps, dtype, early, part.sent)
+        return self._sum.sum_add_rms_norm(self._sums, residual, part.x, weight, eps, dtype, early, part.sent)
 
     def gather_place(self, rows: int, columns: int) -> torch.Tensor | None:
         """Where this rank's part of a gathered float32 matrix belongs, [rows, columns]; None if it is too large."""
@@ -131,12 +126,11 @@ def clear(own: torch.Tensor, size: int) -> None:
 
 
 def _memory_places(size: int) -> list[int]:
-    """Where in it sums, long sums, gathers and draws begin, and where the last ends."""
-    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum, rank_sum_long
+    """Where in it sums, gathers and draws begin, and where the last ends."""
+    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum
 
     wanted = (
-        rank_sum.memory_bytes(SUM_BYTES[size], size),
-        rank_sum_long.memory_bytes(LONG_SUM_BYTES, size),
+        rank_sum.memory_bytes(PART_BYTES[size], size),
         rank_gather.memory_bytes(GATHER_BYTES, size),
         rank_sampling.memory_bytes(size),
     )
@@ -153,7 +147,7 @@ def make_one_shot(rank: int, size: int, device: torch.device) -> OneShot | None:
     """
     own: torch.Tensor | None = None
     said = f"not for {size} ranks"
-    if size in SUM_BYTES:
+    if size in PART_BYTES:
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         try:
             import torch.distributed._symmetric_memory as symm_mem
@@ -219,11 +213,10 @@ def works(made: OneShot, rank: int, size: int, device: torch.device) -> bool:
 
     good = []
     hidden, weight = 4096, torch.ones(4096, device=device)
-    most = SUM_BYTES[size] // (hidden * 4)
-    for rows in (1, 3, most, most + 1):
-        numbers = (torch.arange(rows * hidden, device=device) % 16).float().view(rows, hidden)
+    for rows, dtype in itertools.product((1, 3, 64), (torch.float32, torch.bfloat16)):
+        numbers = (torch.arange(rows * hidden, device=device) % 16).to(dtype).view(rows, hidden)
         residual = numbers.clone()
-        made.sum_add_rms_norm(residual, Part(numbers + rank), weight, 1e-6, torch.float32, early=False)
+        made.sum_add_rms_norm(residual, Part(numbers + rank), weight, 1e-6, dtype, early=False)
         good.append(torch.equal(residual, (size + 1) * numbers + size * (size - 1) // 2))
     columns, vocab = 24, 24 * size - 5
     place = made.sample_place(3, columns)

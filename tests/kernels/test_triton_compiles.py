@@ -4,7 +4,9 @@ Triton's interpreter, which takes what its compiler does not."""
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+import re
 from typing import Any
 
 import pytest
@@ -41,14 +43,15 @@ def compiled(kernel: Any, constants: dict[str, Any], **types: str) -> str:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_sums(ranks: int) -> None:
-    from radixrt.kernels.triton import rank_sum, rank_sum_long
+    from radixrt.kernels.triton import rank_sum
 
     place = {"RANK": 1, "RANKS": ranks, "PART_BYTES": 1 << 20}
-    for sent in (False, True):
-        given = {"SIZE": 4096, "BLOCK": 4096, "SENT": sent, "EARLY": True, **place}
+    for sent, trips in itertools.product((False, True), (1, 2)):
+        given = {"SIZE": 4096, "BLOCK": 4096, "SENT": sent, "TRIPS": trips, "EARLY": True, **place}
         ptx = compiled(rank_sum._sum_add_rms_norm_kernel, given)
-        assert "ld.volatile.global.v4" in ptx  # a part is looked at anew each time, sixteen bytes at once
-    compiled(rank_sum_long._long_sum_kernel, {"SIZE": 4096, "BLOCK": 4096, **place})
+        # A part is looked at anew each time, and everything goes sixteen bytes at once.
+        assert "ld.volatile.global.v4" in ptx
+        assert not re.search(r"(ld\.volatile|st)\.global\.(b16|b32|v2)", ptx)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -61,12 +64,12 @@ def test_gathers_and_draws(ranks: int) -> None:
     compiled(rank_sampling._row_kernel, {"CHUNKS": 5, "PADDED": 64, **place})
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_products_that_send(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "trips"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+def test_products_that_send(ranks: int, trips: int) -> None:
     from radixrt.kernels.triton import embedding, gemv, skinny_gemm
 
     nobody = {"addresses": None, "turns": None} if ranks == 1 else {}
-    place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "EARLY": True, **nobody}
+    place = {"RANK": 0, "RANKS": ranks, "PART_BYTES": 1 << 20, "TRIPS": trips, "EARLY": True, **nobody}
     cut = {"TOKENS": 64, "ROWS": 32, "STEP": 128, "SPLITS": 2, "GATED": False, "AHEAD": 0, "PIECE": 0}
     given = {"x_map": None, "weight_map": None, "HAS_BIAS": True, "TOKENS_FIRST": True, "EVEN": True, **cut, **place}
     assert "st.global.v4" in compiled(skinny_gemm._skinny_gemm_kernel, given, parts="*fp32")

@@ -16,7 +16,7 @@ from tests.executor.rank_processes import run_ranks
 START = """
 import sys, torch
 import torch.distributed as dist
-from radixrt.kernels.triton import norm, rank_gather, rank_memory, rank_sampling, rank_sum, rank_sum_long, sampling
+from radixrt.kernels.triton import norm, rank_gather, rank_memory, rank_sampling, rank_sum, sampling
 rank, ranks, folder, size, part = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
 def mapped(name):
@@ -27,20 +27,15 @@ maps, further = mapped("a"), mapped("b")
 memory = rank_memory.RankMemory(addresses(maps), rank, part)
 samples = rank_memory.RankMemory(addresses(further), rank, 0)
 generator = torch.Generator().manual_seed(5)
-weight = 1 + torch.rand(104, generator=generator)
-def summed_and_normed(parts, residual):
-    # What a sum over ranks leaves in the residual sum, and what it gives.
-    kept, summed = residual.clone(), torch.zeros(residual.shape)
-    for each in parts.float():
-        summed += each
-    return kept, norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
 """
 
 SUMS = """
+rank_sum.ONE_TRIP_BYTES[ranks] = 1 << 20
 marked = torch.empty(4, dtype=torch.uint8)
 rank_memory.mark(marked)
 rank_memory.mark(maps[rank])
 dist.barrier()
+weight = 1 + torch.rand(104, generator=generator)
 for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     dtype = (torch.float32, torch.bfloat16)[turn // 2 % 2]  # both in both halves of the memory
     parts = torch.randn(ranks, rows, 104, generator=generator).to(dtype)
@@ -48,35 +43,53 @@ for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     parts[0].view(torch.uint8)[:, 3 * dtype.itemsize : 4 * dtype.itemsize] = marked[: dtype.itemsize]
     parts[-1, :, 4] = -0.0
     residual = torch.randn(rows, 104, generator=generator)
-    assert rank_sum.supports(memory, parts[rank])
-    kept, expected = summed_and_normed(parts, residual)
+    assert rows <= rank_sum.rows_at_a_time(memory, rows, 104, dtype.itemsize)
+    kept = residual.clone()
+    summed = torch.zeros(rows, 104)
+    for each in parts.float():
+        summed += each
+    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
     out = rank_sum.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
     assert torch.equal(residual, kept), turn
     assert torch.equal(out, expected), turn
     assert memory.turn.tolist() == [turn + 2, 0]
-assert not rank_sum.supports(memory, torch.zeros(9, 104))
-assert not rank_sum.supports(memory, torch.zeros(0, 104))
-assert not rank_sum.supports(memory, torch.zeros(8, 103))
-assert not rank_sum.supports(memory, torch.zeros(104, 8).t())
+assert rank_sum.rows_at_a_time(memory, 9, 104, 4) == 8
+assert rank_sum.rows_at_a_time(memory, 8, 103, 4) == 0
 """
 
-LONG_SUMS = """
+TWO_TRIPS = """
+rank_sum.ONE_TRIP_BYTES[ranks] = 2 * 104 * 2
+marked = torch.empty(4, dtype=torch.uint8)
+rank_memory.mark(marked)
+rank_memory.mark(maps[rank])
+dist.barrier()
+weight = 1 + torch.rand(104, generator=generator)
 turns = 0
-for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8)):
-    dtype = (torch.float32, torch.bfloat16)[case % 2]
-    parts = torch.randn(ranks, rows, 104, generator=generator)
-    if dtype == torch.bfloat16:  # whole numbers: the interpreter cuts off what bfloat16 has no room for
-        parts = (4 * parts).round().to(dtype)
-    residual = torch.randn(rows, 104, generator=generator)
-    at_a_time = rank_sum_long.rows_at_a_time(memory, parts[rank])
-    assert at_a_time == 8 * 4 // dtype.itemsize
+for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8, 3)):
+    dtype = (torch.float32, torch.bfloat16)[case // 2 % 2]  # both in both halves of the memory
+    parts = (4 * torch.randn(ranks, rows, 104, generator=generator)).round().to(dtype)
+    residual = (4 * torch.randn(rows, 104, generator=generator)).round().to(dtype)
+    residual[0] = 0
+    parts[:, 0, 3:5] = 0.0
+    parts[0].view(torch.uint8)[0, 3 * dtype.itemsize : 4 * dtype.itemsize] = marked[: dtype.itemsize]
+    residual.view(torch.uint8)[0, 4 * dtype.itemsize : 5 * dtype.itemsize] = marked[: dtype.itemsize]
+    at_a_time = rank_sum.rows_at_a_time(memory, rows, 104, dtype.itemsize)
+    trips = rank_sum.trips(memory, rows, 104, dtype.itemsize)
+    assert trips == (1 if rows * dtype.itemsize <= 4 else 2)
     turns += -(-rows // at_a_time)
-    kept, expected = summed_and_normed(parts, residual)
-    out = rank_sum_long.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
+    kept = residual.clone()
+    summed = torch.zeros(rows, 104)
+    for each in parts.float():
+        summed += each
+    kept[0, 4] = 0
+    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    out = rank_sum.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
+    residual[0, 3:5] += 1
+    kept[0, 3:5] += 1  # in one trip, what is too small to matter may stay
     assert torch.equal(residual, kept), case
-    assert torch.equal(out, expected), case
+    torch.testing.assert_close(out, expected)
     assert memory.turn.tolist() == [turns + 1, 0]
-assert rank_sum_long.rows_at_a_time(memory, torch.zeros(1, 8 * 104 + 1)) == 0
+assert rank_sum.rows_at_a_time(memory, 1, 8 * 104 + 1, 4) == 0
 """
 
 PRODUCTS = """
@@ -84,6 +97,7 @@ from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.skinny_gemm_config import Config
 rank_memory.mark(maps[rank])
 dist.barrier()
+weight = 1 + torch.rand(104, generator=generator)
 workspace = skinny_gemm.Workspace("cpu")
 cuts = (Config(16, 64, 1, 2, 4), Config(64, 64, 2, 2, 4, True), Config(32, 64, 1, 3, 4, False, True))
 for turn, rows in enumerate((1, 2, 8, 5, 8, 3, 1)):
@@ -91,9 +105,10 @@ for turn, rows in enumerate((1, 2, 8, 5, 8, 3, 1)):
     products = torch.randint(-3, 4, (ranks, 104, 128), generator=generator).half()
     bias = torch.arange(104).half() if rank == 0 else None
     expected = torch.einsum("rtk,rnk->tn", x.float(), products.float()) + torch.arange(104)
-    kept = residual = torch.randn(rows, 104, generator=generator)
+    dtype = (torch.float32, torch.float16)[turn // 2 % 2]
+    kept = residual = torch.randint(-9, 9, (rows, 104), generator=generator).to(dtype)
     residual = residual.clone()
-    assert rank_sum.fits(memory, rows, 104, 2)
+    rank_sum.ONE_TRIP_BYTES[ranks] = (1 << 20, 0)[turn // 2 % 2]
     sent = turn != 4
     send = memory if sent else None
     if rows < 3:
@@ -145,8 +160,9 @@ assert not rank_sampling.supports(1024, 65 * 4096, ranks)
 
 WORKS = """
 from radixrt.executor import one_shot
-one_shot.SUM_BYTES[ranks] = 4096 * 4 * 5
-one_shot.LONG_SUM_BYTES = 4096 * 4 * ranks
+from radixrt.kernels.triton import rank_sum
+one_shot.PART_BYTES[ranks] = 4096 * 4 * 5
+rank_sum.ONE_TRIP_BYTES[ranks] = 4096 * 4 * 3
 one_shot.GATHER_BYTES = 4096
 size = one_shot.memory_bytes(ranks)
 all_memory = mapped("c")
@@ -157,10 +173,11 @@ assert one_shot.works(made, rank, ranks, torch.device("cpu"))
 assert made.gather_place(16, 64) is not None
 assert made.gather_place(16, 65) is None
 assert made.sample_place(1025, 1) is None
-assert made.takes(torch.zeros(5, 4096), torch.zeros(5, 4096), torch.zeros(4096))
 assert made.takes(torch.zeros(600, 4096), torch.zeros(600, 4096), torch.zeros(4096))
 assert not made.takes(torch.zeros(6, 4097), torch.zeros(6, 4097), torch.zeros(4097))
-assert not made.takes(torch.zeros(6, 8192), torch.zeros(6, 8192), torch.zeros(8192))
+assert not made.takes(torch.zeros(6, 16384), torch.zeros(6, 16384), torch.zeros(16384))
+assert not made.takes(torch.zeros(7, 4096), torch.zeros(7, 4096).half(), torch.zeros(4096))
+assert made.takes(torch.zeros(1, 4096), torch.zeros(1, 4096).half(), torch.zeros(4096))
 """
 
 MODEL = """
@@ -168,14 +185,14 @@ from pathlib import Path
 from radixrt.executor import one_shot
 from radixrt.executor.parallel import TPGroup
 from radixrt.executor.weights import load_model
-from radixrt.kernels.triton import gemv, rank_sum_long
+from radixrt.kernels.triton import gemv, rank_sum
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.models.model_config import load_model_spec
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences
 from tests.tiny_models import make_tiny_model
-one_shot.SUM_BYTES[ranks] = 64 * 4 * 8
-one_shot.LONG_SUM_BYTES = 64 * 4 * ranks * 8
+one_shot.PART_BYTES[ranks] = 64 * 4 * 8
+rank_sum.ONE_TRIP_BYTES[ranks] = 64 * 4 * 2
 one_shot.GATHER_BYTES = 1 << 16
 size = one_shot.memory_bytes(ranks)
 all_memory = mapped("c")
@@ -191,20 +208,18 @@ class Group(TPGroup):
     def all_reduce(self, x):
         raise AssertionError("not a sum of one_shot's")
 ways = []
-for module, name in ((gemv, "_launch"), (rank_sum_long, "sum_add_rms_norm")):
-    def watched(*args, run=getattr(module, name), name=name, **given):
-        ways.append("sent" if given.get("send") else name)
-        return run(*args, **given)
-    setattr(module, name, watched)
+def watched(*args, run=rank_sum.sum_add_rms_norm):
+    ways.append((rank_sum.trips(args[0], *args[2].shape, 4), args[-1]))
+    return run(*args)
+rank_sum.sum_add_rms_norm = watched
 spec = load_model_spec(path)
-given = [each[:12] for each in sequences()]
 with torch.inference_mode():
-    whole = run_in_steps(load_model(path, spec, dtype="float32", device="cpu"), given)
+    whole = load_model(path, spec, dtype="float32", device="cpu")
     split = load_model(path, spec, dtype="float32", device="cpu", ops=CudaOps(), group=Group())
-    split = run_in_steps(split, given)
-for ours, theirs in zip(split, whole, strict=True):
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
-assert {"sent", "sum_add_rms_norm"} <= set(ways), set(ways)
+    for given in ([each[:12] for each in sequences()], [sequences()[1][:3]]):
+        for ours, theirs in zip(run_in_steps(split, given), run_in_steps(whole, given), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+assert set(ways) == {(trips, sent) for trips in (1, 2) for sent in (False, True)}, set(ways)
 """
 
 
@@ -213,25 +228,25 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 WORK = {
-    "sums": SUMS, "long sums": LONG_SUMS, "products": PRODUCTS, "gathers": GATHERS, "samples": SAMPLES,
+    "sums": SUMS, "two trips": TWO_TRIPS, "products": PRODUCTS, "gathers": GATHERS, "samples": SAMPLES,
     "one shot": WORKS, "model": MODEL,
 }  # fmt: skip
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize(
-    ("name", "ranks"), [*((name, ranks) for name in WORK for ranks in (2, 4)), ("sums", 8), ("long sums", 8)]
+    ("name", "ranks"), [*((name, ranks) for name in WORK for ranks in (2, 4)), ("sums", 8), ("two trips", 8)]
 )
 def test_ranks_that_wait_for_each_other(name: str, ranks: int, tmp_path: Path) -> None:
     import triton
 
-    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum, rank_sum_long
+    from radixrt.kernels.triton import rank_gather, rank_sampling, rank_sum
 
     if name == "products" and _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 3):
         pytest.skip("the interpreter of this Triton has no loops with this NumPy")
     part = 8 * 104 * 4
     size = max(
-        *(each.memory_bytes(part, ranks) for each in (rank_sum, rank_sum_long, rank_gather)),
+        *(each.memory_bytes(part, ranks) for each in (rank_sum, rank_gather)),
         rank_sampling.memory_bytes(ranks),
     )
     for path in (tmp_path / f"{letter}{rank}" for letter in "abc" for rank in range(ranks)):

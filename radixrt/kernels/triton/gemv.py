@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixrt.kernels.triton.rank_memory import RankMemory, part_places, send_part
+from radixrt.kernels.triton.rank_memory import RankMemory, half_of, load_turn, part_places, send_part
+from radixrt.kernels.triton.rank_sum import sending
 
 MAX_TOKENS = 4
 MAX_TOKENS_OF_LARGE = 2
@@ -84,7 +85,7 @@ def _gemv_kernel(
     x, weight, bias, out, addresses, turns, num_rows, copy_stride,
     SIZE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     UNROLL: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr,
-    RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
+    RANKS: tl.constexpr, PART_BYTES: tl.constexpr, TRIPS: tl.constexpr,
 ):  # fmt: skip
     """out [TOKENS, num_rows]; a warp's second row is WARPS further on, or the one of `up` if GATED. With RANKS, out is
     a part of a sum, and sent to the others.
@@ -111,7 +112,7 @@ def _gemv_kernel(
         gdc_wait()
         gdc_launch_dependents()  # the next kernel's programs find room beside these and wait for their end
     if RANKS > 1:
-        places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, out.dtype.element_ty)
+        half = half_of(load_turn(turns), RANKS)
     zero = tl.zeros((WARPS, CHUNK), tl.float32)
     first_sums = ()
     second_sums = ()
@@ -134,6 +135,11 @@ def _gemv_kernel(
         if HAS_BIAS:
             first_value += tl.load(bias + first_row).to(tl.float32)
         to = token * num_rows
+        if RANKS > 1:
+            sent = tl.full((1,), token, tl.int32)
+            places, elsewhere = part_places(
+                addresses, half, sent, num_rows, RANK, RANKS, PART_BYTES, TRIPS, out.dtype.element_ty
+            )
         if PAIRS:
             second_value = tl.sum(second_sums[token], axis=1)
             if HAS_BIAS:
@@ -143,11 +149,11 @@ def _gemv_kernel(
             else:
                 second_value = second_value.to(out.dtype.element_ty)
                 if RANKS > 1:
-                    second_value = send_part(places, to + other, second_value, other < num_rows)
+                    second_value = send_part(places, elsewhere, other, second_value, other < num_rows)
                 tl.store(out + to + other, second_value, mask=other < num_rows)
         first_value = first_value.to(out.dtype.element_ty)
         if RANKS > 1:
-            first_value = send_part(places, to + row, first_value, row < num_rows)
+            first_value = send_part(places, elsewhere, row, first_value, row < num_rows)
         tl.store(out + to + row, first_value, mask=row < num_rows)
 
 
@@ -226,7 +232,7 @@ def _launch(
         x, weight, weight if bias is None else bias, out, None if send is None else send.addresses,
         None if send is None else send.turn, rows, 0,
         size, tokens, pairs, gated, bias is not None, _unroll(tokens, rows, size, pairs), chunk, NUM_WARPS, early,
-        *((0, 1, 0) if send is None else (send.rank, send.ranks, send.part_bytes)),
+        *sending(send, x, rows),
         num_warps=NUM_WARPS, maxnreg=_max_registers(tokens, programs), launch_pdl=early,
     )  # fmt: skip
     return out

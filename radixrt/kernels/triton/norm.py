@@ -16,6 +16,18 @@ ELEMENTS_PER_WARP = 256
 MAX_WARPS = 32
 
 
+def num_warps(block: int) -> int:
+    """Of a program that has a row of up to block elements."""
+    return min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP))
+
+
+@triton.jit
+def normed(row, scale, eps, SIZE: tl.constexpr):
+    """The norm of a row as it is kept, with zeros past its SIZE elements; in float32."""
+    row = row.to(tl.float32)
+    return row * tl.rsqrt(tl.sum(row * row, axis=0) / SIZE + eps) * scale
+
+
 @triton.jit
 def _add_rms_norm_kernel(
     residual, x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_X: tl.constexpr, EARLY: tl.constexpr
@@ -28,14 +40,12 @@ def _add_rms_norm_kernel(
     if EARLY:
         gdc_launch_dependents()  # a product that comes next loads its weight in the meantime
         gdc_wait()
-    total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
+    kept = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_X:
-        total += tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = total.to(residual.dtype.element_ty)
-        tl.store(residual + start + at, rounded, mask=inside)
-        total = rounded.to(tl.float32)
-    rms = tl.rsqrt(tl.sum(total * total, axis=0) / SIZE + eps)
-    tl.store(out + start + at, (total * rms * scale).to(out.dtype.element_ty), mask=inside)
+        total = kept.to(tl.float32) + tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
+        kept = total.to(residual.dtype.element_ty)
+        tl.store(residual + start + at, kept, mask=inside)
+    tl.store(out + start + at, normed(kept, scale, eps, SIZE).to(out.dtype.element_ty), mask=inside)
 
 
 def supports(residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor) -> bool:
@@ -67,9 +77,8 @@ def add_rms_norm(
     out = torch.empty(rows, size, dtype=dtype, device=residual.device)
     if rows:
         block = triton.next_power_of_2(size)
-        warps = min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP))
         _add_rms_norm_kernel[(rows,)](
             residual, residual if x is None else x, weight, out, eps, size, block, x is not None, early,
-            num_warps=warps, launch_pdl=early,
+            num_warps=num_warps(block), launch_pdl=early,
         )  # fmt: skip
     return out

@@ -28,7 +28,7 @@ class RankMemory:
 
     Attributes:
         addresses: int64 [ranks], where this process finds each rank's memory, zeros at first.
-        part_bytes: of what one rank hands over.
+        part_bytes: of the place for what one rank hands over.
         turn: int64 [2], of the kernel that comes next, and how many programs of this one are done.
     """
 
@@ -58,58 +58,69 @@ def is_mark(bits):
 
 
 @triton.jit
-def leave_marks(places, at, mask):
-    """Mark what has been read at an offset behind each of the places."""
-    MARK: tl.constexpr = MARK_16 if places[0].dtype.element_ty == tl.int16 else MARK_32
-    for i in tl.static_range(len(places)):
-        tl.store(places[i] + at, MARK, mask=mask)
-
-
-@triton.jit
 def load_turn(turns):
     """Which turn it is; L1 may still hold the one that a kernel read before this one's began."""
     return tl.load(turns, cache_modifier=".cg")
 
 
 @triton.jit
-def part_places(
-    addresses, turns, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr, DTYPE: tl.constexpr
-):  # fmt: skip
-    """Where the next `rank_sum`, of numbers of a dtype, looks for this rank's part in every other rank's memory:
-    pointers to bits, beginning with another rank's for each rank."""
-    half = (load_turn(turns) % 2) * (RANKS - 1)
-    TYPE: tl.constexpr = tl.pointer_type(tl.int16 if DTYPE.primitive_bitwidth == 16 else tl.int32)
-    places = ()
-    for further in tl.static_range(1, RANKS):
-        place = (half + RANKS - 1 - further) * PART_BYTES
-        places += (at_address(addresses + (RANK + further) % RANKS, place, TYPE),)
-    return places
-
-
-@triton.jit
-def own_places(
-    addresses, turn, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr, DTYPE: tl.constexpr
-):  # fmt: skip
-    """Where this rank finds the others' parts in its own memory, in their order, itself left out: as `part_places`."""
-    half = (turn % 2) * (RANKS - 1)
-    TYPE: tl.constexpr = tl.pointer_type(tl.int16 if DTYPE.primitive_bitwidth == 16 else tl.int32)
-    places = ()
-    for other in tl.static_range(RANKS):
-        if other != RANK:
-            place = (half + (other - RANK - 1) % RANKS) * PART_BYTES
-            places += (at_address(addresses + RANK, place, TYPE),)
-    return places
-
-
-@triton.jit
-def send_part(places, at, values, mask):
-    """Store values at an offset behind each of the `part_places`; returns them as the others get them."""
+def as_sent(values):
+    """Numbers as the others get them, and their bits: nothing that looks like a mark."""
     BITS: tl.constexpr = tl.int16 if values.dtype.primitive_bitwidth == 16 else tl.int32
     bits = values.to(BITS, bitcast=True)
     bits = tl.where(is_mark(bits), 0, bits).to(BITS)
+    return bits.to(values.dtype, bitcast=True), bits
+
+
+@triton.jit
+def half_of(turn, RANKS: tl.constexpr):
+    """The first of the parts' places in this turn: turns take the two halves of the memory in turn."""
+    return (turn % 2) * (RANKS - 1)
+
+
+@triton.jit
+def part_places(
+    addresses, half, row, size, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
+    TRIPS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Where the next `rank_sum` looks for this rank's part of some rows: see there.
+
+    Args:
+        half: of the turn.
+        row: a tensor of row numbers.
+        size: elements of a row.
+
+    Returns:
+        A tuple of pointers to the bits of each row's first element, beginning with another rank's for each rank; and
+        of which rows this rank's part is sent.
+    """
+    TYPE: tl.constexpr = tl.pointer_type(tl.int16 if DTYPE.primitive_bitwidth == 16 else tl.int32)
+    places = ()
+    if TRIPS == 1:
+        for further in tl.static_range(1, RANKS):
+            place = (half + RANKS - 1 - further) * PART_BYTES
+            places += (at_address(addresses + (RANK + further) % RANKS, place, TYPE) + row * size,)
+        elsewhere = row >= 0
+    else:
+        owner = row % RANKS
+        elsewhere = owner != RANK
+        place = (half + (RANK - owner - 1 + RANKS) % RANKS) * PART_BYTES
+        first = (tl.load(addresses + owner) + place).to(TYPE)
+        if len(row.shape) == 2:
+            first = tl.multiple_of(first, (16, 16))
+        else:
+            first = tl.multiple_of(first, 16)
+        places += (first + row // RANKS * size,)
+    return places, elsewhere
+
+
+@triton.jit
+def send_part(places, elsewhere, at, values, mask):
+    """Store values at offsets behind `part_places`; returns them as the others get them."""
+    values, bits = as_sent(values)
     for i in tl.static_range(len(places)):
-        tl.store(places[i] + at, bits, mask=mask)
-    return bits.to(values.dtype, bitcast=True)
+        tl.store(places[i] + at, bits, mask=mask & elsewhere)
+    return values
 
 
 @triton.jit

@@ -1,9 +1,12 @@
 """What ranks of one machine add up between two blocks of a model, with the residual sum and RMSNorm, in one launch.
 
-A rank writes its part of a row straight into memory of every other rank, and adds up all parts as soon as it has them.
-What multiplies may have done that already, when it wrote the part (`send`), which is then there earlier. Memory that
-nothing has come to yet holds marks, so the parts themselves say that they are there: that is one trip over NVLink,
-where a flag behind them would wait until they have arrived, and NCCL's sum and a norm take several launches.
+In one trip over NVLink: a rank writes its part of a row straight into memory of every other rank, and adds up all parts
+as soon as it has them. In two, where what is sent counts for more than a trip: the parts of row i go to rank i modulo
+the ranks, which adds them to the residual sum and hands that to all others. What multiplies may have sent the parts
+already, when it wrote them (`send`), so that they are there earlier.
+
+Memory that nothing has come to yet holds marks, so the numbers themselves say that they are there, where a flag behind
+them would wait until they have arrived.
 """
 
 from __future__ import annotations
@@ -13,83 +16,139 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixrt.kernels.triton.norm import ELEMENTS_PER_WARP, MAX_WARPS
+from radixrt.kernels.triton.norm import normed, num_warps
 from radixrt.kernels.triton.rank_memory import (
     ALIGN_BYTES,
+    MARK_16,
+    MARK_32,
     RankMemory,
+    as_sent,
+    at_address,
+    half_of,
     is_last,
     is_mark,
-    leave_marks,
     load_turn,
-    own_places,
     part_places,
     send_part,
 )
 
+ONE_TRIP_BYTES = {2: 1 << 62, 4: 256 << 10, 8: 64 << 10}
+"""By ranks, the largest sum that is done in one trip. Two ranks send no less in two."""
+
 
 def memory_bytes(part_bytes: int, ranks: int) -> int:
-    """Of the memory that each rank needs, all `rank_memory.mark`s at first: twice, a part of each other rank."""
+    """Of the memory that each rank needs, all `rank_memory.mark`s at first: twice, a place for each other rank."""
     return 2 * (ranks - 1) * part_bytes
+
+
+@triton.jit
+def _come(place, at, inside, MARK: tl.constexpr):
+    """The bits that come to a place, and marks in it for the turn after the next."""
+    bits = tl.load(place + at, mask=inside, other=0, volatile=True)
+    while tl.max(is_mark(bits).to(tl.int32), axis=0) > 0:
+        bits = tl.load(place + at, mask=inside, other=0, volatile=True)
+    tl.store(place + at, MARK, mask=inside)
+    return bits
+
+
+@triton.jit
+def _add_parts(
+    addresses, half, row, at, inside, own, SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    PART_BYTES: tl.constexpr, MARK: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """The sum of a row's parts, in rank order on every rank, so that all get the same bits."""
+    total = own.to(tl.float32)
+    missing = RANKS - 1
+    while missing > 0:
+        total = tl.zeros_like(total)
+        marks = tl.zeros(total.shape, tl.int32)
+        for rank in tl.static_range(RANKS):
+            if rank == RANK:
+                total += own.to(tl.float32)
+            else:
+                place = at_address(addresses + RANK, (half + (rank - RANK - 1) % RANKS) * PART_BYTES, TYPE)
+                bits = tl.load(place + row * SIZE + at, mask=inside, other=0, volatile=True)
+                marks |= is_mark(bits).to(tl.int32)
+                total += bits.to(own.dtype, bitcast=True).to(tl.float32)
+        missing = tl.max(marks, axis=0)
+    for slot in tl.static_range(RANKS - 1):  # for the turn after the next
+        place = at_address(addresses + RANK, (half + slot) * PART_BYTES, TYPE)
+        tl.store(place + row * SIZE + at, MARK, mask=inside)
+    return total
 
 
 @triton.jit
 def _sum_add_rms_norm_kernel(
     residual, x, weight, out, addresses, turns, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr,
-    RANKS: tl.constexpr, PART_BYTES: tl.constexpr, SENT: tl.constexpr, EARLY: tl.constexpr,
+    RANKS: tl.constexpr, PART_BYTES: tl.constexpr, TRIPS: tl.constexpr, SENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * SIZE
+    row = tl.program_id(0).to(tl.int64)
+    start = row * SIZE
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     dtype: tl.constexpr = x.dtype.element_ty
+    MARK: tl.constexpr = MARK_16 if dtype.primitive_bitwidth == 16 else MARK_32
+    TYPE: tl.constexpr = tl.pointer_type(tl.int16 if dtype.primitive_bitwidth == 16 else tl.int32)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
     turn = load_turn(turns)
+    half = half_of(turn, RANKS)
     own = tl.load(x + start + at, mask=inside, other=0.0)
     total = tl.load(residual + start + at, mask=inside, other=0.0).to(tl.float32)
     if not SENT:
-        places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, dtype)
-        own = send_part(places, start + at, own, inside)
+        rows = row + tl.zeros((1,), tl.int64)
+        places, elsewhere = part_places(addresses, half, rows, SIZE, RANK, RANKS, PART_BYTES, TRIPS, dtype)
+        own = send_part(places, elsewhere, at, own, inside)
     # Counted while the parts are on their way. It waits for this program's threads, so all have sent before one looks.
     last = is_last(turns, "relaxed")
-    others = own_places(addresses, turn, RANK, RANKS, PART_BYTES, dtype)
-    summed = tl.zeros((BLOCK,), tl.float32)
-    missing = RANKS - 1
-    while missing > 0:
-        summed = tl.zeros((BLOCK,), tl.float32)
-        marks = tl.zeros((BLOCK,), tl.int32)
-        for rank in tl.static_range(RANKS):  # in this order on every rank, so that all get the same bits
-            if rank == RANK:
-                summed += own.to(tl.float32)
-            else:
-                bits = tl.load(others[rank - (rank > RANK)] + start + at, mask=inside, other=0, volatile=True)
-                marks |= is_mark(bits).to(tl.int32)
-                summed += bits.to(dtype, bitcast=True).to(tl.float32)
-        missing = tl.max(marks, axis=0)
-    leave_marks(others, start + at, inside)  # for the turn after the next
-    rounded = (total + summed).to(residual.dtype.element_ty)
-    tl.store(residual + start + at, rounded, mask=inside)
-    total = rounded.to(tl.float32)
-    rms = tl.rsqrt(tl.sum(total * total, axis=0) / SIZE + eps)
-    tl.store(out + start + at, (total * rms * scale).to(out.dtype.element_ty), mask=inside)
+    if TRIPS == 1:
+        total += _add_parts(addresses, half, row, at, inside, own, SIZE, RANK, RANKS, PART_BYTES, MARK, TYPE)
+        kept = total.to(residual.dtype.element_ty)
+    else:
+        owner = row % RANKS
+        sums = row // RANKS * SIZE
+        SUMS_AT: tl.constexpr = PART_BYTES // 2
+        if owner == RANK:
+            total += _add_parts(
+                addresses, half, row // RANKS, at, inside, own, SIZE, RANK, RANKS, PART_BYTES, MARK, TYPE
+            )
+            kept, bits = as_sent(total.to(residual.dtype.element_ty))
+            for further in tl.static_range(1, RANKS):
+                place = (half + RANKS - 1 - further) * PART_BYTES + SUMS_AT
+                theirs = at_address(addresses + (RANK + further) % RANKS, place, TYPE)
+                tl.store(theirs + sums + at, bits, mask=inside)
+        else:
+            place = (half + (owner - RANK - 1 + RANKS) % RANKS) * PART_BYTES + SUMS_AT
+            bits = _come(at_address(addresses + RANK, place, TYPE) + sums, at, inside, MARK)
+            kept = bits.to(residual.dtype.element_ty, bitcast=True)
+    tl.store(residual + start + at, kept, mask=inside)
+    tl.store(out + start + at, normed(kept, scale, eps, SIZE).to(out.dtype.element_ty), mask=inside)
     if last:
         tl.store(turns, turn + 1)
 
 
-def supports(memory: RankMemory, x: torch.Tensor) -> bool:
-    """Whether x [T, hidden] fits into the memory; the same answer on every rank."""
-    return x.is_contiguous() and fits(memory, x.shape[0], x.shape[1], x.itemsize)
+def trips(memory: RankMemory, rows: int, columns: int, itemsize: int) -> int:
+    """How many a sum of [rows, columns] takes."""
+    return 1 if rows * columns * itemsize <= ONE_TRIP_BYTES[memory.ranks] else 2
 
 
-def fits(memory: RankMemory, rows: int, columns: int, itemsize: int) -> bool:
-    """As `supports`, of a matrix that is not there yet."""
-    return 0 < rows * columns * itemsize <= memory.part_bytes and takes_rows(columns, itemsize)
+def rows_at_a_time(memory: RankMemory, rows: int, columns: int, itemsize: int) -> int:
+    """How many rows of [rows, columns] one launch adds up; 0 where they are too large, or no multiples of 16 bytes."""
+    row_bytes = columns * itemsize
+    if row_bytes % ALIGN_BYTES:
+        return 0
+    if trips(memory, rows, columns, itemsize) == 1:
+        return memory.part_bytes // row_bytes
+    return memory.ranks * (memory.part_bytes // 2 // row_bytes)
 
 
-def takes_rows(columns: int, itemsize: int) -> bool:
-    """Whether ranks can hand each other rows of so many elements."""
-    return columns * itemsize % ALIGN_BYTES == 0
+def sending(memory: RankMemory | None, x: torch.Tensor, columns: int) -> tuple[int, int, int, int]:
+    """RANK, RANKS, PART_BYTES and TRIPS of a kernel whose product of x has so many columns. None: nothing is sent."""
+    if memory is None:
+        return 0, 1, 0, 1
+    return memory.rank, memory.ranks, memory.part_bytes, trips(memory, x.shape[0], columns, x.itemsize)
 
 
 def sum_add_rms_norm(
@@ -109,15 +168,20 @@ def sum_add_rms_norm(
     The turn is counted on the device, where captured launches find it.
 
     Args:
+        residual: of x's dtype, where `trips` is 2.
         early: see `CudaOps`.
-        sent: x has been written into this turn's `part_places`, on the same stream.
+        sent: x, which fits into one launch, is on its way as `part_places` says, on the same stream.
     """
     rows, size = residual.shape
     out = torch.empty(rows, size, dtype=dtype, device=residual.device)
     block = triton.next_power_of_2(size)
-    _sum_add_rms_norm_kernel[(rows,)](
-        residual, x, weight, out, memory.addresses, memory.turn, eps, size, block, memory.rank, memory.ranks,
-        memory.part_bytes, sent, early, num_warps=min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP)),
-        launch_pdl=early,
-    )  # fmt: skip
+    way = trips(memory, rows, size, x.itemsize)
+    step = rows_at_a_time(memory, rows, size, x.itemsize)
+    for first in range(0, rows, step):
+        now = slice(first, min(rows, first + step))
+        _sum_add_rms_norm_kernel[(now.stop - first,)](
+            residual[now], x[now], weight, out[now], memory.addresses, memory.turn, eps, size, block, memory.rank,
+            memory.ranks, memory.part_bytes, way, sent, early,
+            num_warps=num_warps(block), launch_pdl=early,
+        )  # fmt: skip
     return out

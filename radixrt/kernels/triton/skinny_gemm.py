@@ -16,7 +16,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from radixrt.kernels.triton.rank_memory import RankMemory, part_places, send_part
+from radixrt.kernels.triton.rank_memory import RankMemory, half_of, load_turn, part_places, send_part
+from radixrt.kernels.triton.rank_sum import sending
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, padded
 
 MAX_TOKENS = 256
@@ -97,6 +98,7 @@ def _skinny_gemm_kernel(
     TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr, TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
     PIECE: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
+    TRIPS: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS, out is a
     part of a sum, and sent to the others."""
@@ -116,7 +118,11 @@ def _skinny_gemm_kernel(
         gdc_launch_dependents()  # the next kernel's programs find room beside these, and do the same
         gdc_wait()
     if RANKS > 1:
-        places = part_places(addresses, turns, RANK, RANKS, PART_BYTES, out.dtype.element_ty)
+        sent = tl.arange(0, TOKENS)[:, None]
+        half = half_of(load_turn(turns), RANKS)
+        places, elsewhere = part_places(
+            addresses, half, sent, num_rows, RANK, RANKS, PART_BYTES, TRIPS, out.dtype.element_ty
+        )
 
     row = first_row + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
@@ -169,7 +175,7 @@ def _skinny_gemm_kernel(
         value = value.to(out.dtype.element_ty)
         to = token[:, None] * num_rows + row[None, :]
         if RANKS > 1:
-            value = send_part(places, to, value, inside & in_rows[None, :])
+            value = send_part(places, elsewhere, row[None, :], value, inside & in_rows[None, :])
         tl.store(out + to, value, mask=inside & in_rows[None, :])
 
 
@@ -241,7 +247,7 @@ def multiply(
         x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived,
         None if send is None else send.addresses, None if send is None else send.turn, tokens, rows, columns, each,
         width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first, columns % cut.step == 0,
-        ahead, piece, early, *((0, 1, 0) if send is None else (send.rank, send.ranks, send.part_bytes)),
+        ahead, piece, early, *sending(send, x, rows),
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     return out
