@@ -3,15 +3,17 @@
     python -m benchmarks.choices steps --shape qwen3-0.6b --shape llama-3.1-8b
     python -m benchmarks.choices prompts
     python -m benchmarks.choices products
+    python -m benchmarks.choices room
 
 `steps` times decode steps as they are, and with every kernel launched when the one before it has ended. `prompts`
 times one layer's attention over a prompt by pages and as it comes; `products` times products of bf16 matrices by
-torch's default library and by cublasLt.
+torch's default library and by cublasLt; `room` times products of `skinny_gemm` with too few tokens to fill a tile.
 """
 
 import argparse
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -20,9 +22,12 @@ import numpy as np
 import torch
 
 from benchmarks import machine
+from benchmarks.kernels import COPIES_BYTES, SHAPES, matrices, microseconds, random
 from benchmarks.report import table
 from benchmarks.shapes import CONFIGS
 from benchmarks.step_profile import start_runner, wall_us, warm_step
+from radixrt.kernels.triton.skinny_gemm_config import Config
+from radixrt.layers.cuda_ops import CudaOps
 
 STEPS = ["decode:1x192", "decode:64x640", "decode:256x900"]
 PROMPT = 8192
@@ -32,6 +37,8 @@ HEADS = ((32, 8), (16, 8))
 HEAD_DIM = 128
 PRODUCTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (6144, 1024), (1024, 3072))
 """Columns and inner size; the rows are PROMPT."""
+ROOM_TOKENS = (40, 64, 72, 96, 128)
+"""The kernel's tiles have 64 or 128."""
 
 
 def attention_flops(tokens: int, heads: int) -> int:
@@ -134,9 +141,43 @@ def measure_products() -> None:
     print(table(["columns x inner size: µs, TFLOP/s", "default", "cublaslt"], rows))
 
 
+def measure_room() -> None:
+    """Whether there is memory behind the tokens, which is fetched with them; and cuBLAS."""
+    from radixrt.kernels.triton import skinny_gemm
+    from radixrt.kernels.triton.room import empty_with_room
+    from radixrt.kernels.triton.skinny_gemm_config import find
+
+    ours, workspace, rows = CudaOps(early=True), skinny_gemm.Workspace("cuda"), []
+    for name, of, columns in matrices(SHAPES[1], 1):
+        gated = "silu" in name
+        if find(ROOM_TOKENS[0], of, columns, gated=gated) is None:
+            continue
+        weights = [random(of, columns) * columns**-0.5 for _ in range(-(-COPIES_BYTES // (2 * of * columns)))]
+        each = itertools.cycle(weights)
+        cells = []
+        for tokens in ROOM_TOKENS:
+            cut = find(tokens, of, columns, gated=gated)
+            assert cut is not None
+            tight = random(tokens, columns)
+            roomy = empty_with_room(tokens, columns, dtype=tight.dtype, device=tight.device).copy_(tight)
+
+            def multiply(x: torch.Tensor, cut: Config = cut, gated: bool = gated) -> torch.Tensor:
+                return skinny_gemm.multiply(x, next(each), None, workspace, cut, gated=gated, early=True)  # noqa: B023
+
+            def with_cublas(x: torch.Tensor, gated: bool = gated) -> torch.Tensor:
+                y = torch.nn.functional.linear(x, next(each))  # noqa: B023
+                return ours.silu_and_mul(y) if gated else y
+
+            runs = (functools.partial(multiply, roomy), functools.partial(multiply, tight))
+            times = [microseconds(run, len(weights)) for run in (*runs, functools.partial(with_cublas, tight))]
+            cells.append("{:.1f}, {:.1f} ({:.1f})".format(*times))
+        rows.append([f"{of} x {columns}", *cells])
+    print(table(["µs with room, without (cuBLAS)", *(f"{n} tokens" for n in ROOM_TOKENS)], rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("steps", "prompts", "products"))
+    parser.add_argument("what", choices=("steps", "prompts", "products", "room"))
     parser.add_argument("--shape", action="append", choices=sorted(CONFIGS))
     args = parser.parse_args()
     for name, value in machine.facts().items():
@@ -145,8 +186,11 @@ def main() -> None:
         measure_steps(args.shape or ["qwen3-0.6b"])
     elif args.what == "prompts":
         measure_prompts()
-    else:
+    elif args.what == "products":
         measure_products()
+    else:
+        with torch.inference_mode():
+            measure_room()
 
 
 if __name__ == "__main__":

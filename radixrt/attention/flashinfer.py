@@ -26,6 +26,7 @@ from radixrt.attention.step_parts import DecodePart, FreshPart, PagedPart, Part,
 from radixrt.batch.extend_parts import ExtendParts, leading, split_extend
 from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
+from radixrt.kernels.triton.room import empty_with_room
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages import Int32Array
 
@@ -111,7 +112,7 @@ class FlashInferBackend(AttentionBackend):
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = empty_with_room(*q.shape, dtype=q.dtype, device=q.device)
         self.attend_into(layer, q.contiguous(), k, v, batch, out)
         return out.view(q.shape[0], -1)
 

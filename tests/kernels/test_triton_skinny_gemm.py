@@ -76,6 +76,20 @@ def test_each_way_to_cut(triton_device: str, rows: int, columns: int, tokens: in
     assert not workspace.arrived.any()
 
 
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+@pytest.mark.parametrize("tokens", [1, 33, 64])
+def test_what_lies_behind_the_tokens_ends_nowhere(triton_device: str, tokens: int, cut: Config) -> None:
+    from radixrt.kernels.triton import skinny_gemm
+    from radixrt.kernels.triton.room import empty_with_room, with_room
+
+    workspace = skinny_gemm.Workspace(triton_device)
+    x, weight, bias = make(triton_device, torch.float16, tokens, 40, 264)
+    roomy = empty_with_room(tokens, 264, dtype=x.dtype, device=x.device)
+    with_room(roomy, padded(tokens)).fill_(torch.nan)
+    found = skinny_gemm.multiply(roomy.copy_(x), weight, bias, workspace, cut)
+    assert torch.equal(found, skinny_gemm.multiply(x, weight, bias, workspace, cut))
+
+
 @pytest.mark.parametrize("tokens", [5, 40])
 def test_large_gates_do_not_overflow(triton_device: str, tokens: int) -> None:
     from radixrt.kernels.triton import skinny_gemm

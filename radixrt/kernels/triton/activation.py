@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from radixrt.kernels.triton.room import empty_with_room
+
 SMALL_BLOCK = 1024
 """Columns of one program: 16 bytes of bfloat16 for each of 128 threads, so that one row alone is many programs."""
 
@@ -37,7 +39,7 @@ def silu_and_mul(gate_up: torch.Tensor, early: bool = False) -> torch.Tensor:
         early: see `CudaOps`.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    out = empty_with_room(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         large = rows * size >= LARGE_FROM and size % LARGE_BLOCK == 0
         block = LARGE_BLOCK if large else SMALL_BLOCK

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixrt.kernels.triton.room import empty_with_room
+
 MAX_HIDDEN = 16384
 """A row is held in the registers of one program."""
 
@@ -74,7 +76,7 @@ def add_rms_norm(
         early: see `CudaOps`.
     """
     rows, size = residual.shape
-    out = torch.empty(rows, size, dtype=dtype, device=residual.device)
+    out = empty_with_room(rows, size, dtype=dtype, device=residual.device)
     if rows:
         block = triton.next_power_of_2(size)
         _add_rms_norm_kernel[(rows,)](

@@ -31,6 +31,7 @@ from radixrt.kernels.triton.rank_memory import (
     part_places,
     send_part,
 )
+from radixrt.kernels.triton.room import empty_with_room
 
 ONE_TRIP_BYTES = {2: 1 << 62, 4: 256 << 10, 8: 64 << 10}
 """By ranks, the largest sum that is done in one trip. Two ranks send no less in two."""
@@ -163,9 +164,9 @@ def sum_add_rms_norm(
 ) -> torch.Tensor:
     """`norm.add_rms_norm` of the sum of x [T, hidden] over the ranks; the sum itself is not rounded.
 
-    Sums take turns between two halves of the memory. Who writes into a half again has read, in the turn between, what
-    the others sent behind the launch that read this half and left marks in it; so nobody waits for having been read.
-    The turn is counted on the device, where captured launches find it.
+    Sums take turns between two halves of the memory. Who writes into a half again has a sum of the turn between, for
+    which every rank has sent its part behind the launch that read this half and left marks in it; so nobody waits for
+    having been read. The turn is counted on the device, where captured launches find it.
 
     Args:
         residual: of x's dtype, where `trips` is 2.
@@ -173,7 +174,7 @@ def sum_add_rms_norm(
         sent: x, which fits into one launch, is on its way as `part_places` says, on the same stream.
     """
     rows, size = residual.shape
-    out = torch.empty(rows, size, dtype=dtype, device=residual.device)
+    out = empty_with_room(rows, size, dtype=dtype, device=residual.device)
     block = triton.next_power_of_2(size)
     way = trips(memory, rows, size, x.itemsize)
     step = rows_at_a_time(memory, rows, size, x.itemsize)

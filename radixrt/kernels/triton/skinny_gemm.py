@@ -18,10 +18,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from radixrt.kernels.triton.rank_memory import RankMemory, half_of, load_turn, part_places, send_part
 from radixrt.kernels.triton.rank_sum import sending
-from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, padded
-
-MAX_TOKENS = 256
-"""Of the kernel; see `skinny_gemm_config.find` for when it is worth while."""
+from radixrt.kernels.triton.room import empty_with_room, with_room
+from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, MAX_TOKENS, Config, padded
 
 ALIGNMENT = 8
 """Columns come in multiples of this, so that rows of 2-byte elements start at multiples of 16 bytes."""
@@ -228,7 +226,7 @@ def multiply(
     """
     tokens, columns = x.shape
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+    out = empty_with_room(tokens, rows, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     width = padded(tokens)
@@ -242,7 +240,7 @@ def multiply(
     ahead = 1 << (ahead.bit_length() - 1) if ahead >= MIN_PIECE else 0  # a power of 2, as ranges are
     piece = min(ahead, max(MIN_PIECE, ahead * cut.rows // (cut.warps * WARP)))
     weight_map = TensorDescriptor.from_tensor(weight, [cut.rows, cut.step]) if cut.bulk else None
-    x_map = TensorDescriptor.from_tensor(x, [width, cut.step]) if cut.bulk else None
+    x_map = TensorDescriptor.from_tensor(with_room(x, width), [width, cut.step]) if cut.bulk else None
     _skinny_gemm_kernel[(tiles * splits,)](
         x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived,
         None if send is None else send.addresses, None if send is None else send.turn, tokens, rows, columns, each,

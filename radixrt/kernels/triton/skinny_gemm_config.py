@@ -7,6 +7,9 @@ from typing import NamedTuple
 MIN_BLOCK = 16
 """Tokens to which a smaller batch is padded: the least that the tensor cores' tiles take."""
 
+MAX_TOKENS = 256
+"""Of the kernel; see `find` for when it is worth while."""
+
 MAX_TILES = 1024
 MAX_PARTS = 1 << 23
 """Counters and float32 sums of a workspace."""
