@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +45,7 @@ class ForwardBatch:
         out_cache_loc: [T], slots for the new keys and values.
         extend_lens: [B], new tokens of each row (all 1 in DECODE).
         prefix_lens: [B], seq_lens - extend_lens.
-        logits_index: [S], which of the T positions need logits.
+        logits_index: [P], which of the T positions need logits; from S on it is padding, the first position.
         sample_rows: [S], the req_pool_idx of the rows that sample.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
         seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: the same numbers as int32 numpy arrays, for planning on the
@@ -52,7 +53,8 @@ class ForwardBatch:
         shared: what rows have in common and should be computed once; None if nothing.
         narrowed: what the last layer needs to compute beside keys and values: a DECODE batch of the S rows that sample,
             in the order of logits_index, whose queries are their last positions and whose keys and values come with
-            this batch's. None if the hidden states of all T tokens are wanted.
+            this batch's; and of P - S rows of padding, one token in row and slot 0 each. None if the hidden states of
+            all T tokens are wanted.
     """
 
     mode: ForwardMode
@@ -84,14 +86,21 @@ class ForwardBatch:
 class BatchBuilder:
     """Makes batches, and keeps the two tables that steps write: req_to_token and the future tokens.
 
+    Args:
+        sample_sizes: ascending, to which the rows that sample in an EXTEND step are padded. On CUDA a product with a
+            new number of rows may wait until the device has done all its work, while cuBLAS loads a kernel for it.
+
     Attributes:
         req_to_token: int32 [max_requests + 1, context_length].
         future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 (CUDA: 0) if
             nothing yet.
     """
 
-    def __init__(self, max_requests: int, context_length: int, device: torch.device) -> None:
+    def __init__(
+        self, max_requests: int, context_length: int, device: torch.device, sample_sizes: Sequence[int] = ()
+    ) -> None:
         self._device = device
+        self._sample_sizes = sample_sizes
         self._uploader = Uploader(device)
         self.req_to_token = torch.zeros(max_requests + 1, context_length, dtype=torch.int32, device=device)
         # After a failed step a later one may gather what was never sampled. On the CPU that raises and ends the step;
@@ -150,17 +159,27 @@ class BatchBuilder:
         prefix_lens = seq_lens - extend_lens
         last = (ends - 1)[sampled]
         narrow = narrow and len(input_ids) - len(last) >= MIN_SAVED_TOKENS
-        lens = seq_lens[sampled]
-        of_narrowed = [lens, out_cache_loc[last], np.ones_like(lens), lens - 1, np.arange(len(lens))] if narrow else []
+        lens, rows, slots = seq_lens[sampled], req_pool_idx[sampled], out_cache_loc[last]
+        samples, missing = len(last), self._padding(len(last))
+        if missing:
+            last, rows, slots, lens = (
+                _padded(each, missing, fill) for each, fill in ((last, 0), (rows, 0), (slots, 0), (lens, 1))
+            )
+        of_narrowed = [rows, lens, slots, np.ones_like(lens), lens - 1, np.arange(len(lens))] if narrow else []
         positions = np.arange(len(input_ids)) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
         ids, token_rows, *rest = self._upload(
             input_ids, np.repeat(req_pool_idx, extend_lens), positions, req_pool_idx, seq_lens, out_cache_loc,
-            extend_lens, prefix_lens, last, req_pool_idx[sampled], *of_narrowed,
+            extend_lens, prefix_lens, last, rows[:samples], *of_narrowed,
         )  # fmt: skip
         if (input_ids < 0).any():
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
         batch = self._make(ForwardMode.EXTEND, ids, token_rows, rest[:8], req_pool_idx, seq_lens, extend_lens, shared)
-        return replace(batch, narrowed=_narrowed(batch, sampled, rest[8:])) if narrow else batch
+        return replace(batch, narrowed=_narrowed(batch, sampled, lens, rows, rest[8:])) if narrow else batch
+
+    def _padding(self, samples: int) -> int:
+        """Rows that are added to so many that sample."""
+        at = bisect.bisect_left(self._sample_sizes, samples)
+        return self._sample_sizes[at] - samples if samples and at < len(self._sample_sizes) else 0
 
     def prepare_forward_batch_decode(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
@@ -212,14 +231,28 @@ def _write_kernel() -> Callable[..., None] | None:
     return write_rows
 
 
-def _narrowed(batch: ForwardBatch, sampled: npt.NDArray[Any], columns: list[torch.Tensor]) -> ForwardBatch:
-    """`batch.narrowed`, of the rows that are set in `sampled`; columns: int64 [S] each, what the batch has not got."""
-    seq_lens, out_cache_loc, ones, positions, index = columns
+def _padded(values: npt.NDArray[Any], missing: int, fill: int) -> npt.NDArray[Any]:
+    """As numpy's pad, which takes ten times as long."""
+    padded = np.full(len(values) + missing, fill, values.dtype)
+    padded[: len(values)] = values
+    return padded
+
+
+def _narrowed(
+    batch: ForwardBatch, sampled: npt.NDArray[Any], lens: Int32Array, req_pool_idx: Int32Array,
+    columns: list[torch.Tensor],
+) -> ForwardBatch:  # fmt: skip
+    """`batch.narrowed`, of the rows that are set in `sampled` and of padding (lens and req_pool_idx: int32 [P]).
+
+    Args:
+        columns: int64 [P] each, what the batch has not got.
+    """
+    rows, seq_lens, out_cache_loc, ones, positions, index = columns
     return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=batch.input_ids[batch.logits_index],
         positions=positions,
-        req_pool_indices=batch.sample_rows,
+        req_pool_indices=rows,
         seq_lens=seq_lens,
         out_cache_loc=out_cache_loc,
         extend_lens=ones,
@@ -227,8 +260,8 @@ def _narrowed(batch: ForwardBatch, sampled: npt.NDArray[Any], columns: list[torc
         logits_index=index,
         sample_rows=batch.sample_rows,
         req_to_token=batch.req_to_token,
-        seq_lens_cpu=batch.seq_lens_cpu[sampled],
-        extend_lens_cpu=np.ones(len(index), np.int32),
-        req_pool_indices_cpu=batch.req_pool_indices_cpu[sampled],
+        seq_lens_cpu=lens,
+        extend_lens_cpu=np.ones_like(lens),
+        req_pool_indices_cpu=req_pool_idx,
         shared=None if batch.shared is None else batch.shared.among(sampled),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
@@ -20,9 +21,10 @@ from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes,
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.executor.device import free_memory, launches_early, pick_device, pick_threads, torch_dtype
+from radixrt.executor.graph_buckets import graph_buckets
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
-from radixrt.executor.profile_run import largest_step, mixed_step
+from radixrt.executor.profile_run import largest_step, mixed_step, prompt_sizes
 from radixrt.executor.prompt_scores import PromptScorer
 from radixrt.executor.runner_config import RunnerConfig
 from radixrt.executor.sample_result import SampleResult, unpack_mask
@@ -31,6 +33,8 @@ from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.weights import load_model
 from radixrt.layers import make_ops
+from radixrt.layers.linear import Linear
+from radixrt.layers.lm_head import LMHead
 from radixrt.messages import (
     ForwardStep,
     GrammarMask,
@@ -118,7 +122,8 @@ class ModelRunner:
     def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
         c = self._config
         self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, kv_dtype, self.device)
-        self.batches = BatchBuilder(max_requests, c.context_length, self.device)
+        sizes = graph_buckets(max_requests) if self.device.type == "cuda" else ()
+        self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes)
         self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
         self._sampler = Sampler(self._tables)
         self._scorer = PromptScorer(self._model.compute_logits)
@@ -152,11 +157,13 @@ class ModelRunner:
         torch.cuda.empty_cache()
         return peak
 
-    def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> None:
+    def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> LogitsProcessorOutput:
         """Not narrowed, a step takes the memory of one that scores its tokens."""
         self.batches.write_rows(step.row_writes)
         batch = self.batches.build(step, narrow=narrow)
-        self.sample(self.forward(batch), batch, step, None)
+        output = self.forward(batch)
+        self.sample(output, batch, step, None)
+        return output
 
     def init_attention_backend(self) -> None:
         c = self._config
@@ -193,7 +200,7 @@ class ModelRunner:
         return any(each is not None and each.capture_next() for each in graphs)
 
     def warm_up(self) -> None:
-        """Fill the allocator with blocks for the largest step: asking the driver for memory waits for the device.
+        """Get what a later step would wait for until the device has nothing to do: memory and kernels.
 
         The steps write rows and slots that nobody holds yet.
         """
@@ -201,8 +208,29 @@ class ModelRunner:
             return
         c = self._config
         tokens = min(c.max_step_tokens, self.max_total_num_tokens, c.max_running_requests * c.context_length)
-        self._run_once(largest_step(c.max_running_requests, tokens, c.context_length))
+        step = largest_step(c.max_running_requests, tokens, c.context_length)
+        self._load_products(self._run_once(step).hidden_states)
         torch.cuda.synchronize(self.device)
+
+    def _load_products(self, hidden: torch.Tensor) -> None:
+        """Let torch multiply each kind of weight of a decoder by as many rows as may sample, and by some numbers of
+        prompt tokens: cuBLAS has many kernels, chooses among them by size, and loads one when it is first chosen.
+
+        Args:
+            hidden: [T, hidden], of the largest step.
+        """
+        rows = [n for n in graph_buckets(self._config.max_running_requests) if n <= hidden.shape[0]]
+        for count in rows:
+            place = None if self._graphs is None else self._graphs.logits_for(count)
+            self._model.compute_logits(hidden[:count], place)
+        layers = [m for m in self._model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
+        kinds = {(*m.weight.shape, m.bias is None): (m.weight, m.bias) for m in layers if m.weight is not None}
+        counts = rows + prompt_sizes(hidden.shape[0])
+        widest = max((columns for _, columns, _ in kinds), default=0)
+        memory = torch.zeros(max(counts) * widest, dtype=self.dtype, device=self.device)
+        for (_, columns, _), (weight, bias) in kinds.items():
+            for count in counts:
+                F.linear(memory[: count * columns].view(count, columns), weight, bias)
 
     def idle_work(self) -> bool:
         """Something useful while there is no step: one graph more. False if there is nothing left.
@@ -248,7 +276,7 @@ class ModelRunner:
             return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
         place = None if self._graphs is None else self._graphs.logits_for(last.shape[0])
         logits = self._model.compute_logits(last, place)
-        return LogitsProcessorOutput(logits, hidden)
+        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
 
     def sample(
         self, output: LogitsProcessorOutput, batch: ForwardBatch | StagedStep, step: ForwardStep,

@@ -1,5 +1,5 @@
 """Steps that are run once before the KV pool is sized: the largest one, for the memory that it needs beside the pool,
-and one with rows of every kind, so that no kernel is loaded while requests wait."""
+and one with rows of every kind, so that no kernel is loaded while requests wait. And sizes to try products with."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ def largest_step(max_rows: int, max_tokens: int, context_length: int) -> Forward
     lens = np.full(rows, max_tokens // rows, np.int32)
     lens[: max_tokens % rows] += 1
     return _step(lens, lens)
+
+
+def prompt_sizes(max_tokens: int) -> list[int]:
+    """Ascending numbers of prompt tokens to try products with: each a third or a half more than the one before."""
+    powers = [2**power for power in range(9, max_tokens.bit_length())]
+    return [n for power in powers for n in (power, power * 3 // 2) if n <= max_tokens]
 
 
 CACHED = 8

@@ -16,8 +16,7 @@ class LogitsProcessorOutput:
 
     Attributes:
         next_token_logits: float32 [S, vocab], for the step's sampling rows in order.
-        hidden_states: [T, hidden], the final hidden state of every new token; for a narrowed batch [S, hidden], of the
-            sampling rows alone.
+        hidden_states: [T, hidden], the final hidden state of every new token; for a narrowed batch of its rows alone.
     """
 
     next_token_logits: torch.Tensor

@@ -54,7 +54,7 @@ class Attention(nn.Module):
         attention: AttentionBackend,
         narrowed: ForwardBatch | None = None,
     ) -> torch.Tensor:
-        """What qkv_proj gave, [T, qkv_size], to what o_proj takes; given batch.narrowed, of its [S] tokens."""
+        """What qkv_proj gave, [T, qkv_size], to what o_proj takes; given batch.narrowed, of its [P] tokens."""
         qkv = qkv.view(qkv.shape[0], -1, self.layer.head_dim)
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
@@ -119,7 +119,7 @@ class DecoderLayer(nn.Module):
             added: of [T, hidden]; None if nothing is to be added.
 
         Returns:
-            The sum, and what this layer adds next; given batch.narrowed, [S, hidden] of its tokens.
+            The sum, and what this layer adds next; given batch.narrowed, [P, hidden] of its tokens.
         """
         qkv = self.attention.qkv_proj(self._norm(residual, added, self.input_norm))
         heads = self.attention.attend(qkv, positions, rotary_table, batch, attention, narrowed)
@@ -191,7 +191,7 @@ class Decoder(nn.Module):
             batch: handed to the backend, which has been prepared for it.
 
         Returns:
-            [T, hidden] in residual_dtype, the final norm applied; of a batch that is narrowed, [S, hidden].
+            [T, hidden] in residual_dtype, the final norm applied; of a batch that is narrowed, [P, hidden].
         """
         assert self._rotary is not None, "finalize was not called"
         table = self._rotary.table

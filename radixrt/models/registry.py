@@ -9,7 +9,10 @@ from radixrt.errors import ModelLoadError
 from radixrt.models.model_config import DECODER_ARCHITECTURES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
+    from torch import nn
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
     from radixrt.batch.forward_batch import ForwardBatch
@@ -30,6 +33,9 @@ class Model(Protocol):
     narrows: bool
     """Whether `forward` goes by `batch.narrowed`; if not, no batch it gets has one."""
 
+    def modules(self) -> Iterator[nn.Module]:
+        """As torch's: of what it is made."""
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -38,7 +44,7 @@ class Model(Protocol):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied; where `batch.narrowed` is set,
-        [S, hidden], its tokens' alone."""
+        [P, hidden], its tokens' alone."""
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], in `out` (contiguous) if that saves a copy, else anywhere."""

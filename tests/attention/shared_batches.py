@@ -93,7 +93,8 @@ def plain_attention(
 def extend_step(
     prompts: SharedBatch, single: SharedBatch, rng: np.random.Generator, device: torch.device
 ) -> ForwardBatch:
-    """An EXTEND step: prompts that go on behind what they share, then rows with one new token each, which share too.
+    """An EXTEND step: prompts that go on behind what they share, then rows with one new token each, which share too;
+    where it is narrowed, three rows of padding follow.
 
     Args:
         prompts: rows with at least 3 positions of their own, of which 2 or more, and not all, are new tokens, and in
@@ -111,7 +112,7 @@ def extend_step(
     segments = single.shared.segments + np.array([0, 0, len(prompts.shared.rows), 0], np.int32)
     paths = [row[:length] for row, length in zip(table, seq_lens.tolist(), strict=True)]
     pairs = list(zip(paths, extends.tolist(), strict=True))
-    builder = BatchBuilder(len(paths), width, device)
+    builder = BatchBuilder(len(paths), width, device, sample_sizes=(len(paths) + 3,))
     writes = [RowWrite(i + 1, 0, pack_i32(path[:-new])) for i, (path, new) in enumerate(pairs)]
     builder.write_rows([write for write in writes if write.slots])
     step = ForwardStep(

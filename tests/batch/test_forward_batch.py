@@ -27,8 +27,8 @@ def make_step(rows: list[tuple[int, int, int]], **columns: Any) -> ForwardStep:
     )  # fmt: skip
 
 
-def build(step: ForwardStep, *, narrow: bool = True) -> ForwardBatch:
-    builder = BatchBuilder(200, 512, torch.device("cpu"))
+def build(step: ForwardStep, *, narrow: bool = True, sizes: tuple[int, ...] = ()) -> ForwardBatch:
+    builder = BatchBuilder(200, 512, torch.device("cpu"), sizes)
     builder.future_token_ids[:] = torch.arange(201) + 50
     return builder.build(step, narrow=narrow)
 
@@ -52,6 +52,34 @@ def test_the_rows_that_sample_with_their_last_positions() -> None:
     columns = ("input_ids", "positions", "req_pool_indices", "seq_lens", "out_cache_loc", "extend_lens", "logits_index")
     assert all(getattr(narrowed, name).dtype == torch.int64 for name in columns)
     assert narrowed.seq_lens_cpu.dtype == narrowed.extend_lens_cpu.dtype == np.int32
+
+
+def test_rows_that_sample_are_padded() -> None:
+    """By the first token and, in the narrowed batch, by rows that read the one token of row and slot 0."""
+    batch, plain = build(make_step(ROWS), sizes=(3, 6, 8)), build(make_step(ROWS))
+    assert batch.logits_index.tolist() == [*plain.logits_index.tolist(), 0, 0]
+    assert torch.equal(batch.sample_rows, plain.sample_rows)
+    narrowed, without = batch.narrowed, plain.narrowed
+    assert narrowed is not None
+    assert without is not None
+    assert narrowed.num_tokens == 6
+    assert narrowed.req_pool_indices.tolist() == narrowed.req_pool_indices_cpu.tolist() == [3, 7, 9, 11, 0, 0]
+    assert narrowed.seq_lens.tolist() == narrowed.seq_lens_cpu.tolist() == [300, 70, 41, 12, 1, 1]
+    for name in ("positions", "out_cache_loc", "prefix_lens"):
+        assert getattr(narrowed, name).tolist() == [*getattr(without, name).tolist(), 0, 0]
+    assert narrowed.seq_lens_cpu.dtype == narrowed.extend_lens_cpu.dtype == np.int32
+    whole = build(make_step(ROWS), narrow=False, sizes=(3, 6, 8))
+    assert torch.equal(whole.logits_index, batch.logits_index)
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(0, (2, 4)), (4, (2, 4)), (4, (1, 2))])
+def test_numbers_of_samples_that_need_no_padding(samples: int, sizes: tuple[int, ...]) -> None:
+    """None, one of the sizes, and more than the largest."""
+    rows = [(100, 80, int(i < samples)) for i in range(5)]
+    batch = build(make_step(rows), sizes=sizes)
+    assert batch.logits_index.shape == batch.sample_rows.shape == (samples,)
+    assert batch.narrowed is not None
+    assert batch.narrowed.num_tokens == samples
 
 
 def test_nothing_else_of_the_batch_changes() -> None:

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from radixrt.batch import forward_batch
 from radixrt.batch.forward_batch import ForwardBatch
 from radixrt.executor.model_runner import ModelRunner
 from radixrt.executor.runner_config import RunnerConfig
 from radixrt.executor.step_result import LogitsProcessorOutput
+from radixrt.layers.linear import Linear
+from radixrt.layers.lm_head import LMHead
 from radixrt.messages import ForwardStep, SamplingRow, pack_i32
 from tests.tiny_models import KINDS
 
@@ -101,22 +104,28 @@ def run(runner: ModelRunner, step: ForwardStep) -> tuple[ForwardBatch, LogitsPro
     return batch, output, runner.sample(output, batch, step, None)
 
 
+@pytest.mark.parametrize("sizes", [(), (2, MAX_ROWS)], ids=["as they are", "padded"])
 @pytest.mark.parametrize("backend", ["torch_native", "cpu"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_narrowed_steps_equal_whole_ones(kind: str, backend: str, tiny_model: Callable[[str], Path]) -> None:
+def test_narrowed_steps_equal_whole_ones(
+    kind: str, backend: str, sizes: tuple[int, ...], tiny_model: Callable[[str], Path]
+) -> None:
     folder = tiny_model(kind)
     narrowed_steps = empty_steps = 0
     for seed in range(4):
         with runner(folder, attention_backend=backend) as narrow, runner(folder, attention_backend=backend) as whole:
             whole._model.narrows = False
+            narrow.batches._sample_sizes = sizes
             for step in steps(seed):
                 batch, got, _ = run(narrow, step)
                 unchanged, expected, _ = run(whole, step)
                 assert unchanged.narrowed is None
                 torch.testing.assert_close(got.next_token_logits, expected.next_token_logits, atol=2e-5, rtol=0)
                 if batch.narrowed is not None:
-                    assert got.hidden_states.shape == (sum(step.samples), 64)
+                    samples = sum(step.samples)
+                    padded = next((size for size in sizes if size >= samples), samples) if samples else 0
+                    assert got.hidden_states.shape == (padded, 64)
                     assert got.hidden_states.dtype == expected.hidden_states.dtype
                     narrowed_steps += 1
                     empty_steps += not any(step.samples)
@@ -157,6 +166,24 @@ def test_scored_rows_beside_others(tiny_model: Callable[[str], Path]) -> None:
         torch.testing.assert_close(logits.next_token_logits, expected.next_token_logits, atol=2e-5, rtol=0)
         assert sampled.prompt_logprobs == []
         assert sampled.scores == b""
+
+
+def test_products_are_tried_with_every_number_of_rows_that_may_sample(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of prompts too, but for the head, which has no product with as many."""
+    with runner(tiny_model("llama")) as made:
+        layers = [m for m in made._model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
+        weights = {tuple(m.weight.shape) for m in layers if m.weight is not None}
+        seen: list[tuple[int, ...]] = []
+        heads: list[int] = []
+        monkeypatch.setattr(F, "linear", lambda x, weight, bias: seen.append((*weight.shape, len(x))))
+        monkeypatch.setattr(made._model, "compute_logits", lambda hidden, out: heads.append(len(hidden)))
+        made._load_products(torch.zeros(1600, 64))
+    assert len(weights) == 4
+    assert heads == [1, 2, 4, 6]
+    assert set(seen) == {(*weight, n) for weight in weights for n in (1, 2, 4, 6, 512, 768, 1024, 1536)}
+    assert len(seen) == len(set(seen))
 
 
 def test_the_profile_runs_whole_steps(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
