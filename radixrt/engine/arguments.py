@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -88,25 +88,30 @@ def split(prompts: Any) -> tuple[list[Prompt], bool]:
     return prompts, False
 
 
-def jobs(prompts: list[Prompt], params: Any, options: dict[str, Any]) -> list[Job]:
-    """The completions of a call, prompt by prompt, n for each.
+def jobs(prompts: list[Prompt], params: Any, options: dict[str, Any]) -> Iterator[Job]:
+    """The completions of a call, prompt by prompt, n for each; prompts are read as their turn comes.
 
     Raises:
-        RequestError: a prompt or a parameter is not valid; names it.
+        RequestError: a parameter is not valid; names it. Later, when its turn comes: a prompt is not.
         TypeError: an option that there is not.
     """
-    each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
-    if len(each) != len(prompts):
-        raise RequestError(f"{len(prompts)} prompts but {len(each)} sampling_params", param="sampling_params")
-    made: list[Job] = []
-    for prompt, one in zip(prompts, each, strict=True):
-        sampling, asked = _with_constraint(one, options)
-        made += [Job(request, asked) for request in expand_n(_request(prompt, sampling, options, stream=False))]
-    return made
+    _check_names(options)
+    if isinstance(params, (list, tuple)):
+        if len(params) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts but {len(params)} sampling_params", param="sampling_params")
+        settings = [_with_constraint(one, options) for one in params]
+    else:
+        settings = [_with_constraint(params, options)] * len(prompts)
+    return (
+        Job(request, asked)
+        for prompt, (sampling, asked) in zip(prompts, settings, strict=True)
+        for request in expand_n(_request(prompt, sampling, options, stream=False))
+    )
 
 
 def streamed_job(prompt: Prompt, params: Any, options: dict[str, Any]) -> Job:
     """The one completion of a stream; raises as `jobs` does."""
+    _check_names(options)
     sampling, asked = _with_constraint(params, options)
     if sampling.n != 1:
         raise RequestError("streaming takes n=1; start several streams instead", param="n")
@@ -132,6 +137,11 @@ def as_sampling_params(value: Any) -> SamplingParams:
     if "structured" in value:
         value = {**value, "structured": as_structured_options(value["structured"])}
     return SamplingParams(**value).validate()
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    if unknown := options.keys() - RequestOptions.__annotations__.keys():
+        raise TypeError(f"unknown argument {min(unknown)!r}; known are {', '.join(RequestOptions.__annotations__)}")
 
 
 def _with_constraint(params: Any, options: dict[str, Any]) -> tuple[SamplingParams, Asked | None]:
@@ -163,8 +173,6 @@ def _with_constraint(params: Any, options: dict[str, Any]) -> tuple[SamplingPara
 
 
 def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], *, stream: bool) -> GenerateReq:
-    if unknown := options.keys() - RequestOptions.__annotations__.keys():
-        raise TypeError(f"unknown argument {min(unknown)!r}; known are {', '.join(RequestOptions.__annotations__)}")
     text = prompt if isinstance(prompt, str) else None
     return GenerateReq(
         new_rid(),

@@ -21,7 +21,7 @@ from radixrt.engine.launcher import Launcher
 from radixrt.engine.prompt_parts import token_ids as as_token_ids
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages import DetokenizeReq, SchedulerStats, SelectMethod, pack_i32, unpack_i32
+from radixrt.messages import DetokenizeReq, SchedulerStats, SelectMethod, TextDelta, pack_i32, unpack_i32
 
 __all__ = ["Chunk", "Completion", "Decision", "Engine"]
 
@@ -119,21 +119,26 @@ class Engine:
             EngineError: the engine failed.
         """
         each, single = split(prompts)
-        made = jobs(each, sampling_params, dict(options))
+        made: list[Job] = []
         out: list[Completion] = []
+        streams: deque[tuple[Job, Iterator[TextDelta]]] = deque()
         try:
-            with _engine_errors(), _progress(len(made), progress) as bar:
-                later = iter(made)
-                streams = deque((job, self.client.stream(job.request)) for job in itertools.islice(later, self.window))
-                while streams:
-                    job, stream = streams.popleft()
-                    collector = Collector(job.asked, job.request.input_ids)
-                    for delta in stream:
-                        chunk = collector.add(delta)
-                    assert chunk.completion is not None
-                    out.append(chunk.completion)
-                    bar.update()
-                    streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
+            with _engine_errors():
+                for job in jobs(each, sampling_params, dict(options)):  # the engine begins while others are made
+                    made.append(job)
+                    if len(made) <= self.window:
+                        streams.append((job, self.client.stream(job.request)))
+                later = itertools.islice(made, len(streams), None)
+                with _progress(len(made), progress) as bar:
+                    while streams:
+                        job, stream = streams.popleft()
+                        collector = Collector(job.asked, job.request.input_ids)
+                        for delta in stream:
+                            chunk = collector.add(delta)
+                        assert chunk.completion is not None
+                        out.append(chunk.completion)
+                        bar.update()
+                        streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
         finally:
             for unanswered in made[len(out) :]:  # after an error or Ctrl-C: nobody waits for them
                 self.client.abort(unanswered.request.rid)
@@ -144,7 +149,7 @@ class Engine:
     ) -> Completion | list[Completion]:
         """`generate` for an event loop; cancelling it aborts its requests."""
         each, single = split(prompts)
-        made = jobs(each, sampling_params, dict(options))
+        made = list(jobs(each, sampling_params, dict(options)))
         slots = asyncio.Semaphore(self.window)
         tasks = [asyncio.ensure_future(self._collect(job, slots)) for job in made]
         try:

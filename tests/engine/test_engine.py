@@ -69,6 +69,23 @@ def test_a_list_of_prompts_comes_back_in_its_order(engine: Engine) -> None:
     assert len({c.text for c in together}) == 5
 
 
+def test_a_prompt_is_on_its_way_before_the_next_is_read(engine: Engine) -> None:
+    open_then = []
+
+    class Ids:
+        def __len__(self) -> int:
+            return 3
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            open_then.append(engine.client.open_requests)
+            return np.array([5, 6, 7])
+
+    prompts = [Ids() for _ in range(3)]
+    params = {**GREEDY, "max_tokens": 40}
+    assert ids_of(many(engine, prompts, params)) == ids_of(many(engine, [[5, 6, 7]] * 3, params))
+    assert open_then == [0, 1, 2]
+
+
 def test_a_list_of_one_is_a_list(engine: Engine) -> None:
     assert len(many(engine, [TEXT], GREEDY)) == 1
     assert len(many(engine, [[3, 4, 5]], GREEDY)) == 1

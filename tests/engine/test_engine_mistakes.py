@@ -146,6 +146,15 @@ def test_one_bad_prompt_in_a_list_ends_the_others_and_nothing_later(engine: Engi
     assert ids_of(many(engine, ["a", "b"], GREEDY)) == ids_of(expected)
 
 
+def test_a_prompt_that_is_none_ends_those_before_it(engine: Engine) -> None:
+    """They may have begun while it was read."""
+    before = generated(engine)
+    assert refusal(engine, ["a", "b", 3], LONG).param == "prompt"
+    assert_at_rest(engine)
+    assert generated(engine) - before < 2 * LONG["max_tokens"]
+    assert len(many(engine, ["a", "b"], GREEDY)) == 2
+
+
 async def test_one_bad_prompt_in_an_async_list_ends_the_others_and_nothing_later(engine: Engine) -> None:
     before = generated(engine)
     with pytest.raises(RequestError):

@@ -62,7 +62,7 @@ def argument_error(params: Any, **options: Any) -> RequestError:
 
 
 def test_a_constraint_of_the_call_reaches_every_request() -> None:
-    made = jobs(["a", "b"], [{"n": 2}, None], {"json_schema": Answer, "structured": {"whitespace": 2}})
+    made = list(jobs(["a", "b"], [{"n": 2}, None], {"json_schema": Answer, "structured": {"whitespace": 2}}))
     assert len(made) == 3
     for job in made:
         assert json.loads(job.request.sampling.json_schema)["required"] == ["ok", "size"]
@@ -74,10 +74,10 @@ def test_a_constraint_of_the_call_reaches_every_request() -> None:
 @pytest.mark.parametrize("place", ["keyword", "dict", "params"])
 def test_where_a_constraint_may_be_said(place: str) -> None:
     if place == "keyword":
-        job = jobs([TEXT], None, {"json_schema": Answer})[0]
+        job = next(jobs([TEXT], None, {"json_schema": Answer}))
     else:
         params: Any = {"json_schema": Answer}
-        job = jobs([TEXT], SamplingParams(**params) if place == "params" else params, {})[0]
+        job = next(jobs([TEXT], SamplingParams(**params) if place == "params" else params, {}))
     assert job.asked is not None
     value = job.asked.value_of('{"ok":true,"size":"small"}')
     # SamplingParams keeps a schema as text, so there the type is gone.
@@ -131,7 +131,7 @@ def test_structured_options_from_a_dict() -> None:
 
 def test_the_value_is_what_follows_the_reasoning() -> None:
     options = {"json_schema": Record, "structured": {"reasoning_end": "</think>"}}
-    job = jobs([TEXT], None, options)[0]
+    job = next(jobs([TEXT], None, options))
     assert not job.request.sampling.skip_special_tokens
     asked = job.asked
     assert asked is not None
