@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
@@ -24,7 +23,7 @@ from radixrt.executor.device import free_memory, launches_early, pick_device, pi
 from radixrt.executor.graph_buckets import graph_buckets
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
-from radixrt.executor.profile_run import largest_step, mixed_step, prompt_sizes
+from radixrt.executor.profile_run import largest_step, load_products, mixed_step
 from radixrt.executor.prompt_scores import PromptScorer
 from radixrt.executor.runner_config import RunnerConfig
 from radixrt.executor.sample_result import SampleResult, unpack_mask
@@ -33,8 +32,6 @@ from radixrt.executor.sampling_tables import SamplingTables
 from radixrt.executor.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.executor.weights import load_model
 from radixrt.layers import make_ops
-from radixrt.layers.linear import Linear
-from radixrt.layers.lm_head import LMHead
 from radixrt.messages import (
     ForwardStep,
     GrammarMask,
@@ -209,28 +206,11 @@ class ModelRunner:
         c = self._config
         tokens = min(c.max_step_tokens, self.max_total_num_tokens, c.max_running_requests * c.context_length)
         step = largest_step(c.max_running_requests, tokens, c.context_length)
-        self._load_products(self._run_once(step).hidden_states)
+        hidden = self._run_once(step).hidden_states
+        rows = [n for n in graph_buckets(c.max_running_requests) if n <= hidden.shape[0]]
+        graphs = self._graphs
+        load_products(self._model, hidden, rows, lambda count: None if graphs is None else graphs.logits_for(count))
         torch.cuda.synchronize(self.device)
-
-    def _load_products(self, hidden: torch.Tensor) -> None:
-        """Let torch multiply each kind of weight of a decoder by as many rows as may sample, and by some numbers of
-        prompt tokens: cuBLAS has many kernels, chooses among them by size, and loads one when it is first chosen.
-
-        Args:
-            hidden: [T, hidden], of the largest step.
-        """
-        rows = [n for n in graph_buckets(self._config.max_running_requests) if n <= hidden.shape[0]]
-        for count in rows:
-            place = None if self._graphs is None else self._graphs.logits_for(count)
-            self._model.compute_logits(hidden[:count], place)
-        layers = [m for m in self._model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
-        kinds = {(*m.weight.shape, m.bias is None): (m.weight, m.bias) for m in layers if m.weight is not None}
-        counts = rows + prompt_sizes(hidden.shape[0])
-        widest = max((columns for _, columns, _ in kinds), default=0)
-        memory = torch.zeros(max(counts) * widest, dtype=self.dtype, device=self.device)
-        for (_, columns, _), (weight, bias) in kinds.items():
-            for count in counts:
-                F.linear(memory[: count * columns].view(count, columns), weight, bias)
 
     def idle_work(self) -> bool:
         """Something useful while there is no step: one graph more. False if there is nothing left.

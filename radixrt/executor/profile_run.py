@@ -1,14 +1,21 @@
-"""Steps that are run once before the KV pool is sized: the largest one, for the memory that it needs beside the pool,
-and one with rows of every kind, so that no kernel is loaded while requests wait. And sizes to try products with."""
+"""What is run once at the start: before the KV pool is sized, the largest step, for the memory that it needs beside the
+pool, and one with rows of every kind; then products of many sizes. So no kernel is loaded while requests wait."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from radixrt.batch.extend_parts import MIN_FRESH_TOKENS, MIN_SHORT_ROWS, MIN_SINGLE_ROWS, SHORT_PROMPT
 from radixrt.batch.forward_batch import MIN_WRITES, ForwardMode
+from radixrt.layers.linear import Linear
+from radixrt.layers.lm_head import LMHead
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, pack_i32
+from radixrt.models.registry import Model
 
 
 def largest_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardStep:
@@ -17,12 +24,6 @@ def largest_step(max_rows: int, max_tokens: int, context_length: int) -> Forward
     lens = np.full(rows, max_tokens // rows, np.int32)
     lens[: max_tokens % rows] += 1
     return _step(lens, lens)
-
-
-def prompt_sizes(max_tokens: int) -> list[int]:
-    """Ascending numbers of prompt tokens to try products with: each a third or a half more than the one before."""
-    powers = [2**power for power in range(9, max_tokens.bit_length())]
-    return [n for power in powers for n in (power, power * 3 // 2) if n <= max_tokens]
 
 
 CACHED = 8
@@ -64,3 +65,31 @@ def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:
         input_ids=pack_i32(np.zeros(tokens)),
         samples=bytes([1] * rows),
     )
+
+
+def load_products(
+    model: Model, hidden: torch.Tensor, rows: Sequence[int], place: Callable[[int], torch.Tensor | None]
+) -> None:
+    """Let torch multiply each kind of weight of a decoder by as many rows as may sample, and by some numbers of prompt
+    tokens: cuBLAS has many kernels, chooses among them by size, and loads one when it is first chosen.
+
+    Args:
+        hidden: [T, hidden], of the largest step.
+        rows: ascending, at most T.
+        place: where the logits of so many rows may go, if there is room for them.
+    """
+    for count in rows:
+        model.compute_logits(hidden[:count], place(count))
+    layers = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
+    kinds = {(*m.weight.shape, m.bias is None): (m.weight, m.bias) for m in layers if m.weight is not None}
+    counts = [*rows, *_prompt_sizes(hidden.shape[0])]
+    for (_, columns, _), (weight, bias) in kinds.items():
+        x = weight.new_zeros(max(counts), columns)
+        for count in counts:
+            F.linear(x[:count], weight, bias)
+
+
+def _prompt_sizes(max_tokens: int) -> list[int]:
+    """Ascending numbers of prompt tokens, each a third or a half more than the one before."""
+    powers = [2**power for power in range(9, max_tokens.bit_length())]
+    return [n for power in powers for n in (power, power * 3 // 2) if n <= max_tokens]
