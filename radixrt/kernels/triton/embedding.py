@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixrt.kernels.triton.norm import num_warps
+
 BLOCK = 4096
 """Columns of one program at most: 16 bytes of bfloat16 for each of 512 threads."""
-
-ELEMENTS_PER_WARP = 256
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -41,7 +41,6 @@ def embed_part(input_ids: torch.Tensor, rows: torch.Tensor, first: int, early: b
     if tokens:
         block = min(BLOCK, triton.next_power_of_2(size))
         _embed_part_kernel[(tokens, triton.cdiv(size, block))](
-            input_ids, rows, out, first, count, size, block, early, num_warps=max(1, block // ELEMENTS_PER_WARP),
-            launch_pdl=early,
+            input_ids, rows, out, first, count, size, block, early, num_warps=num_warps(block), launch_pdl=early,
         )  # fmt: skip
     return out

@@ -228,11 +228,11 @@ def _launch(
     pairs = gated or _pairs(tokens, rows, size)
     chunk = LANES * LANE_BYTES // x.element_size()
     programs = triton.cdiv(rows, 2 * NUM_WARPS if pairs and not gated else NUM_WARPS)
+    pointers, place = sending(send, x, rows)
     _gemv_kernel[(programs,)](
-        x, weight, weight if bias is None else bias, out, None if send is None else send.addresses,
-        None if send is None else send.turn, rows, 0,
+        x, weight, weight if bias is None else bias, out, *pointers, rows, 0,
         size, tokens, pairs, gated, bias is not None, _unroll(tokens, rows, size, pairs), chunk, NUM_WARPS, early,
-        *sending(send, x, rows),
+        *place,
         num_warps=NUM_WARPS, maxnreg=_max_registers(tokens, programs), launch_pdl=early,
     )  # fmt: skip
     return out

@@ -18,9 +18,9 @@ ELEMENTS_PER_WARP = 256
 MAX_WARPS = 32
 
 
-def num_warps(block: int) -> int:
-    """Of a program that has a row of up to block elements."""
-    return min(MAX_WARPS, max(1, block // ELEMENTS_PER_WARP))
+def num_warps(elements: int) -> int:
+    """Of a program that has so many elements."""
+    return min(MAX_WARPS, max(1, elements // ELEMENTS_PER_WARP))
 
 
 @triton.jit

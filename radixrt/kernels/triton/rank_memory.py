@@ -58,6 +58,13 @@ def is_mark(bits):
 
 
 @triton.jit
+def leave_marks(places, mask):
+    """Mark what has been read at pointers to bits."""
+    MARK: tl.constexpr = MARK_16 if places.dtype.element_ty == tl.int16 else MARK_32
+    tl.store(places, MARK, mask=mask)
+
+
+@triton.jit
 def load_turn(turns):
     """Which turn it is; L1 may still hold the one that a kernel read before this one's began."""
     return tl.load(turns, cache_modifier=".cg")
@@ -76,6 +83,12 @@ def as_sent(values):
 def half_of(turn, RANKS: tl.constexpr):
     """The first of the parts' places in this turn: turns take the two halves of the memory in turn."""
     return (turn % 2) * (RANKS - 1)
+
+
+@triton.jit
+def place_from(half, rank, other, RANKS: tl.constexpr, PART_BYTES: tl.constexpr):
+    """Where in a rank's memory, in bytes, another one's part comes: the places are in the order of those behind it."""
+    return (half + (other - rank - 1 + RANKS) % RANKS) * PART_BYTES
 
 
 @triton.jit
@@ -98,13 +111,14 @@ def part_places(
     places = ()
     if TRIPS == 1:
         for further in tl.static_range(1, RANKS):
-            place = (half + RANKS - 1 - further) * PART_BYTES
-            places += (at_address(addresses + (RANK + further) % RANKS, place, TYPE) + row * size,)
+            other = (RANK + further) % RANKS
+            place = place_from(half, other, RANK, RANKS, PART_BYTES)
+            places += (at_address(addresses + other, place, TYPE) + row * size,)
         elsewhere = row >= 0
     else:
         owner = row % RANKS
         elsewhere = owner != RANK
-        place = (half + (RANK - owner - 1 + RANKS) % RANKS) * PART_BYTES
+        place = place_from(half, owner, RANK, RANKS, PART_BYTES)
         first = (tl.load(addresses + owner) + place).to(TYPE)
         if len(row.shape) == 2:
             first = tl.multiple_of(first, (16, 16))

@@ -19,16 +19,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixrt.kernels.triton.norm import normed, num_warps
 from radixrt.kernels.triton.rank_memory import (
     ALIGN_BYTES,
-    MARK_16,
-    MARK_32,
     RankMemory,
     as_sent,
     at_address,
     half_of,
     is_last,
     is_mark,
+    leave_marks,
     load_turn,
     part_places,
+    place_from,
     send_part,
 )
 from radixrt.kernels.triton.room import empty_with_room
@@ -43,19 +43,19 @@ def memory_bytes(part_bytes: int, ranks: int) -> int:
 
 
 @triton.jit
-def _come(place, at, inside, MARK: tl.constexpr):
-    """The bits that come to a place, and marks in it for the turn after the next."""
-    bits = tl.load(place + at, mask=inside, other=0, volatile=True)
+def _come(places, inside):
+    """The bits that come to some places, and marks there for the turn after the next."""
+    bits = tl.load(places, mask=inside, other=0, volatile=True)
     while tl.max(is_mark(bits).to(tl.int32), axis=0) > 0:
-        bits = tl.load(place + at, mask=inside, other=0, volatile=True)
-    tl.store(place + at, MARK, mask=inside)
+        bits = tl.load(places, mask=inside, other=0, volatile=True)
+    leave_marks(places, inside)
     return bits
 
 
 @triton.jit
 def _add_parts(
     addresses, half, row, at, inside, own, SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    PART_BYTES: tl.constexpr, MARK: tl.constexpr, TYPE: tl.constexpr,
+    PART_BYTES: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """The sum of a row's parts, in rank order on every rank, so that all get the same bits."""
     total = own.to(tl.float32)
@@ -67,14 +67,14 @@ def _add_parts(
             if rank == RANK:
                 total += own.to(tl.float32)
             else:
-                place = at_address(addresses + RANK, (half + (rank - RANK - 1) % RANKS) * PART_BYTES, TYPE)
+                place = at_address(addresses + RANK, place_from(half, RANK, rank, RANKS, PART_BYTES), TYPE)
                 bits = tl.load(place + row * SIZE + at, mask=inside, other=0, volatile=True)
                 marks |= is_mark(bits).to(tl.int32)
                 total += bits.to(own.dtype, bitcast=True).to(tl.float32)
         missing = tl.max(marks, axis=0)
     for slot in tl.static_range(RANKS - 1):  # for the turn after the next
         place = at_address(addresses + RANK, (half + slot) * PART_BYTES, TYPE)
-        tl.store(place + row * SIZE + at, MARK, mask=inside)
+        leave_marks(place + row * SIZE + at, inside)
     return total
 
 
@@ -88,7 +88,6 @@ def _sum_add_rms_norm_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     dtype: tl.constexpr = x.dtype.element_ty
-    MARK: tl.constexpr = MARK_16 if dtype.primitive_bitwidth == 16 else MARK_32
     TYPE: tl.constexpr = tl.pointer_type(tl.int16 if dtype.primitive_bitwidth == 16 else tl.int32)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
@@ -105,24 +104,23 @@ def _sum_add_rms_norm_kernel(
     # Counted while the parts are on their way. It waits for this program's threads, so all have sent before one looks.
     last = is_last(turns, "relaxed")
     if TRIPS == 1:
-        total += _add_parts(addresses, half, row, at, inside, own, SIZE, RANK, RANKS, PART_BYTES, MARK, TYPE)
+        total += _add_parts(addresses, half, row, at, inside, own, SIZE, RANK, RANKS, PART_BYTES, TYPE)
         kept = total.to(residual.dtype.element_ty)
     else:
         owner = row % RANKS
         sums = row // RANKS * SIZE
         SUMS_AT: tl.constexpr = PART_BYTES // 2
         if owner == RANK:
-            total += _add_parts(
-                addresses, half, row // RANKS, at, inside, own, SIZE, RANK, RANKS, PART_BYTES, MARK, TYPE
-            )
+            total += _add_parts(addresses, half, row // RANKS, at, inside, own, SIZE, RANK, RANKS, PART_BYTES, TYPE)
             kept, bits = as_sent(total.to(residual.dtype.element_ty))
             for further in tl.static_range(1, RANKS):
-                place = (half + RANKS - 1 - further) * PART_BYTES + SUMS_AT
-                theirs = at_address(addresses + (RANK + further) % RANKS, place, TYPE)
+                other = (RANK + further) % RANKS
+                place = place_from(half, other, RANK, RANKS, PART_BYTES) + SUMS_AT
+                theirs = at_address(addresses + other, place, TYPE)
                 tl.store(theirs + sums + at, bits, mask=inside)
         else:
-            place = (half + (owner - RANK - 1 + RANKS) % RANKS) * PART_BYTES + SUMS_AT
-            bits = _come(at_address(addresses + RANK, place, TYPE) + sums, at, inside, MARK)
+            place = place_from(half, RANK, owner, RANKS, PART_BYTES) + SUMS_AT
+            bits = _come(at_address(addresses + RANK, place, TYPE) + sums + at, inside)
             kept = bits.to(residual.dtype.element_ty, bitcast=True)
     tl.store(residual + start + at, kept, mask=inside)
     tl.store(out + start + at, normed(kept, scale, eps, SIZE).to(out.dtype.element_ty), mask=inside)
@@ -145,11 +143,15 @@ def rows_at_a_time(memory: RankMemory, rows: int, columns: int, itemsize: int) -
     return memory.ranks * (memory.part_bytes // 2 // row_bytes)
 
 
-def sending(memory: RankMemory | None, x: torch.Tensor, columns: int) -> tuple[int, int, int, int]:
-    """RANK, RANKS, PART_BYTES and TRIPS of a kernel whose product of x has so many columns. None: nothing is sent."""
+def sending(
+    memory: RankMemory | None, x: torch.Tensor, columns: int
+) -> tuple[tuple[torch.Tensor | None, torch.Tensor | None], tuple[int, int, int, int]]:
+    """What a kernel is given whose product of x has so many columns: addresses and turns; RANK, RANKS, PART_BYTES and
+    TRIPS. With no memory nothing is sent."""
     if memory is None:
-        return 0, 1, 0, 1
-    return memory.rank, memory.ranks, memory.part_bytes, trips(memory, x.shape[0], columns, x.itemsize)
+        return (None, None), (0, 1, 0, 1)
+    way = trips(memory, x.shape[0], columns, x.itemsize)
+    return (memory.addresses, memory.turn), (memory.rank, memory.ranks, memory.part_bytes, way)
 
 
 def sum_add_rms_norm(

@@ -241,11 +241,11 @@ def multiply(
     piece = min(ahead, max(MIN_PIECE, ahead * cut.rows // (cut.warps * WARP)))
     weight_map = TensorDescriptor.from_tensor(weight, [cut.rows, cut.step]) if cut.bulk else None
     x_map = TensorDescriptor.from_tensor(with_room(x, width), [width, cut.step]) if cut.bulk else None
+    pointers, place = sending(send, x, rows)
     _skinny_gemm_kernel[(tiles * splits,)](
-        x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived,
-        None if send is None else send.addresses, None if send is None else send.turn, tokens, rows, columns, each,
-        width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first, columns % cut.step == 0,
-        ahead, piece, early, *sending(send, x, rows),
+        x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived, *pointers, tokens, rows, columns,
+        each, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first, columns % cut.step == 0,
+        ahead, piece, early, *place,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     return out
