@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.batch.graph_buckets import bucket_for, padded
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.batch.upload import Uploader
 from radixrt.messages import ForwardStep, Int32Array, RowWrite, unpack_i32
@@ -160,11 +160,10 @@ class BatchBuilder:
         last = (ends - 1)[sampled]
         narrow = narrow and len(input_ids) - len(last) >= MIN_SAVED_TOKENS
         lens, rows, slots = seq_lens[sampled], req_pool_idx[sampled], out_cache_loc[last]
-        samples, missing = len(last), self._padding(len(last))
-        if missing:
-            last, rows, slots, lens = (
-                _padded(each, missing, fill) for each, fill in ((last, 0), (rows, 0), (slots, 0), (lens, 1))
-            )
+        samples = len(last)
+        size = bucket_for(samples, self._sample_sizes) if samples else None
+        if size is not None:
+            last, rows, slots, lens = padded(last, size), padded(rows, size), padded(slots, size), padded(lens, size, 1)
         of_narrowed = [rows, lens, slots, np.ones_like(lens), lens - 1, np.arange(len(lens))] if narrow else []
         positions = np.arange(len(input_ids)) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
         ids, token_rows, *rest = self._upload(
@@ -175,11 +174,6 @@ class BatchBuilder:
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
         batch = self._make(ForwardMode.EXTEND, ids, token_rows, rest[:8], req_pool_idx, seq_lens, extend_lens, shared)
         return replace(batch, narrowed=_narrowed(batch, sampled, lens, rows, rest[8:])) if narrow else batch
-
-    def _padding(self, samples: int) -> int:
-        """Rows that are added to so many that sample."""
-        at = bisect.bisect_left(self._sample_sizes, samples)
-        return self._sample_sizes[at] - samples if samples and at < len(self._sample_sizes) else 0
 
     def prepare_forward_batch_decode(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
@@ -229,13 +223,6 @@ def _write_kernel() -> Callable[..., None] | None:
     except ImportError:
         return None
     return write_rows
-
-
-def _padded(values: npt.NDArray[Any], missing: int, fill: int) -> npt.NDArray[Any]:
-    """As numpy's pad, which takes ten times as long."""
-    padded = np.full(len(values) + missing, fill, values.dtype)
-    padded[: len(values)] = values
-    return padded
 
 
 def _narrowed(

@@ -21,10 +21,10 @@ import torch
 from radixrt.attention.cascade_plan import Tile
 from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.batch.graph_buckets import bucket_for, graph_buckets, padded
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.batch.upload import Uploader, layout, view
 from radixrt.executor.captures import CAPTURE_AT_STEP, Captures, begin_capture
-from radixrt.executor.graph_buckets import bucket_for, graph_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.executor.sample_result import SampleResult
 from radixrt.executor.sampler import Sampler
@@ -188,14 +188,11 @@ class CudaGraphRunner:
         temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> list[npt.NDArray[Any]]:  # fmt: skip
         """What `_Inputs` of this many rows are filled with, in order."""
-        lens = np.ones(rows, np.int32)
-        lens[: len(seq_lens)] = seq_lens
-        starts = np.zeros(rows, np.int32)
-        if ends is not None:
-            starts[: len(ends)] = ends
+        lens = padded(seq_lens, rows, 1, np.int32)
+        starts = np.zeros(rows, np.int32) if ends is None else padded(ends, rows, dtype=np.int32)
         return [
-            _padded(req_pool_idx, rows, np.int64), lens.astype(np.int64), _padded(slots, rows, np.int64),
-            _padded(uniforms, rows, np.float64), _padded(temperature, rows, np.float32),
+            padded(req_pool_idx, rows, dtype=np.int64), lens.astype(np.int64), padded(slots, rows, dtype=np.int64),
+            padded(uniforms, rows, dtype=np.float64), padded(temperature, rows, dtype=np.float32),
             *self._attention.plan_graph(starts, lens),
         ]  # fmt: skip
 
@@ -298,10 +295,3 @@ class CudaGraphRunner:
 
 def _describe(key: _Key) -> str:
     return f"the decode graph for {key[0]} rows{', shared' if key[1] else ''}"
-
-
-def _padded(values: npt.NDArray[Any], rows: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """The values as that dtype, with zeros behind them."""
-    padded = np.zeros(rows, dtype)
-    padded[: len(values)] = values
-    return padded

@@ -18,9 +18,9 @@ from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
 from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, query_size, size_pool
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.batch.graph_buckets import graph_buckets
 from radixrt.batch.shared_groups import SharedGroups
 from radixrt.executor.device import free_memory, launches_early, pick_device, pick_threads, torch_dtype
-from radixrt.executor.graph_buckets import graph_buckets
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.parallel import join, rank_device
 from radixrt.executor.profile_run import largest_step, load_products, mixed_step
@@ -208,8 +208,7 @@ class ModelRunner:
         step = largest_step(c.max_running_requests, tokens, c.context_length)
         hidden = self._run_once(step).hidden_states
         rows = [n for n in graph_buckets(c.max_running_requests) if n <= hidden.shape[0]]
-        graphs = self._graphs
-        load_products(self._model, hidden, rows, lambda count: None if graphs is None else graphs.logits_for(count))
+        load_products(self._model, hidden, rows, self._logits_place)
         torch.cuda.synchronize(self.device)
 
     def idle_work(self) -> bool:
@@ -254,9 +253,12 @@ class ModelRunner:
         last = hidden if narrowed else hidden[batch.logits_index]
         if not last.shape[0]:
             return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
-        place = None if self._graphs is None else self._graphs.logits_for(last.shape[0])
-        logits = self._model.compute_logits(last, place)
+        logits = self._model.compute_logits(last, self._logits_place(last.shape[0]))
         return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
+
+    def _logits_place(self, rows: int) -> torch.Tensor | None:
+        """float32 [rows, vocab], where a step that is not captured may leave its logits; None for anywhere."""
+        return None if self._graphs is None else self._graphs.logits_for(rows)
 
     def sample(
         self, output: LogitsProcessorOutput, batch: ForwardBatch | StagedStep, step: ForwardStep,

@@ -17,8 +17,8 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.batch.graph_buckets import bucket_for, token_buckets
 from radixrt.executor.captures import CAPTURE_AT_STEP, Captures, begin_capture
-from radixrt.executor.graph_buckets import bucket_for, token_buckets
 from radixrt.executor.parallel import TPGroup
 from radixrt.models.registry import Model
 
