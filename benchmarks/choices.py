@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from benchmarks.kernels import COPIES_BYTES, SHAPES, matrices, microseconds, random
+from benchmarks.kernels import SHAPES, batch, by_cublas, by_skinny_gemm, copies_of_weight, matrices, microseconds
 from benchmarks.report import table
 from benchmarks.shapes import CONFIGS
 from benchmarks.step_profile import start_runner, wall_us, warm_step
-from radixrt.kernels.triton.skinny_gemm_config import Config
+from radixrt.kernels.triton.skinny_gemm_config import find
 from radixrt.layers.cuda_ops import CudaOps
 
 STEPS = ["decode:1x192", "decode:64x640", "decode:256x900"]
@@ -143,33 +143,21 @@ def measure_products() -> None:
 
 def measure_room() -> None:
     """Whether there is memory behind the tokens, which is fetched with them; and cuBLAS."""
-    from radixrt.kernels.triton import skinny_gemm
-    from radixrt.kernels.triton.room import empty_with_room
-    from radixrt.kernels.triton.skinny_gemm_config import find
-
-    ours, workspace, rows = CudaOps(early=True), skinny_gemm.Workspace("cuda"), []
+    ours, cublas, rows = by_skinny_gemm(), by_cublas(CudaOps(early=True)), []
     for name, of, columns in matrices(SHAPES[1], 1):
         gated = "silu" in name
         if find(ROOM_TOKENS[0], of, columns, gated=gated) is None:
             continue
-        weights = [random(of, columns) * columns**-0.5 for _ in range(-(-COPIES_BYTES // (2 * of * columns)))]
+        weights = copies_of_weight(of, columns)
         each = itertools.cycle(weights)
         cells = []
         for tokens in ROOM_TOKENS:
-            cut = find(tokens, of, columns, gated=gated)
-            assert cut is not None
-            tight = random(tokens, columns)
-            roomy = empty_with_room(tokens, columns, dtype=tight.dtype, device=tight.device).copy_(tight)
-
-            def multiply(x: torch.Tensor, cut: Config = cut, gated: bool = gated) -> torch.Tensor:
-                return skinny_gemm.multiply(x, next(each), None, workspace, cut, gated=gated, early=True)  # noqa: B023
-
-            def with_cublas(x: torch.Tensor, gated: bool = gated) -> torch.Tensor:
-                y = torch.nn.functional.linear(x, next(each))  # noqa: B023
-                return ours.silu_and_mul(y) if gated else y
-
-            runs = (functools.partial(multiply, roomy), functools.partial(multiply, tight))
-            times = [microseconds(run, len(weights)) for run in (*runs, functools.partial(with_cublas, tight))]
+            roomy = batch(tokens, columns)
+            ways = ((ours, roomy), (ours, roomy.clone()), (cublas, roomy))
+            times = [
+                microseconds(lambda: kernel(x, next(each), gated, True), len(weights))  # noqa: B023 (called at once)
+                for kernel, x in ways
+            ]
             cells.append("{:.1f}, {:.1f} ({:.1f})".format(*times))
         rows.append([f"{of} x {columns}", *cells])
     print(table(["µs with room, without (cuBLAS)", *(f"{n} tokens" for n in ROOM_TOKENS)], rows))

@@ -22,7 +22,7 @@ from statistics import median
 import torch
 
 from benchmarks import machine
-from benchmarks.kernels import COPIES_BYTES, SHAPES, matrices, microseconds, random
+from benchmarks.kernels import SHAPES, batch, by_cublas, copies_of_weight, matrices, microseconds, random
 from benchmarks.report import table
 from radixrt.kernels.triton import skinny_gemm
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, find, padded
@@ -73,17 +73,10 @@ def compile_cuts(tokens: int, wanted: Sequence[Config], gated: bool) -> None:
 
 def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) -> list[str]:
     """Cells of one product, the weight's rows and columns given."""
-    copies = -(-COPIES_BYTES // (2 * rows * columns))
-    weights = [random(rows, columns) * columns**-0.5 for _ in range(copies)]
-    x = random(tokens, columns)
+    weights, x = copies_of_weight(rows, columns), batch(tokens, columns)
     turn = itertools.cycle(weights)
-
-    def with_cublas() -> torch.Tensor:
-        y = torch.nn.functional.linear(x, next(turn))
-        return ours.silu_and_mul(y) if gated else y
-
-    calls = max(CALLS, copies)
-    cublas = microseconds(with_cublas, calls)
+    calls, with_cublas = max(CALLS, len(weights)), by_cublas(ours)
+    cublas = microseconds(lambda: with_cublas(x, next(turn), gated, True), calls)
     workspace = skinny_gemm.Workspace("cuda")
 
     def timed(cut: Config) -> float:

@@ -24,6 +24,7 @@ from radixrt.executor import draw
 from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
+from radixrt.kernels.triton.room import empty_with_room
 from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
 from radixrt.kernels.triton.skinny_gemm_config import find
 from radixrt.layers.cuda_ops import CudaOps
@@ -209,6 +210,27 @@ def by_gemv(x: torch.Tensor, weight: torch.Tensor, gated: bool, early: bool) -> 
     return kernel(x, weight, None, early)
 
 
+def by_cublas(ours: CudaOps) -> Multiply:
+    """With our `silu_and_mul` where it is gated."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, gated: bool, early: bool) -> torch.Tensor:
+        y = torch.nn.functional.linear(x, weight)
+        return ours.silu_and_mul(y) if gated else y
+
+    return multiply
+
+
+def copies_of_weight(rows: int, columns: int) -> list[torch.Tensor]:
+    """Random weights of a size, so many that each is read from memory when they are used in turn."""
+    return [random(rows, columns) * columns**-0.5 for _ in range(-(-COPIES_BYTES // (2 * rows * columns)))]
+
+
+def batch(tokens: int, columns: int) -> torch.Tensor:
+    """Random numbers for some tokens, with the memory behind them that they have in a step."""
+    x = random(tokens, columns)
+    return empty_with_room(tokens, columns, dtype=x.dtype, device=x.device).copy_(x)
+
+
 def by_skinny_gemm() -> Multiply:
     workspace = skinny_gemm.Workspace("cuda")
 
@@ -254,17 +276,11 @@ def product(
         chosen: whether the kernel would be taken.
     """
     nbytes = 2 * (rows * columns + tokens * (columns + (rows // 2 if gated else rows)))
-    copies = -(-COPIES_BYTES // (2 * rows * columns))
-    weights = [random(rows, columns) * columns**-0.5 for _ in range(copies)]
+    weights, x = copies_of_weight(rows, columns), batch(tokens, columns)
     mine, others = itertools.cycle(weights), itertools.cycle(weights)
-    x = random(tokens, columns)
-
-    def with_cublas() -> torch.Tensor:
-        y = torch.nn.functional.linear(x, next(others))
-        return ours.silu_and_mul(y) if gated else y
-
-    each = max(calls, copies)
-    others_us = microseconds(with_cublas, each)
+    cublas = by_cublas(ours)
+    each = max(calls, len(weights))
+    others_us = microseconds(lambda: cublas(x, next(others), gated, early), each)
     if kernel is None:
         return f"({others_us:.1f})"
     mine_us = microseconds(lambda: kernel(x, next(mine), gated, early), each)

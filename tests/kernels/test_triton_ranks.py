@@ -27,15 +27,24 @@ maps, further = mapped("a"), mapped("b")
 memory = rank_memory.RankMemory(addresses(maps), rank, part)
 samples = rank_memory.RankMemory(addresses(further), rank, 0)
 generator = torch.Generator().manual_seed(5)
+weight = 1 + torch.rand(104, generator=generator)
+marked = torch.empty(4, dtype=torch.uint8)
+rank_memory.mark(marked)
+def begin_marked():
+    # The memory of sums is all marks before any rank sends.
+    rank_memory.mark(maps[rank])
+    dist.barrier()
+def summed_and_normed(parts, residual):
+    # What a sum over ranks leaves in the residual sum, and what it gives.
+    kept, summed = residual.clone(), torch.zeros(residual.shape)
+    for each in parts.float():
+        summed += each
+    return kept, norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
 """
 
 SUMS = """
 rank_sum.ONE_TRIP_BYTES[ranks] = 1 << 20
-marked = torch.empty(4, dtype=torch.uint8)
-rank_memory.mark(marked)
-rank_memory.mark(maps[rank])
-dist.barrier()
-weight = 1 + torch.rand(104, generator=generator)
+begin_marked()
 for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     dtype = (torch.float32, torch.bfloat16)[turn // 2 % 2]  # both in both halves of the memory
     parts = torch.randn(ranks, rows, 104, generator=generator).to(dtype)
@@ -44,11 +53,7 @@ for turn, rows in enumerate((1, 8, 8, 3, 1, 5, 2, 8)):
     parts[-1, :, 4] = -0.0
     residual = torch.randn(rows, 104, generator=generator)
     assert rows <= rank_sum.rows_at_a_time(memory, rows, 104, dtype.itemsize)
-    kept = residual.clone()
-    summed = torch.zeros(rows, 104)
-    for each in parts.float():
-        summed += each
-    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    kept, expected = summed_and_normed(parts, residual)
     out = rank_sum.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
     assert torch.equal(residual, kept), turn
     assert torch.equal(out, expected), turn
@@ -59,11 +64,7 @@ assert rank_sum.rows_at_a_time(memory, 8, 103, 4) == 0
 
 TWO_TRIPS = """
 rank_sum.ONE_TRIP_BYTES[ranks] = 2 * 104 * 2
-marked = torch.empty(4, dtype=torch.uint8)
-rank_memory.mark(marked)
-rank_memory.mark(maps[rank])
-dist.barrier()
-weight = 1 + torch.rand(104, generator=generator)
+begin_marked()
 turns = 0
 for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8, 3)):
     dtype = (torch.float32, torch.bfloat16)[case // 2 % 2]  # both in both halves of the memory
@@ -77,12 +78,9 @@ for case, rows in enumerate((ranks, 1, 8, 6, 21, 2, 8, 3)):
     trips = rank_sum.trips(memory, rows, 104, dtype.itemsize)
     assert trips == (1 if rows * dtype.itemsize <= 4 else 2)
     turns += -(-rows // at_a_time)
-    kept = residual.clone()
-    summed = torch.zeros(rows, 104)
-    for each in parts.float():
-        summed += each
-    kept[0, 4] = 0
-    expected = norm.add_rms_norm(kept, summed, weight, 1e-6, torch.float32)
+    unmarked = residual.clone()
+    unmarked[0, 4] = 0
+    kept, expected = summed_and_normed(parts, unmarked)
     out = rank_sum.sum_add_rms_norm(memory, residual, parts[rank], weight, 1e-6, torch.float32)
     residual[0, 3:5] += 1
     kept[0, 3:5] += 1  # in one trip, what is too small to matter may stay
@@ -95,19 +93,16 @@ assert rank_sum.rows_at_a_time(memory, 1, 8 * 104 + 1, 4) == 0
 PRODUCTS = """
 from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.skinny_gemm_config import Config
-rank_memory.mark(maps[rank])
-dist.barrier()
-weight = 1 + torch.rand(104, generator=generator)
+begin_marked()
 workspace = skinny_gemm.Workspace("cpu")
 cuts = (Config(16, 64, 1, 2, 4), Config(64, 64, 2, 2, 4, True), Config(32, 64, 1, 3, 4, False, True))
 for turn, rows in enumerate((1, 2, 8, 5, 8, 3, 1)):
     x = torch.randint(-3, 4, (ranks, rows, 128), generator=generator).half()
     products = torch.randint(-3, 4, (ranks, 104, 128), generator=generator).half()
     bias = torch.arange(104).half() if rank == 0 else None
-    expected = torch.einsum("rtk,rnk->tn", x.float(), products.float()) + torch.arange(104)
+    exact = torch.einsum("rtk,rnk->tn", x.float(), products.float()) + torch.arange(104)
     dtype = (torch.float32, torch.float16)[turn // 2 % 2]
-    kept = residual = torch.randint(-9, 9, (rows, 104), generator=generator).to(dtype)
-    residual = residual.clone()
+    residual = torch.randint(-9, 9, (rows, 104), generator=generator).to(dtype)
     rank_sum.ONE_TRIP_BYTES[ranks] = (1 << 20, 0)[turn // 2 % 2]
     sent = turn != 4
     send = memory if sent else None
@@ -119,10 +114,10 @@ for turn, rows in enumerate((1, 2, 8, 5, 8, 3, 1)):
         part = skinny_gemm.multiply(*given, send=send)
         alone = skinny_gemm.multiply(*given)
     assert torch.equal(part, alone), turn
-    normed = norm.add_rms_norm(kept, expected, weight, 1e-6, torch.float32)
+    kept, expected = summed_and_normed(exact[None], residual)
     out = rank_sum.sum_add_rms_norm(memory, residual, part, weight, 1e-6, torch.float32, sent=sent)
     assert torch.equal(residual, kept), turn
-    assert torch.equal(out, normed), turn
+    assert torch.equal(out, expected), turn
 """
 
 GATHERS = """
