@@ -28,6 +28,9 @@ from radixrt.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from radixrt.server.dialect import Dialect
 
+HALF = "\ufffd"
+"""What a text has for bytes that are no whole character."""
+
 
 class Generate(Step):
     """A gen, n times at once."""
@@ -249,6 +252,8 @@ def _known(composed: Composed, result: Result, record: CallRecord) -> Known | No
         kept, text = len(result.token_ids) - 1, result.text
     else:
         kept, text = len(result.token_ids), result.text
+    if composed.text.endswith(HALF) and text.startswith(HALF):  # side by side their tokens may be another character
+        kept, text = 0, ""
     ids = record.prompt_ids[:]
     ids.extend(result.token_ids[:kept])
     return Known(ids, composed.text + text)

@@ -164,6 +164,15 @@ STOPS_BEHIND_HALF_A_CHARACTER = [
     ]]},
 ]  # fmt: skip
 
+# An answer ends with half a character, and the next one begins with the other half.
+HALVES_OF_A_CHARACTER = [
+    {"do": "fork", "branches": [[], [], []], "join": True},
+    {"do": "fork", "join": False, "branches": [[
+        {"do": "fork", "branches": [[], [], []], "join": True},
+        {"do": "gen", "tokens": 3, "stop": None, "n": 1}, {"do": "gen", "tokens": 1, "stop": None, "n": 1},
+    ]]},
+]  # fmt: skip
+
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -171,6 +180,7 @@ STOPS_BEHIND_HALF_A_CHARACTER = [
 @given(plan=PROGRAMS, roles=st.booleans())
 @example(plan=HIDES_A_TOKEN, roles=False)
 @example(plan=STOPS_BEHIND_HALF_A_CHARACTER, roles=False)
+@example(plan=HALVES_OF_A_CHARACTER, roles=False)
 def test_random_programs(
     engine: Engine, uncached: Engine, tokenizer: Tokenizer, plan: list[dict[str, Any]], roles: bool
 ) -> None:
