@@ -1,7 +1,7 @@
 # make run    set everything up in .venv, start the server on the embedded model, show one answer, serve until Ctrl-C
 # make test   set up the same way and run the suite
 # make setup  only set up
-# make check  ruff and mypy
+# make check  ruff, import-linter and mypy
 # make bench  the benchmarks whose tables stand in docs/benchmarks.md
 
 PYTHON ?= python3
@@ -35,6 +35,7 @@ $(READY): pyproject.toml Makefile
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 bench: setup

@@ -16,9 +16,10 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.ranks import add_arguments, place_of, run_on_ranks
-from radixrt.executor.parallel import TPGroup, join, rank_device
+from radixrt.distributed.parallel import TPGroup, join, rank_device
+from radixrt.distributed.partial_sum import Part
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.ops import LayerOps, Part, TorchOps
+from radixrt.layers.ops import LayerOps, TorchOps
 
 HIDDEN, VOCAB = 4096, 128256
 ROWS = (1, 16, 64, 128, 256, 1024, 8192)

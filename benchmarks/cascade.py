@@ -23,8 +23,8 @@ from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.cascade_plan import plan_cascade
 from radixrt.attention.kv_cache import KVCache
-from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.forward_batch.shared_groups import SharedGroups
 
 SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "smollm2": (9, 3, 64)}
 """Query heads, kv heads, head dim."""
@@ -141,7 +141,7 @@ def graph_micros(run: Callable[[], object], seconds: float, calls: int = 20) -> 
 
 def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float) -> list[str]:
     from radixrt.attention.cpu import CpuBackend
-    from radixrt.models.source import cache_folder
+    from radixrt.models.loading.source import cache_folder
 
     heads, kv_heads, dim = shape
     layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5)

@@ -58,7 +58,7 @@ def as_it_is(shape: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def late_launches(shape: str) -> Iterator[None]:
-    from radixrt.executor import model_runner
+    from radixrt.runner import model_runner
 
     with patch.object(model_runner, "launches_early", lambda device: False):
         yield

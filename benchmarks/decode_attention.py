@@ -22,7 +22,7 @@ import torch
 from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.decode_runner import DecodeRunner, Sizes
-from radixrt.messages import Int32Array
+from radixrt.messages.wire import Int32Array
 
 SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "8b, tp 2": (16, 4, 128), "8b, tp 4": (8, 2, 128)}
 """Query heads, kv heads, head dim."""

@@ -97,7 +97,7 @@ class Ours:
 
     def compile(self, schema: str) -> Any:
         from radixrt.constrained.compile.compiler import compile_constraint, load
-        from radixrt.constrained.constraint import Constraint
+        from radixrt.constraint import Constraint
 
         compiled = compile_constraint(Constraint(kind="json_schema", source=schema), self._backends)
         return load(compiled, self._backends)

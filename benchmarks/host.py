@@ -36,13 +36,15 @@ from benchmarks.host_pipe import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline_workloads import MAKERS, Workload, make_workload
 from benchmarks.report import percentile, table
 from benchmarks.shapes import CONFIGS, shape_folder
+from radixrt.client.arguments import Job, jobs
+from radixrt.client.completion import Collector
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.engine.arguments import Job, jobs
-from radixrt.engine.completion import Collector
 from radixrt.executor.multiproc_executor import MultiprocExecutor
-from radixrt.messages import TokenizedReq, ToScheduler, ToTokenizer, pack_i32
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.scheduler import Scheduler
 

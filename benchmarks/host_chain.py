@@ -26,19 +26,10 @@ from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_buffer import MaskBuffer, MaskReader
-from radixrt.messages import (
-    DebugReq,
-    ForwardStep,
-    FromRunner,
-    GrammarMask,
-    RunnerReady,
-    StepOutput,
-    TokenizedReq,
-    ToRunner,
-    ToScheduler,
-    ToTokenizer,
-    pack_i32,
-)
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import DECODE

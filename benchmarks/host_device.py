@@ -21,17 +21,8 @@ import zmq
 from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.executor.mask_buffer import MaskReader
-from radixrt.messages import (
-    ForwardStep,
-    FromRunner,
-    GrammarMask,
-    Int32Array,
-    RunnerReady,
-    StepOutput,
-    ToRunner,
-    pack_i32,
-    unpack_i32,
-)
+from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.scheduler.schedule_batch import DECODE
 
 WARM_STEPS = 10

@@ -17,28 +17,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
-from radixrt.engine.client import EngineClient
 from radixrt.executor.base import Executor
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.messages import (
-    DebugReq,
-    ForwardStep,
-    FromRunner,
-    GrammarMask,
-    RunnerReady,
-    SchedulerReady,
-    StepOutput,
-    TokenBatch,
-    ToMain,
-    ToRunner,
-    ToScheduler,
-    ToTokenizer,
-    pack_i32,
-)
+from radixrt.messages.client import ToMain, ToTokenizer
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.scheduler import SchedulerReady, TokenBatch, ToScheduler
+from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import ScheduleBatch

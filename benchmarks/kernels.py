@@ -20,7 +20,6 @@ import torch
 from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
-from radixrt.executor import draw
 from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
@@ -29,6 +28,7 @@ from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
 from radixrt.kernels.triton.skinny_gemm_config import find
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import LayerOps, TorchOps
+from radixrt.runner.sampling import draw
 
 BF16 = torch.bfloat16
 EPS = 1e-6

@@ -15,8 +15,9 @@ from radixrt.attention.base import AttentionLayer
 from radixrt.attention.flashinfer import FlashInferBackend
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.messages import ForwardStep, RowWrite, pack_i32
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.wire import pack_i32
 
 SHAPES = {"Qwen3-0.6B": (16, 8, 128), "Llama-3.1-8B": (32, 8, 128)}
 ROWS, CONTEXT = 64, 1024

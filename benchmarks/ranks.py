@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from radixrt.executor.rank_place import RankPlace
+from radixrt.distributed.rank_place import RankPlace
 
 WAIT_S = 600.0
 

@@ -16,10 +16,11 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import table
-from radixrt.executor.sample_result import Mask
-from radixrt.executor.sampler import Sampler
-from radixrt.executor.sampling_tables import SamplingTables
-from radixrt.messages import SamplingRow, pack_i32
+from radixrt.messages.runner import SamplingRow
+from radixrt.messages.wire import pack_i32
+from radixrt.runner.sampling.sample_result import Mask
+from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.sampling.sampling_tables import SamplingTables
 
 SEQ_LEN = 700
 OFF: dict[str, float] = {

@@ -31,11 +31,12 @@ from benchmarks.ranks import add_arguments, place_of, run_on_ranks
 from benchmarks.report import table
 from benchmarks.shapes import CONFIGS, Shape, shape_folder, shape_of
 from radixrt.config import make_config
-from radixrt.engine import parts
+from radixrt.distributed.rank_place import ONLY_RANK, RankPlace
+from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
-from radixrt.executor.model_runner import ModelRunner
-from radixrt.executor.rank_place import ONLY_RANK, RankPlace
-from radixrt.messages import ForwardStep, RowWrite, SamplingRow, pack_i32
+from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
+from radixrt.messages.wire import pack_i32
+from radixrt.runner.model_runner import ModelRunner
 
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
 REPEATS = 8
@@ -153,7 +154,7 @@ def start_runner(shape: str, place: RankPlace = ONLY_RANK) -> ModelRunner:
         ),
         show_progress=False,
     )  # fmt: skip
-    runner = parts.make_runner(config, settings, place)
+    runner = assembly.make_runner(config, settings, place)
     runner.initialize()
     with torch.inference_mode():
         for pool in (*runner._kv_cache.k, *runner._kv_cache.v):

@@ -22,7 +22,7 @@ from benchmarks.grammar_jobs import read_entries, run
 from benchmarks.grammar_worker import ENGINES, Answer
 from benchmarks.report import percentile, table
 from radixrt.config import ModelConfig
-from radixrt.models.source import prepare_model
+from radixrt.models.loading.source import prepare_model
 
 COMMANDS = ("grammars", "first-mask", "scheduler", "throughput", "bomb")
 

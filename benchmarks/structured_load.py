@@ -17,13 +17,13 @@ from benchmarks.structured_masks import closed
 from radixrt.config import ModelConfig
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RadixRTError, RequestError
-from radixrt.messages import SchedulerStats
+from radixrt.messages.scheduler import SchedulerStats
+from radixrt.models.loading.source import prepare_model
 from radixrt.models.model_config import load_model_spec
-from radixrt.models.source import prepare_model
 
 Json = dict[str, Any]
 SETTLE_S = 1.0

@@ -13,9 +13,9 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.grammar import bitmask_words
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.messages import TokenizedReq
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.models.loading.source import prepare_model
 from radixrt.models.model_config import load_model_spec
-from radixrt.models.source import prepare_model
 from radixrt.sampling_params import SamplingParams
 
 Json = dict[str, Any]

@@ -195,7 +195,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 def _schema(args: argparse.Namespace) -> int:
     _log("warning")
-    from radixrt.schema_check import check
+    from radixrt.explain.command import check
 
     return check(args)
 

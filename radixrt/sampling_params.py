@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOptions
+from radixrt.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOptions
 from radixrt.errors import RequestError, shown
 
 MAX_N = 128
@@ -92,7 +92,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         if isinstance(choices, list):
             msgspec.structs.force_setattr(self, "choices", tuple(choices))
         if self.json_schema is not None and not isinstance(self.json_schema, str):
-            from radixrt.constrained.python_types import schema_text
+            from radixrt.python_types import schema_text
 
             msgspec.structs.force_setattr(self, "json_schema", schema_text(self.json_schema))
         if isinstance(self.structural_tag, dict):

@@ -53,7 +53,7 @@ LONGEST = (
     "tests/constrained/test_text_grammar.py",
     "tests/equivalence/test_scoring.py",
     "tests/server/test_run.py",
-    "tests/test_cli_schema.py",
+    "tests/explain/test_command.py",
 )
 """What takes the longest: workers begin with it, lest one comes to it when the others are done."""
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from radixrt import channel
 from radixrt.channel import UNDECODABLE, LocalChannel, ZmqInbox, ZmqOutbox
-from radixrt.messages import AbortReq, ControlReply, ControlReq, TextBatch, TextDelta, TokenLogprob, ToMain, ToScheduler
+from radixrt.messages.client import TextBatch, TextDelta, TokenLogprob, ToMain
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ToScheduler
 
 WAIT_S = 30.0
 """How long something that certainly comes may take."""

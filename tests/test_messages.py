@@ -15,24 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt import messages
-from radixrt.messages import (
-    Finish,
-    FromRunner,
-    GenerateReq,
-    Message,
-    TextBatch,
-    TextDelta,
-    TokenLogprob,
-    ToMain,
-    ToRunner,
-    ToScheduler,
-    ToTokenizer,
-    pack_f32,
-    pack_i32,
-    unpack_f32,
-    unpack_i32,
-)
+import radixrt
+from radixrt.messages import client, parts, runner, scheduler, wire
+from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, TokenLogprob, ToMain, ToTokenizer
+from radixrt.messages.parts import Finish
+from radixrt.messages.runner import FromRunner, ToRunner
+from radixrt.messages.scheduler import ToScheduler
+from radixrt.messages.wire import Message, pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 
 UNIONS: dict[str, Any] = {
@@ -42,6 +31,7 @@ UNIONS: dict[str, Any] = {
     "FromRunner": FromRunner,
     "ToMain": ToMain,
 }
+MODULES = (client, parts, runner, scheduler, wire)
 MEMBERS = [(name, kind) for name, union in UNIONS.items() for kind in typing.get_args(union)]
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -93,7 +83,8 @@ def test_every_message_comes_back_equal_through_its_union(union: str, kind: type
 
 
 def test_every_message_class_travels_in_some_union() -> None:
-    defined = {c for c in vars(messages).values() if isinstance(c, type) and issubclass(c, Message)} - {Message}
+    found = (c for module in MODULES for c in vars(module).values() if isinstance(c, type))
+    defined = {c for c in found if issubclass(c, Message)} - {Message}
     assert defined == {kind for _, kind in MEMBERS}
 
 
@@ -195,7 +186,7 @@ def test_an_integer_beyond_32_bits_does_not_wrap(number: int) -> None:
 
 # --- what the package may import ---
 
-PACKAGE = Path(messages.__file__).parent
+PACKAGE = Path(radixrt.__file__).parent
 PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
 
@@ -226,7 +217,7 @@ def test_the_search_for_imports_finds_each_form() -> None:
 
 def test_no_module_imports_a_pickler() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
-    assert PACKAGE / "engine" / "worker.py" in files
+    assert PACKAGE / "engine" / "process.py" in files
     found = {str(f.relative_to(PACKAGE)): imported(f.read_text()) & PICKLERS for f in files}
     assert {name: names for name, names in found.items() if names} == {}
 
@@ -240,14 +231,14 @@ def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
         assert "multiprocessing" not in imported(file.read_text()), file
 
 
-@pytest.mark.parametrize("package", ["scheduler", "mem_cache"])
-def test_scheduling_needs_no_torch(package: str) -> None:
+@pytest.mark.parametrize("package", ["scheduler", "mem_cache", "messages", "client"])
+def test_packages_that_import_without_torch(package: str) -> None:
     """Every module of the package imports where torch cannot be imported at all."""
     modules = [
         "radixrt." + ".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for f in (PACKAGE / package).rglob("*.py")
     ]
-    assert len(modules) > 5
+    assert len(modules) > 4
     code = "import importlib, sys; sys.modules['torch'] = None\nfor name in sys.argv[1:]: importlib.import_module(name)"
     result = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixrt.constrained.constraint import KINDS, Kind, StructuredOptions
+from radixrt.constraint import KINDS, Kind, StructuredOptions
 from radixrt.errors import RequestError
 from radixrt.sampling_params import (
     DEFAULT_MAX_TOKENS,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt.batch.forward_batch import ForwardBatch
+from radixrt.forward_batch.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True)

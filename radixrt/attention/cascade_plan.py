@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.batch.shared_groups import COUNT, FIRST, LENGTH, START, SharedGroups
-from radixrt.messages import I32, Int32Array
+from radixrt.forward_batch.shared_groups import COUNT, FIRST, LENGTH, START, SharedGroups
+from radixrt.messages.wire import I32, Int32Array
 
 SPLIT_STEP = 64
 """Splits are whole blocks of this many positions, which the kernel takes at once, but for a group's last."""

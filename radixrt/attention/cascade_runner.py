@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from radixrt.attention.cascade_plan import TILES, CascadeLimits, CascadePlan, Tile, plan_cascade
-from radixrt.batch.shared_groups import SharedGroups
-from radixrt.batch.upload import Uploader
-from radixrt.messages import Int32Array
+from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.upload import Uploader
+from radixrt.messages.wire import Int32Array
 
 PARTIALS_PER_ROW = 6
 """Partial results for each row of the largest step: levels of the tree times splits."""

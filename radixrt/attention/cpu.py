@@ -11,7 +11,7 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cpu_plan import TASK_ROWS, StepPlan, plan_step
 from radixrt.attention.kv_cache import KVCache
-from radixrt.batch.forward_batch import ForwardBatch
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.kernels.build import load_kernels
 
 MAX_DOT_ROWS = 8

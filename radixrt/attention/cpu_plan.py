@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.batch.shared_groups import FIRST, SharedGroups
-from radixrt.messages import Int32Array
+from radixrt.forward_batch.shared_groups import FIRST, SharedGroups
+from radixrt.messages.wire import Int32Array
 
 TASK_ROWS = 192
 """Query rows (queries times heads of a group) in one task: enough to pay for unpacking a block of keys."""

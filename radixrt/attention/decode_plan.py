@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.messages import I32, Int32Array
+from radixrt.messages.wire import I32, Int32Array
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from radixrt.attention.decode_plan import plan_decode
-from radixrt.batch.upload import Uploader
-from radixrt.messages import Int32Array
+from radixrt.forward_batch.upload import Uploader
+from radixrt.messages.wire import Int32Array
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import PromptCascade
 from radixrt.attention.prompt_plan import plan_prompts
 from radixrt.attention.step_parts import DecodePart, FreshPart, PagedPart, Part, Window, within
-from radixrt.batch.extend_parts import ExtendParts, leading, split_extend
-from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.batch.shared_groups import SharedGroups
+from radixrt.forward_batch.extend_parts import ExtendParts, leading, split_extend
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.forward_batch.shared_groups import SharedGroups
 from radixrt.kernels.triton.room import empty_with_room
 from radixrt.kernels.triton.store_kv import store_kv
-from radixrt.messages import Int32Array
+from radixrt.messages.wire import Int32Array
 
 MAX_GRAPH_POSITIONS = 2**24
 """Positions that one captured decode step can read at most (64 MB of slots); longer steps run uncaptured."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from radixrt.kernels.triton.kv_indices import write_kv_indices
-from radixrt.messages import Int32Array
+from radixrt.messages.wire import Int32Array
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import torch
 
 from radixrt.attention.flashinfer_plans import Planner, Shape, cumulated
 from radixrt.attention.prompt_plan import PromptPlan
-from radixrt.batch.upload import Uploader
+from radixrt.forward_batch.upload import Uploader
 from radixrt.kernels.triton.gather_kv import gather_kv
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.kernels.triton.merge import merge
-from radixrt.messages import Int32Array
+from radixrt.messages.wire import Int32Array
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.batch.shared_groups import SharedGroups
-from radixrt.messages import I32, Int32Array
+from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.messages.wire import I32, Int32Array
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from radixrt.attention.cascade_plan import Tile
 from radixrt.attention.decode_runner import DecodeRows
 from radixrt.attention.prompt_cascade import SharedPrompts
-from radixrt.messages import Int32Array
+from radixrt.messages.wire import Int32Array
 
 Window = int | None
 """A kind of layer, by its sliding window."""

@@ -12,8 +12,8 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.regex import Regex, RegexError, RegexTooComplex, parse_regex
+from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
 
 MAX_KNOWN = 1024

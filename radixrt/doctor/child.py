@@ -39,7 +39,7 @@ def probe_torch() -> dict[str, Any]:
 def probe_cpu_kernels() -> dict[str, Any]:
     """Loads the compiled CPU kernels, after building them where they are not in the cache."""
     from radixrt.kernels.build import load_kernels
-    from radixrt.models.source import cache_folder
+    from radixrt.models.loading.source import cache_folder
 
     load_kernels(cache_folder() / "kernels")
     return {}

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from radixrt._version import __version__
 from radixrt.doctor.facts import CacheFolder, Facts, Gpu, Tool
-from radixrt.models.source import DEFAULT_PACKAGE, cache_folder
+from radixrt.models.loading.source import DEFAULT_PACKAGE, cache_folder
 
 PACKAGES = (
     "torch", "flashinfer-python", "triton", "xgrammar", "llguidance", "transformers", "tokenizers", "safetensors",

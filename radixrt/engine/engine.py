@@ -10,18 +10,21 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
+from radixrt.client.arguments import Job, Prompt, RequestOptions, jobs, split, streamed_job
+from radixrt.client.completion import Chunk, Collector, Completion
+from radixrt.client.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
+from radixrt.client.engine_client import EngineClient, new_rid
+from radixrt.client.prompt_parts import token_ids as as_token_ids
 from radixrt.config import make_config
-from radixrt.engine.arguments import Job, Prompt, RequestOptions, jobs, split, streamed_job
-from radixrt.engine.client import EngineClient, new_rid
-from radixrt.engine.completion import Chunk, Collector, Completion
-from radixrt.engine.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
-from radixrt.engine.prompt_parts import token_ids as as_token_ids
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages import DetokenizeReq, SchedulerStats, SelectMethod, TextDelta, pack_i32, unpack_i32
+from radixrt.messages.client import DetokenizeReq, TextDelta
+from radixrt.messages.parts import SelectMethod
+from radixrt.messages.scheduler import SchedulerStats
+from radixrt.messages.wire import pack_i32, unpack_i32
 
 __all__ = ["Chunk", "Completion", "Decision", "Engine"]
 

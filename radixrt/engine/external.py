@@ -22,12 +22,12 @@ import zmq
 
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.config import Config
-from radixrt.engine import parts
+from radixrt.distributed.rank_place import RankPlace, launched_place
+from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings, resolve_settings
 from radixrt.errors import EngineError, RadixRTError
 from radixrt.executor.external_executor import ConnectionWatch
-from radixrt.executor.rank_place import RankPlace, launched_place
-from radixrt.messages import FromRunner, StepFailed, ToRunner
+from radixrt.messages.runner import FromRunner, StepFailed, ToRunner
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def publish_addresses(place: RankPlace, path: str) -> None:
     Raises:
         EngineError: the scheduler wrote nothing, or there is no store.
     """
-    from radixrt.executor.parallel import launcher_store
+    from radixrt.distributed.parallel import launcher_store
 
     deadline = time.monotonic() + place.timeout_s
     while not Path(path).exists():
@@ -77,8 +77,8 @@ def serve_rank(config: Config) -> NoReturn:
 
 
 def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn:
-    from radixrt.executor.parallel import launcher_store
-    from radixrt.executor.worker import serve_steps
+    from radixrt.distributed.parallel import launcher_store
+    from radixrt.runner.worker import serve_steps
 
     store = launcher_store(place)
     try:
@@ -96,7 +96,7 @@ def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn
         target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, accepts=False),), daemon=True
     ).start()
     place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
-    worker = parts.make_runner_worker(config, settings, answers, place)
+    worker = assembly.make_runner_worker(config, settings, answers, place)
     try:
         worker.start()
     except RadixRTError as error:

@@ -9,13 +9,15 @@ import queue
 import threading
 
 from radixrt.channel import LocalChannel
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config
-from radixrt.engine import parts
-from radixrt.engine.client import EngineClient
+from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import EngineError
 from radixrt.executor.uniproc_executor import UniProcExecutor
-from radixrt.messages import FromRunner, ToMain, ToScheduler, ToTokenizer
+from radixrt.messages.client import ToMain, ToTokenizer
+from radixrt.messages.runner import FromRunner
+from radixrt.messages.scheduler import ToScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +97,11 @@ class InProcessEngine:
         to_tokenizer = channel(ToTokenizer)
         answers = channel(FromRunner)
         executor = UniProcExecutor(
-            parts.make_runner_worker(self._config, self._settings, answers), answers, encode=self._encode
+            assembly.make_runner_worker(self._config, self._settings, answers), answers, encode=self._encode
         )
-        tokenizer = parts.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
+        tokenizer = assembly.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
         ready = executor.wait_ready(self._config.executor.start_timeout_s)
-        loop = parts.make_scheduler_loop(self._config, self._settings, ready, executor, to_scheduler, to_tokenizer)
+        loop = assembly.make_scheduler_loop(self._config, self._settings, ready, executor, to_scheduler, to_tokenizer)
         self.scheduler_loop = loop
         busy = True
         while not self._stopping:

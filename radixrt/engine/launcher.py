@@ -22,12 +22,12 @@ from typing import Any
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config, config_to_dict
-from radixrt.engine.client import EngineClient
+from radixrt.engine.process import Endpoints, process_kinds, process_name
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.worker import Endpoints, process_kinds, process_name
 from radixrt.errors import EngineError
-from radixrt.messages import ToMain, ToTokenizer
+from radixrt.messages.client import ToMain, ToTokenizer
 
 WATCH_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 3.0
@@ -88,7 +88,7 @@ class Launcher:
         if not kind.startswith("runner"):
             environment.setdefault("TOKENIZERS_PARALLELISM", "false")
         worker = subprocess.Popen(
-            [sys.executable, "-m", "radixrt.engine.worker", kind],
+            [sys.executable, "-m", "radixrt.engine.process", kind],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         assert worker.stdin is not None

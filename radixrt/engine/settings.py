@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.config import Config, with_device_defaults
+from radixrt.distributed.rank_place import launched_place
 from radixrt.errors import ConfigError, ModelLoadError
-from radixrt.executor.rank_place import launched_place
+from radixrt.models.loading.partition import check_partition
+from radixrt.models.loading.source import cache_folder, prepare_model, resolve_dtype
 from radixrt.models.model_config import load_model_spec
-from radixrt.models.partition import check_partition
-from radixrt.models.source import cache_folder, prepare_model, resolve_dtype
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import json
 import sys
 from typing import Any
 
-from radixrt.engine.client import new_rid, raise_for_error
+from radixrt.client.engine_client import new_rid, raise_for_error
 from radixrt.engine.engine import Engine
-from radixrt.messages import ChatPrompt, GenerateReq
+from radixrt.messages.client import GenerateReq
+from radixrt.messages.parts import ChatPrompt
 from radixrt.sampling_params import SamplingParams
 
 

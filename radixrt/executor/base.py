@@ -9,7 +9,7 @@ import numpy as np
 
 from radixrt.constrained.grammar import Bitmask
 from radixrt.errors import EngineError
-from radixrt.messages import (
+from radixrt.messages.runner import (
     DebugReply,
     DebugReq,
     ForwardStep,
@@ -18,8 +18,8 @@ from radixrt.messages import (
     RunnerReady,
     StepFailed,
     StepOutput,
-    pack_i32,
 )
+from radixrt.messages.wire import pack_i32
 
 DEBUG_TIMEOUT_S = 10.0
 

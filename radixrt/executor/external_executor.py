@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.errors import ConfigError, EngineError
 from radixrt.executor.multiproc_executor import MultiprocExecutor
-from radixrt.messages import FromRunner, ToRunner
+from radixrt.messages.runner import FromRunner, ToRunner
 
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 """What ZMQ mostly says right before it ends a connection whose other end did not show that it knows the key."""

@@ -13,15 +13,7 @@ from radixrt.constrained.grammar import Bitmask
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_buffer import MaskBuffer
-from radixrt.messages import (
-    DebugReq,
-    ForwardStep,
-    FromRunner,
-    GrammarMask,
-    RunnerReady,
-    StepFailed,
-    ToRunner,
-)
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, ToRunner
 
 READY_WAIT_S = 0.05
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from radixrt.channel import LocalChannel
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
-from radixrt.executor.worker import Worker
-from radixrt.messages import (
-    DebugReq,
-    ForwardStep,
-    FromRunner,
-    GrammarMask,
-    RunnerReady,
-    ToRunner,
-)
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, ToRunner
+
+
+class StepWorker(Protocol):
+    """The part of `radixrt.runner.worker.Worker` that an executor in the same process drives."""
+
+    def start(self) -> None: ...
+
+    def handle(self, message: ToRunner) -> None: ...
+
+    def answer_ready(self, *, wait: bool = False) -> None: ...
+
+    def shutdown(self) -> None: ...
 
 
 class UniProcExecutor(Executor):
@@ -24,7 +30,7 @@ class UniProcExecutor(Executor):
         encode: each message crosses its wire form on the way, as it would between processes (tests).
     """
 
-    def __init__(self, worker: Worker, answers: LocalChannel[FromRunner], *, encode: bool = False) -> None:
+    def __init__(self, worker: StepWorker, answers: LocalChannel[FromRunner], *, encode: bool = False) -> None:
         self._worker = worker
         self._inbox: LocalChannel[ToRunner] = LocalChannel(ToRunner if encode else None)
         self._answers = answers

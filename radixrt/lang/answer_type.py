@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from radixrt.constrained.constraint import KINDS
-from radixrt.constrained.python_types import parse, schema_text
+from radixrt.constraint import KINDS
 from radixrt.errors import RequestError, shown
 from radixrt.lang.partial import NOTHING, partial_json
+from radixrt.python_types import parse, schema_text
 
 TEXT_TOKENS = 256
 PATTERN_TOKENS = 512

@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from radixrt.messages import ConstraintInfo, TemplateText, Timings, TokenLogprob, Usage
+from radixrt.messages.client import TokenLogprob
+from radixrt.messages.parts import ConstraintInfo, TemplateText, Timings, Usage
 from radixrt.sampling_params import SamplingParams
 
 __all__ = [

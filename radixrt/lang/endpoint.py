@@ -19,7 +19,7 @@ from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod
 from radixrt.lang.endpoint_answers import Reading, decoded, error_of, refusal_of, usage_of
 from radixrt.lang.http import HttpClient, Response
-from radixrt.messages import TemplateText
+from radixrt.messages.parts import TemplateText
 from radixrt.sampling_params import SamplingParams
 
 DEFAULT_TIMEOUT_S = 600.0

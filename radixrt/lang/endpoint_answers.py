@@ -10,7 +10,8 @@ import msgspec
 
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backend import Delta, Result
-from radixrt.messages import ConstraintInfo, Timings, TokenLogprob, Usage
+from radixrt.messages.client import TokenLogprob
+from radixrt.messages.parts import ConstraintInfo, Timings, Usage
 
 SAMPLING = "sampling_params."
 

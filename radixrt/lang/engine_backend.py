@@ -11,12 +11,14 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixrt.engine.arguments import NO_DEADLINE_S
-from radixrt.engine.client import new_rid, raise_for_error
-from radixrt.engine.prompt_parts import pack_parts
+from radixrt.client.arguments import NO_DEADLINE_S
+from radixrt.client.engine_client import new_rid, raise_for_error
+from radixrt.client.prompt_parts import pack_parts
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
-from radixrt.messages import Finish, GenerateReq, ProgramHint, TextDelta, Timings, TokenLogprob, Usage, unpack_i32
+from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
+from radixrt.messages.wire import unpack_i32
 
 if TYPE_CHECKING:
     from radixrt.engine.engine import Engine

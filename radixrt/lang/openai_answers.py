@@ -10,7 +10,8 @@ from typing import Any
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backend import Result
 from radixrt.lang.openai_schema import Format
-from radixrt.messages import ConstraintInfo, TokenLogprob, Usage
+from radixrt.messages.client import TokenLogprob
+from radixrt.messages.parts import ConstraintInfo, Usage
 
 
 class Reading:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from radixrt.constrained.constraint import StructuredOptions
+from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, RequestError
 from radixrt.lang.backend import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod, Unsupported
 from radixrt.lang.openai_answers import Reading, errors

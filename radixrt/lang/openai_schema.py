@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from radixrt.constrained.constraint import Constraint
+from radixrt.constraint import Constraint
 from radixrt.lang.backend import Unsupported
 
 VALUE = "value"

@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.regex import RegexError, parse_regex
 from radixrt.constrained.schema import normalize
+from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams
 

@@ -20,7 +20,7 @@ from radixrt.lang.backend import (
     TemplateText,
 )
 from radixrt.lang.placeholders import Variant, placeholder
-from radixrt.messages import Usage
+from radixrt.messages.parts import Usage
 
 PREFIX = "rehearsal "
 """Names of such backends begin with it, so that observers of real runs can pass them over."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.lang.errors import CallError, ProgramCancelled
-from radixrt.messages import ConstraintInfo, Timings, TokenLogprob, Usage
+from radixrt.messages.client import TokenLogprob
+from radixrt.messages.parts import ConstraintInfo, Timings, Usage
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import msgspec
 
+from radixrt.client.arguments import as_sampling_params
 from radixrt.constrained.well_formed import check_well_formed
-from radixrt.engine.arguments import as_sampling_params
 from radixrt.errors import RequestError, shown
 from radixrt.lang.answer_type import VALUE_TOKENS, AnswerType, answer_type
 from radixrt.lang.backend import SelectMethod, Unsupported

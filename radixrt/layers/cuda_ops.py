@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
+from radixrt.distributed.partial_sum import Part
 from radixrt.kernels.triton.skinny_gemm_config import Config, find
 from radixrt.layers.linear import Linear
-from radixrt.layers.ops import LayerOps, Part, TorchOps
+from radixrt.layers.ops import LayerOps, TorchOps
 
 if TYPE_CHECKING:
-    from radixrt.executor.parallel import TPGroup
+    from radixrt.distributed.parallel import TPGroup
     from radixrt.kernels.triton.rank_memory import RankMemory
     from radixrt.kernels.triton.skinny_gemm import Workspace
 

@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from radixrt.distributed.partial_sum import Part
+
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
-    from radixrt.executor.parallel import TPGroup
+    from radixrt.distributed.parallel import TPGroup
     from radixrt.layers.linear import Linear
 
 LANES = 16
 """The compiled kernels take rows of a multiple of this many elements."""
-
-
-class Part(NamedTuple):
-    """What is added to the residual sum; where several ranks share the model, what one of them has of it.
-
-    Attributes:
-        x: [T, hidden].
-        sent: it is on its way to the other ranks.
-    """
-
-    x: torch.Tensor
-    sent: bool = False
 
 
 class LayerOps(ABC):

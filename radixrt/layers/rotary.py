@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from radixrt.models.rope_config import RopeSpec
+from radixrt.layers.rope_config import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

@@ -9,18 +9,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.batch.forward_batch import ForwardBatch
+from radixrt.distributed.partial_sum import Part
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import Linear, meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.norm import RMSNorm
-from radixrt.layers.ops import LayerOps, Part
+from radixrt.layers.ops import LayerOps
 from radixrt.layers.rotary import RotaryTable
-from radixrt.models.checkpoint import CheckpointTensor, checkpoint_tensors
+from radixrt.models.loading.checkpoint import CheckpointTensor, checkpoint_tensors
+from radixrt.models.loading.partition import Partition, partition
 from radixrt.models.model_config import DecoderSpec, ModelSpec
-from radixrt.models.partition import Partition, partition
 
 if TYPE_CHECKING:
-    from radixrt.executor.parallel import TPGroup
+    from radixrt.distributed.parallel import TPGroup
 
 
 class Attention(nn.Module):
@@ -136,7 +137,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. Parameters start on the meta device; `radixrt.executor.weights` sets them.
+    """A causal language model. Parameters start on the meta device; `radixrt.models.loading.weights` sets them.
 
     The last layer computes keys and values of every token, and all else only for tokens whose hidden states are wanted
     (`ForwardBatch.narrowed`).
@@ -231,6 +232,6 @@ class Decoder(nn.Module):
         return own if own.data_ptr() == place.data_ptr() else place.copy_(own)
 
     def checkpoint_tensors(self) -> dict[str, tuple[CheckpointTensor, ...]]:
-        """For each parameter, where a checkpoint has it. See `radixrt.models.checkpoint`."""
+        """For each parameter, where a checkpoint has it. See `radixrt.models.loading.checkpoint`."""
         shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         return checkpoint_tensors(shapes, self._model_spec, self._part)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
-from radixrt.models.rope_config import RopeSpec, parse_rope
+from radixrt.layers.rope_config import RopeSpec, parse_rope
 
 DECODER_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures of our own decoder. Any other runs through transformers' modeling code."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
-    from radixrt.batch.forward_batch import ForwardBatch
+    from radixrt.forward_batch.forward_batch import ForwardBatch
 
 DECODER = "radixrt.models.decoder:Decoder"
 TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"

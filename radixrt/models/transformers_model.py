@@ -16,8 +16,8 @@ from torch import nn
 from transformers import AttentionInterface
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.batch.forward_batch import ForwardBatch
 from radixrt.errors import ModelLoadError
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.models.model_config import ModelSpec
 from radixrt.models.transformers_probe import AttentionCall, check_calls, check_config, check_no_other_mixing
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.messages import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns, TokenizedReq
+from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
+from radixrt.messages.scheduler import TokenizedReq
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager

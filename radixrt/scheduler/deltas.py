@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from radixrt.messages import (
-    ConstraintInfo,
-    Finish,
-    LogprobColumns,
-    Timings,
-    TokenBatch,
-    TokenDelta,
-    Usage,
-    pack_f32,
-    pack_i32,
-)
+from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Timings, Usage
+from radixrt.messages.scheduler import TokenBatch, TokenDelta
+from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.scoring import ScoreGroup
 

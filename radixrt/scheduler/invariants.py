@@ -7,7 +7,7 @@ import numpy as np
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.tree_node import RANK_NORMAL
-from radixrt.messages import Int32Array
+from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.programs import PROGRAM_SHARE
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.scheduler import Scheduler

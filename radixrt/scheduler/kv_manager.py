@@ -17,7 +17,8 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages import Int32Array, RowWrite, pack_i32
+from radixrt.messages.runner import RowWrite
+from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.req import Req
 
 

@@ -13,21 +13,20 @@ from radixrt.channel import Inbox, Outbox
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
-from radixrt.messages import (
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.runner import GrammarMask, StepFailed
+from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
     ControlReq,
-    GrammarMask,
     ReleaseReq,
     SchedulerReady,
     SchedulerStats,
-    StepFailed,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
-    ToTokenizer,
-    pack_i32,
 )
+from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler

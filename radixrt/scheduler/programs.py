@@ -23,7 +23,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from radixrt.mem_cache.tree_node import RANK_DONE, RANK_EXTENDED, RANK_LEASED, RANK_NORMAL, TreeNode
-from radixrt.messages import Int32Array, ProgramHint, ProgramStats
+from radixrt.messages.parts import ProgramHint
+from radixrt.messages.scheduler import ProgramStats
+from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.kv_manager import KVManager
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from radixrt.constrained.grammar import Grammar
-from radixrt.messages import ConstraintInfo, Finish, Int32Array, TokenizedReq
+from radixrt.messages.parts import ConstraintInfo, Finish
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radixrt.batch.extend_parts import MIN_FRESH_TOKENS
-from radixrt.messages import ForwardStep, Int32Array, RowWrite, SamplingRow, pack_i32
+from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
+from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
+from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
 
 EXTEND = 1
 DECODE = 2
-"""Values of `radixrt.batch.forward_batch.ForwardMode`, which lives beside torch and so cannot be imported here."""
+"""Values of `radixrt.forward_batch.forward_batch.ForwardMode`, which needs torch and so cannot be imported here."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def extend_batch(
 
 
 class ByKind(NamedTuple):
-    """The chunks of a step in the order that `radixrt.batch.extend_parts` cuts: each kind has its kernel.
+    """The chunks of a step in the order that `radixrt.forward_batch.extend_parts` cuts: each kind has its kernel.
 
     Attributes:
         prompts: those that go on, the ones with many tokens before the ones with few; and among them, if they have few

@@ -14,7 +14,7 @@ import numpy as np
 
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import Grammar, bitmask_words
-from radixrt.messages import (
+from radixrt.messages.parts import (
     FINISH_ABORT,
     FINISH_ERROR,
     FINISH_LENGTH,
@@ -22,14 +22,11 @@ from radixrt.messages import (
     ConstraintInfo,
     Finish,
     FinishError,
-    Int32Array,
     ProgramHint,
-    StepOutput,
-    TokenBatch,
-    TokenizedReq,
-    TokenizedScoreReq,
-    unpack_i32,
 )
+from radixrt.messages.runner import StepOutput
+from radixrt.messages.scheduler import TokenBatch, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.scheduler.admission import NewTokenRatio
 from radixrt.scheduler.constrained import ConstrainedRequests, StepMasks, append_token
 from radixrt.scheduler.counters import Counters

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from radixrt.messages import Int32Array, TokenizedReq, TokenizedScoreReq, unpack_i32
+from radixrt.messages.scheduler import TokenizedReq, TokenizedScoreReq
+from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.programs import Program
 from radixrt.scheduler.req import Req, RowScores

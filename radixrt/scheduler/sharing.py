@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages import pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing_costs import CascadeCosts, Costs, Run, row_tiles
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixrt.constrained.tags.tools import ToolFormat
-from radixrt.messages import FINISH_STOP, Finish
+from radixrt.messages.parts import FINISH_STOP, Finish
 from radixrt.server.openai import finish_reason
 from radixrt.server.reasoning import THINK_END, ReasoningSplitter, Thinking
 from radixrt.server.tool_calls import CallBegin, Text, ToolCallParser

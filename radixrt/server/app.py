@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt._version import __version__
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.engine.client import EngineClient
 from radixrt.errors import EngineError, RequestError
 from radixrt.server import operate
 from radixrt.server.chat import chat_completions

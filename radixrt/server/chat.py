@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.engine.client import expand_n
+from radixrt.client.engine_client import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateReq, TextDelta, TokenLogprob, unpack_i32
+from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.answer import AnswerForm, count_reasoning, delta_of, message_of
 from radixrt.server.chat_plan import ChatPlan, plan_chat

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.tags.fields import from_legacy
 from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
+from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
 from radixrt.server.answer import AnswerForm
 from radixrt.server.chat_protocol import ChatRequest

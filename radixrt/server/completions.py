@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.connection import DONE, Generated, send_events
 from radixrt.server.errors import json_response

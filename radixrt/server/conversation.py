@@ -9,7 +9,7 @@ import msgspec
 
 from radixrt.constrained.tags.tools import ToolFormat
 from radixrt.errors import RequestError
-from radixrt.messages import ChatPrompt
+from radixrt.messages.parts import ChatPrompt
 from radixrt.server.chat_protocol import ChatMessage, ChatRequest
 from radixrt.server.dialect import Dialect
 from radixrt.server.protocol import MAX_MESSAGES, refuse

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.messages import SelectMethod, TemplateText
+from radixrt.messages.parts import SelectMethod, TemplateText
 from radixrt.server.chat_protocol import ChatMessage
 from radixrt.server.protocol import RoutingFields
 

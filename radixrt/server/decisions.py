@@ -40,9 +40,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.engine.prompt_parts import token_ids
+from radixrt.client.prompt_parts import token_ids
 from radixrt.errors import RequestError
-from radixrt.messages import ChoiceScores, EngineReady, ScoreReq, TextDelta, Timings, Usage, pack_i32, unpack_i32
+from radixrt.messages.client import ChoiceScores, EngineReady, ScoreReq, TextDelta
+from radixrt.messages.parts import Timings, Usage
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.chat_protocol import ChatRequest
 from radixrt.server.connection import Generated
 from radixrt.server.conversation import chat_prompt

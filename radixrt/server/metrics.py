@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from radixrt.engine.client import EngineClient
-from radixrt.messages import ProgramStats, SchedulerStats, TextDelta, unpack_i32
+from radixrt.client.engine_client import EngineClient
+from radixrt.messages.client import TextDelta
+from radixrt.messages.scheduler import ProgramStats, SchedulerStats
+from radixrt.messages.wire import unpack_i32
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)

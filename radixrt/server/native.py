@@ -52,9 +52,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.engine.client import expand_n
+from radixrt.client.engine_client import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages import Finish, GenerateReq, TextDelta, TokenLogprob, unpack_i32
+from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.parts import Finish
+from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from radixrt.server.connection import DONE, Generated, send_events
 from radixrt.server.errors import json_response

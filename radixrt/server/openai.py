@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixrt.messages import FINISH_ABORT, FINISH_LENGTH, Finish, Usage
+from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, Finish, Usage
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""

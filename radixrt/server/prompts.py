@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from radixrt.engine.client import expand_n
-from radixrt.engine.prompt_parts import pack_parts
+from radixrt.client.engine_client import expand_n
+from radixrt.client.prompt_parts import pack_parts
 from radixrt.errors import RequestError
-from radixrt.messages import EngineReady, GenerateReq, PromptPart, TemplateText, pack_i32
+from radixrt.messages.client import EngineReady, GenerateReq
+from radixrt.messages.parts import PromptPart, TemplateText
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.protocol import MAX_CHOICES, MAX_PARTS, MAX_PROMPTS
 

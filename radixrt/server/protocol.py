@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from radixrt.engine.client import new_rid
+from radixrt.client.engine_client import new_rid
 from radixrt.errors import RequestError
-from radixrt.messages import ProgramHint, TemplateText
+from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
 
 MAX_RID_CHARS = 96

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from radixrt.errors import RequestError, shown
-from radixrt.messages import ChatPrompt, ChoiceScores
+from radixrt.messages.client import ChoiceScores
+from radixrt.messages.parts import ChatPrompt
 from radixrt.server.decision_protocol import Content, DecisionRequest, InputMessage, Question
 from radixrt.server.protocol import refuse
 from radixrt.tokenizer.selection import softmax

@@ -13,8 +13,8 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.engine.client import EngineClient
 from radixrt.errors import ConfigError, RequestError
 from radixrt.server.app import create_app
 from radixrt.server.dialect import Dialect

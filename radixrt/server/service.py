@@ -8,20 +8,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from radixrt.client.engine_client import EngineClient, Question, raise_for_error
 from radixrt.config import ServerConfig
-from radixrt.engine.client import EngineClient, Question, raise_for_error
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    FINISH_ABORT,
-    ConstraintInfo,
-    EngineReady,
-    Finish,
-    GenerateReq,
-    TextDelta,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
+from radixrt.messages.client import EngineReady, GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.parts import FINISH_ABORT, ConstraintInfo, Finish, Timings, Usage
 from radixrt.server.dialect import Dialect
 from radixrt.server.errors import model_not_found
 from radixrt.server.metrics import Metrics

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.constraint import Kind, StructuredOptions
-from radixrt.constrained.options import as_structured_options
+from radixrt.constraint import Kind, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
-from radixrt.messages import ConstraintInfo, Finish
+from radixrt.messages.parts import ConstraintInfo, Finish
 from radixrt.server.parsing import decode
 from radixrt.server.protocol import ConstraintFields, ResponseFormat, StructuredOutputs
 

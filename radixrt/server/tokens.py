@@ -17,10 +17,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixrt.engine.client import new_rid
-from radixrt.engine.prompt_parts import token_ids
+from radixrt.client.engine_client import new_rid
+from radixrt.client.prompt_parts import token_ids
 from radixrt.errors import RequestError
-from radixrt.messages import DetokenizeReq, TemplateText, TokenizeReq, pack_i32, unpack_i32
+from radixrt.messages.client import DetokenizeReq, TokenizeReq
+from radixrt.messages.parts import TemplateText
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.chat_protocol import ChatMessage, ChatRequest
 from radixrt.server.conversation import chat_prompt
 from radixrt.server.errors import json_response

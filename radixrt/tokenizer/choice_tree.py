@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixrt.messages import ScoreRow, pack_i32
+from radixrt.messages.scheduler import ScoreRow
+from radixrt.messages.wire import pack_i32
 
 
 class _Node:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from radixrt.errors import RequestError
-from radixrt.messages import PromptPart
+from radixrt.messages.parts import PromptPart
 from radixrt.tokenizer.prompt_parts import PartsEncoder, Text, pieces
 
 TAIL_CHARS = 128

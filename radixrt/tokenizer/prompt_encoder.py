@@ -9,17 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    ChatPrompt,
-    GenerateReq,
-    Int32Array,
-    PromptPart,
-    ScoreReq,
-    TemplateText,
-    TokenizeReq,
-    pack_i32,
-    unpack_i32,
-)
+from radixrt.messages.client import GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
+from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
 from radixrt.tokenizer.prompt_parts import PartsEncoder

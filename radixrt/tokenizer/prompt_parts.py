@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 
 from radixrt.errors import RequestError
-from radixrt.messages import PromptPart, TemplateText
+from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 Text = tuple[str, str, bool]

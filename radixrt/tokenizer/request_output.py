@@ -5,16 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from radixrt.messages import (
-    FINISH_STOP,
-    Finish,
-    FinishError,
-    LogprobColumns,
-    TextDelta,
-    TokenDelta,
-    TokenLogprob,
-    Usage,
-)
+from radixrt.messages.client import TextDelta, TokenLogprob
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, LogprobColumns, Usage
+from radixrt.messages.scheduler import TokenDelta
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.detokenizer import IdsOnly
 from radixrt.tokenizer.stop_strings import StopMatcher

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixrt.messages import (
-    FINISH_STOP,
-    Finish,
-    FinishError,
-    ScoreReq,
-    TextDelta,
-    TokenDelta,
-    TokenizedScoreReq,
-    pack_i32,
-    unpack_f32,
-)
+from radixrt.messages.client import ScoreReq, TextDelta
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
+from radixrt.messages.scheduler import TokenDelta, TokenizedScoreReq
+from radixrt.messages.wire import pack_i32, unpack_f32
 from radixrt.tokenizer.choice_tree import ChoiceTree
 from radixrt.tokenizer.choices import ChoiceTokens
 from radixrt.tokenizer.selection import select

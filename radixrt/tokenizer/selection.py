@@ -17,7 +17,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from radixrt.messages import ChoiceScores, SelectMethod
+from radixrt.messages.client import ChoiceScores
+from radixrt.messages.parts import SelectMethod
 
 
 def select(

@@ -13,31 +13,31 @@ from typing import assert_never
 
 from radixrt.channel import Outbox
 from radixrt.errors import RequestError
-from radixrt.messages import (
-    FINISH_STOP,
-    AbortReq,
-    ControlReply,
-    ControlReq,
+from radixrt.messages.client import (
     DetokenizeReq,
     EngineReady,
-    Finish,
-    FinishError,
     GenerateReq,
-    ReleaseReq,
-    SchedulerReady,
-    SchedulerStats,
     ScoreReq,
     TextBatch,
     TextDelta,
+    TokenizeReq,
+    ToMain,
+    ToTokenizer,
+)
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
+from radixrt.messages.scheduler import (
+    AbortReq,
+    ControlReply,
+    ControlReq,
+    ReleaseReq,
+    SchedulerReady,
+    SchedulerStats,
     TokenBatch,
     TokenDelta,
     TokenizedReq,
-    TokenizeReq,
-    ToMain,
     ToScheduler,
-    ToTokenizer,
-    pack_i32,
 )
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens
 from radixrt.tokenizer.request_output import RequestOutput, unpack_ids

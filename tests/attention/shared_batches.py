@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.batch.shared_groups import SharedGroups
-from radixrt.messages import ForwardStep, RowWrite, pack_i32
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.wire import pack_i32
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import numpy as np
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.kv_cache import kv_layer_bytes
-from radixrt.batch.shared_groups import SharedGroups
-from radixrt.messages import pack_i32
+from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.messages.wire import pack_i32
 
 
 def test_groups_from_a_steps_columns() -> None:

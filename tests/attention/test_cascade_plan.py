@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from radixrt.attention.cascade_plan import CascadeLimits, CascadePlan, Tile, plan_cascade
-from radixrt.batch.shared_groups import SharedGroups
+from radixrt.forward_batch.shared_groups import SharedGroups
 from tests.attention.shared_batches import random_tree
 
 

@@ -16,9 +16,9 @@ from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.cpu_plan import plan_step
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.batch.shared_groups import SharedGroups
 from radixrt.errors import ConfigError
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.forward_batch.shared_groups import SharedGroups
 from radixrt.kernels import build
 from tests.attention.shared_batches import random_tree
 

@@ -12,9 +12,10 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.batch import forward_batch
-from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.messages import ForwardStep, RowWrite, pack_i32
+from radixrt.forward_batch import forward_batch
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.wire import pack_i32
 
 NUM_SLOTS = 4096
 SHAPES = {"smollm": (9, 3, 64), "one-kv-head": (8, 1, 32), "large-group": (24, 2, 16)}

@@ -15,7 +15,7 @@ def test_rates() -> None:
 
 
 def test_late_launches() -> None:
-    from radixrt.executor import model_runner
+    from radixrt.runner import model_runner
 
     usual = model_runner.launches_early
     with as_it_is("qwen3-0.6b"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.constrained_rows import OUTPUT, Run, measure, sampled_tokens, summary
-from radixrt.messages import ConstraintInfo
+from radixrt.messages.parts import ConstraintInfo
 
 
 def answer(tokens: int, seconds: float, info: ConstraintInfo | None = None) -> Any:

@@ -16,7 +16,8 @@ from benchmarks.host_device import RandomTokens
 from benchmarks.host_pipe import Pipe, Times
 from benchmarks.offline_workloads import make_workload
 from benchmarks.shapes import CONFIGS, shape_folder
-from radixrt.messages import ForwardStep, GrammarMask, pack_i32
+from radixrt.messages.runner import ForwardStep, GrammarMask
+from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.schedule_batch import DECODE
 
 

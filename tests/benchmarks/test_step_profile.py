@@ -7,7 +7,7 @@ import pytest
 from benchmarks.offline_workloads import Device
 from benchmarks.shapes import Shape
 from benchmarks.step_profile import floor_us, kind_of, make_step
-from radixrt.messages import unpack_i32
+from radixrt.messages.wire import unpack_i32
 
 SHAPE = Shape(layer_params=1000, head_params=100, kv_bytes=10, attention_flops=4)
 

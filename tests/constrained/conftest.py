@@ -9,7 +9,7 @@ import pytest
 from radixrt.config import ModelConfig
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.models.source import prepare_model
+from radixrt.models.loading.source import prepare_model
 
 VOCAB_SIZE = 49_152
 EOS_IDS = (0, 2)

@@ -20,10 +20,10 @@ from jsonschema import Draft202012Validator
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError
 
 NAMES = ("a", "b", "name", "x y", 'q"', "é", "")

@@ -11,8 +11,8 @@ import pytest
 from radixrt.constrained.backends.borders import Borders
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint, StructuredOptions
 from tests.constrained.vocabularies import text_of
 
 KEYS = [

@@ -13,9 +13,9 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends, is_plain
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
-from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.productions import Lit, Productions, Rep, Term
 from radixrt.constrained.regex import complement, intersect, parse_regex
+from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError
 from tests.constrained.vocabularies import small_vocabulary, text_of
 

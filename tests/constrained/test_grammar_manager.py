@@ -19,11 +19,12 @@ from radixrt.constrained.compile import grammar_manager
 from radixrt.constrained.compile.grammar_manager import FAILURE_S, GrammarManager, ReadyGrammar
 from radixrt.constrained.compile.loader import Loader
 from radixrt.constrained.compile.protocol import WorkerSettings
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.reasoning import ReasoningGrammar
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
-from radixrt.messages import TokenizedReq, pack_i32
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from tests.constrained.conftest import EOS_IDS, VOCAB_SIZE
 

@@ -9,10 +9,10 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint
 from tests.constrained.vocabularies import allowed, small_vocabulary
 
 MARKERS = ("</think>", "###", "\n\n", "aab", "Answer:", "🙂")

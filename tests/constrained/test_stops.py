@@ -9,12 +9,12 @@ import re
 import pytest
 
 from radixrt.constrained.compile.kinds import meaning_of
-from radixrt.constrained.constraint import Constraint, Kind
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import parse_regex
 from radixrt.constrained.stops import regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint, Kind
 from radixrt.errors import RequestError
 from radixrt.tokenizer.stop_strings import StopMatcher
 

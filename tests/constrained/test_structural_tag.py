@@ -10,11 +10,11 @@ import llguidance
 import pytest
 
 from radixrt.constrained.backends.lark import to_lark
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.tags.structural_tag import parse_structural_tag, read_structural_tag
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
 
 OPTIONS = StructuredOptions()

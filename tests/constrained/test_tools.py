@@ -11,7 +11,6 @@ import pytest
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
-from radixrt.constrained.constraint import Constraint, StructuredOptions
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.tags.structural_tag import parse_structural_tag
 from radixrt.constrained.tags.tools import (
@@ -24,6 +23,7 @@ from radixrt.constrained.tags.tools import (
     tools_constraint,
 )
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.server.tool_calls import CallArguments, CallBegin, Text, ToolCallParser
 from tests.constrained.vocabularies import allowed, text_of
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from radixrt.constrained.constraint import KINDS, Constraint, Kind
 from radixrt.constrained.well_formed import check_well_formed
+from radixrt.constraint import KINDS, Constraint, Kind
 from radixrt.errors import RequestError
 from tests.equivalence.constraints import EBNFS, REGEXES, SCHEMAS
 

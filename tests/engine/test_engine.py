@@ -17,7 +17,8 @@ from radixrt.engine.engine import Engine
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
-from radixrt.messages import GenerateReq, pack_i32, unpack_i32
+from radixrt.messages.client import GenerateReq
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from tests.engine.helpers import (
     GREEDY,

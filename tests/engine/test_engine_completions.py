@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from radixrt.engine.engine import Chunk, Engine
-from radixrt.messages import Usage
+from radixrt.messages.parts import Usage
 from tests.engine.helpers import (
     CONTEXT,
     GREEDY,

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import tokenizers
 
-from radixrt.engine.client import new_rid
-from radixrt.engine.completion import Collector
+from radixrt.client.completion import Collector
+from radixrt.client.engine_client import new_rid
+from radixrt.client.prompt_parts import Part, pack_parts
 from radixrt.engine.engine import Completion, Engine
-from radixrt.engine.prompt_parts import Part, pack_parts
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateReq
+from radixrt.messages.client import GenerateReq
 from radixrt.sampling_params import SamplingParams
 from tests.engine.helpers import GREEDY, TEXT, one
 

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from radixrt.engine.client import new_rid
+from radixrt.client.engine_client import new_rid
 from radixrt.engine.engine import Decision, Engine
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateReq, ProgramHint, TemplateText
+from radixrt.messages.client import GenerateReq
+from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
 from tests.engine.helpers import GREEDY, TEXT, assert_eventually, one
 

@@ -14,8 +14,8 @@ import pydantic
 import pytest
 import typing_extensions
 
-from radixrt.constrained.options import as_structured_options
-from radixrt.engine.arguments import jobs, streamed_job
+from radixrt.client.arguments import jobs, streamed_job
+from radixrt.constraint import as_structured_options
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RequestError
 from radixrt.sampling_params import SamplingParams, StructuredOptions

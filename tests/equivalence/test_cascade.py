@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages import unpack_i32
+from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import SharedColumns, SharingPlanner
 from radixrt.scheduler.sharing_costs import CascadeCosts

@@ -19,10 +19,10 @@ import jsonschema
 import pytest
 
 import radixrt
-from radixrt.constrained.constraint import StructuredOptions
+from radixrt.constraint import StructuredOptions
 from radixrt.engine.engine import Completion
 from radixrt.errors import RequestError
-from radixrt.messages import TemplateText
+from radixrt.messages.parts import TemplateText
 from radixrt.sampling_params import SamplingParams
 from tests.equivalence.constraints import EBNFS, REGEXES, SCHEMAS
 from tests.equivalence.test_tiny_models import engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from radixrt.batch import forward_batch
+from radixrt.forward_batch import forward_batch
 from tests.equivalence.reference import reference_logits
 from tests.equivalence.test_tiny_models import KINDS, VARIANTS, assert_same, engine, prompts
 

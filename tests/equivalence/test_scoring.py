@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import radixrt
-from radixrt.engine.decision import Decision
-from radixrt.messages import TemplateText
+from radixrt.client.decision import Decision
+from radixrt.messages.parts import TemplateText
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.equivalence.reference import reference_logits
 

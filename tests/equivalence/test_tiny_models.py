@@ -153,9 +153,9 @@ def test_logprobs_equal_transformers(kind: str, variant: str, tiny_model: Callab
 
 def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) -> None:
     """The runner by itself: an EXTEND of a whole prompt, then DECODE steps."""
-    from radixrt.batch.forward_batch import ForwardMode
-    from radixrt.executor.model_runner import ModelRunner
-    from radixrt.executor.runner_config import RunnerConfig
+    from radixrt.forward_batch.forward_batch import ForwardMode
+    from radixrt.runner.model_runner import ModelRunner
+    from radixrt.runner.runner_config import RunnerConfig
 
     folder = tiny_model("llama")
     runner = ModelRunner(

@@ -16,7 +16,7 @@ import zmq
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.errors import ConfigError, EngineError
 from radixrt.executor.external_executor import ConnectionWatch, ExternalLauncherExecutor
-from radixrt.messages import ForwardStep, RunnerReady, StepFailed, StepOutput, ToRunner
+from radixrt.messages.runner import ForwardStep, RunnerReady, StepFailed, StepOutput, ToRunner
 
 STEP = ForwardStep(3, 1, b"", b"", b"")
 

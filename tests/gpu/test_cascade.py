@@ -14,8 +14,9 @@ import torch
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.batch.forward_batch import BatchBuilder, ForwardBatch
-from radixrt.messages import ForwardStep, RowWrite, pack_i32
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.wire import pack_i32
 from tests.attention.shared_batches import extend_step, random_tree
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -13,9 +13,9 @@ import torch
 
 from radixrt import Engine
 from radixrt.attention.prompt_plan import PromptPlan
-from radixrt.batch import forward_batch
 from radixrt.errors import RadixRTError
-from radixrt.executor.prompt_graph_runner import PromptGraphRunner
+from radixrt.forward_batch import forward_batch
+from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from radixrt.scheduler.sharing_costs import CascadeCosts
 from tests.scheduler.fake_runner import FREE
 from tests.tiny_models import make_tiny_model

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import radixrt
+from tests.distributed.rank_processes import run_ranks
 from tests.equivalence.test_tiny_models import prompts
-from tests.executor.rank_processes import run_ranks
 from tests.gpu.test_runner import agreement
 from tests.tiny_models import make_tiny_model
 
@@ -30,15 +30,15 @@ SIZES = [size for size in (2, 4) if size <= GPUS]
 
 START = """
 import sys, torch
-from radixrt.executor.parallel import TPGroup, join, rank_device
-from radixrt.executor.rank_place import RankPlace
+from radixrt.distributed.parallel import TPGroup, join, rank_device
+from radixrt.distributed.rank_place import RankPlace
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.linear import Linear
-from radixrt.layers.ops import Part
+from radixrt.distributed.partial_sum import Part
 rank, size, store, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 one_shot = how != "nccl"
 if how == "one_shot, little memory":
-    from radixrt.executor import one_shot as limits
+    from radixrt.distributed import one_shot as limits
     limits.PART_BYTES[size] = 1 << 20
 place = RankPlace(rank, size, rank, size, store, 60.0, one_shot)
 device = rank_device(torch.device("cuda"), place)

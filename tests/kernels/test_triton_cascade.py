@@ -86,7 +86,7 @@ def test_in_half_precision(triton_device: str, shape: tuple[int, int, int], in_f
 
 
 def test_a_long_prefix_in_several_splits_and_large_tiles(triton_device: str) -> None:
-    from radixrt.batch.shared_groups import SharedGroups
+    from radixrt.forward_batch.shared_groups import SharedGroups
 
     rng = np.random.default_rng(5)
     common = rng.permutation(1100)[:1003] + 1

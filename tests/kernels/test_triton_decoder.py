@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixrt.executor.weights import load_model
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import TorchOps
+from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from tests.models.dense_attention import run_in_steps
 

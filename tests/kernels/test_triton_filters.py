@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.executor.sampling_reference import Params, inverse_cdf, is_knife_edge, probabilities, splitmix_uniform
+from tests.runner.sampling.sampling_reference import Params, inverse_cdf, is_knife_edge, probabilities, splitmix_uniform
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.rope_config import RopeSpec
 from radixrt.layers.rotary import RotaryTable
-from radixrt.models.rope_config import RopeSpec
 
 pytestmark = pytest.mark.gpu
 

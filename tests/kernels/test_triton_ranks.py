@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.executor.rank_processes import run_ranks
+from tests.distributed.rank_processes import run_ranks
 
 START = """
 import sys, torch
@@ -154,7 +154,7 @@ assert not rank_sampling.supports(1024, 65 * 4096, ranks)
 """
 
 WORKS = """
-from radixrt.executor import one_shot
+from radixrt.distributed import one_shot
 from radixrt.kernels.triton import rank_sum
 one_shot.PART_BYTES[ranks] = 4096 * 4 * 5
 rank_sum.ONE_TRIP_BYTES[ranks] = 4096 * 4 * 3
@@ -177,9 +177,9 @@ assert made.takes(torch.zeros(1, 4096), torch.zeros(1, 4096).half(), torch.zeros
 
 MODEL = """
 from pathlib import Path
-from radixrt.executor import one_shot
-from radixrt.executor.parallel import TPGroup
-from radixrt.executor.weights import load_model
+from radixrt.distributed import one_shot
+from radixrt.distributed.parallel import TPGroup
+from radixrt.models.loading.weights import load_model
 from radixrt.kernels.triton import gemv, rank_sum
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.models.model_config import load_model_spec

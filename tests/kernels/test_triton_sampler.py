@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.executor.sample_result import SampleResult
-from radixrt.executor.sampler import Sampler
-from radixrt.executor.sampling_tables import SamplingTables, upload_together
-from tests.executor.sampling_reference import Params
-from tests.executor.test_sampler import MIXED, random_logits, step_mask
+from radixrt.runner.sampling.sample_result import SampleResult
+from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.sampling.sampling_tables import SamplingTables, upload_together
+from tests.runner.sampling.sampling_reference import Params
+from tests.runner.sampling.test_sampler import MIXED, random_logits, step_mask
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.executor.draw import uniforms
+from radixrt.runner.sampling.draw import uniforms
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.batch.forward_batch import BatchBuilder
-from radixrt.messages import RowWrite, pack_i32
+from radixrt.forward_batch.forward_batch import BatchBuilder
+from radixrt.messages.runner import RowWrite
+from radixrt.messages.wire import pack_i32
 
 pytestmark = pytest.mark.gpu
 

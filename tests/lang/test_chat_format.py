@@ -11,7 +11,7 @@ from radixrt.errors import RequestError
 from radixrt.lang.chat_format import ChatFormat, Piece
 from radixrt.lang.prompt import Composer
 from radixrt.lang.transcript import Answer, Begin, End, Known, Message, Text, Transcript, append
-from radixrt.messages import TemplateText
+from radixrt.messages.parts import TemplateText
 from radixrt.tokenizer.chat_template import ChatTemplate
 from tests.tokenizer.model_templates import TEMPLATES
 

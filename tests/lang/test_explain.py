@@ -13,7 +13,6 @@ import pydantic
 import pytest
 
 import radixrt as rt
-from radixrt.constrained.python_types import parse
 from radixrt.errors import RequestError
 from radixrt.lang.errors import ProgramError
 from radixrt.lang.explain import Explanation
@@ -22,6 +21,7 @@ from radixrt.lang.placeholders import placeholder
 from radixrt.lang.rehearsal import MAX_CALLS_OF_A_BRANCH
 from radixrt.lang.trace import trace
 from radixrt.lang.trace_file import read_trace
+from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
 from tests.engine.helpers import start
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import openai
 import pytest
 
-from radixrt.constrained.python_types import parse
 from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backend import Backend, Call, Delta, Prompt, Result, Unsupported
 from radixrt.lang.openai_backend import OpenAI
 from radixrt.lang.openai_schema import response_format
+from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
 
 ASK = Prompt([], [{"role": "user", "content": "Name three colours."}])

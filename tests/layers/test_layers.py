@@ -11,8 +11,8 @@ from radixrt.layers.linear import Linear, pack_weight
 from radixrt.layers.lm_head import LMHead, refine_top
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.ops import TorchOps
+from radixrt.layers.rope_config import RopeSpec
 from radixrt.layers.rotary import RotaryTable, inverse_frequencies
-from radixrt.models.rope_config import RopeSpec
 
 
 def filled(layer: nn.Module, seed: int = 0) -> nn.Module:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixrt.config import ModelConfig
-from radixrt.models.source import PreparedModel, prepare_model
+from radixrt.models.loading.source import PreparedModel, prepare_model
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.models.registry import Model
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from radixrt.executor.weights import load_model
 from radixrt.models.decoder import Decoder
+from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from tests.models.dense_attention import run_in_steps
 from tests.tiny_models import make_tiny_model

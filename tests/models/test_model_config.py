@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from radixrt.errors import ModelLoadError
+from radixrt.layers.rope_config import RopeSpec
 from radixrt.models.model_config import DecoderSpec, ModelSpec, parse_model_spec
-from radixrt.models.rope_config import RopeSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from radixrt.errors import ConfigError, ModelLoadError
-from radixrt.executor.weights import Checkpoint, load_model
-from radixrt.models.checkpoint import CheckpointTensor
 from radixrt.models.decoder import Decoder
+from radixrt.models.loading.checkpoint import CheckpointTensor
+from radixrt.models.loading.weights import Checkpoint, load_model
 from radixrt.models.model_config import load_model_spec
-from tests.executor.rank_threads import ThreadGroup, on_ranks
+from tests.distributed.rank_threads import ThreadGroup, on_ranks
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import CASES, sequences
 from tests.tiny_models import make_tiny_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from radixrt.errors import ModelLoadError
-from radixrt.executor.weights import load_model
+from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences, transformers_logits

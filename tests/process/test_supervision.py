@@ -67,7 +67,7 @@ def tiny_server(long_model: Path) -> Iterator[ServerProcess]:
 def workers(server: ServerProcess) -> dict[str, psutil.Process]:
     """By kind: tokenizer, scheduler, runner."""
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return {c.cmdline()[-1]: c for c in children if "radixrt.engine.worker" in c.cmdline()}
+    return {c.cmdline()[-1]: c for c in children if "radixrt.engine.process" in c.cmdline()}
 
 
 def wait_requests(server: ServerProcess, number: int, state: str = "requests_running") -> None:

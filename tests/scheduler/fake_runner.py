@@ -12,30 +12,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from radixrt.batch.extend_parts import MIN_FRESH_TOKENS, split_extend
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
+from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, split_extend
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.messages import (
-    Finish,
-    ForwardStep,
-    GrammarMask,
-    LogprobColumns,
-    StepFailed,
-    StepOutput,
-    TokenBatch,
-    TokenDelta,
-    TokenizedReq,
-    TokenizedScoreReq,
-    Usage,
-    pack_f32,
-    pack_i32,
-    unpack_f32,
-    unpack_i32,
-)
+from radixrt.messages.parts import Finish, LogprobColumns, Usage
+from radixrt.messages.runner import ForwardStep, GrammarMask, StepFailed, StepOutput
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.constrained import StepMasks
 from radixrt.scheduler.invariants import check_scheduler

@@ -6,9 +6,11 @@ import time
 
 import pytest
 
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.grammar import Bitmask
-from radixrt.messages import ConstraintInfo, TokenizedReq, pack_i32, unpack_i32
+from radixrt.constraint import StructuredOptions
+from radixrt.messages.parts import ConstraintInfo
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import constrained
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of

@@ -11,7 +11,8 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.messages import TokenizedReq, pack_i32
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.deferral import DEFER_TOKENS, ComputedPrefixes
 from radixrt.scheduler.kv_manager import KVManager

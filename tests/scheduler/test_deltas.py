@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from radixrt.messages import Finish, LogprobColumns, TokenBatch, TokenizedReq, pack_f32, pack_i32, unpack_i32
+from radixrt.messages.parts import Finish, LogprobColumns
+from radixrt.messages.scheduler import TokenBatch, TokenizedReq
+from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.req import Req

@@ -12,19 +12,9 @@ import pytest
 from radixrt.channel import LocalChannel
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.executor.base import Executor
-from radixrt.messages import (
-    DebugReq,
-    ForwardStep,
-    FromRunner,
-    GrammarMask,
-    RunnerReady,
-    SchedulerStats,
-    StepOutput,
-    TokenBatch,
-    TokenizedReq,
-    pack_i32,
-    unpack_i32,
-)
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput
+from radixrt.messages.scheduler import SchedulerStats, TokenBatch, TokenizedReq
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixrt.messages import ProgramHint
+from radixrt.messages.parts import ProgramHint
 from radixrt.scheduler.programs import KEEP_S, MAX_PROGRAMS, PROGRAM_SHARE, TOTAL_SHARE
 from tests.scheduler.fake_runner import Harness, deltas_of
 

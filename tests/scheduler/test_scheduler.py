@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
-from radixrt.messages import unpack_i32
+from radixrt.constraint import StructuredOptions
+from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.policy import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of, expected_output

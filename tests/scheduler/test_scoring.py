@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from radixrt.messages import ScoreRow, TokenizedScoreReq, pack_i32, unpack_i32
+from radixrt.messages.scheduler import ScoreRow, TokenizedScoreReq
+from radixrt.messages.wire import pack_i32, unpack_i32
 from tests.scheduler.fake_runner import EOS, Harness
 
 PROMPT = (5, 6, 7, 8, 9, 10, 11)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
-from radixrt.messages import unpack_i32
+from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.sharing import SharingPlanner, find_runs
 from radixrt.scheduler.sharing_costs import CascadeCosts, PromptCosts, Run, row_tiles
 from tests.scheduler.fake_runner import FREE, Harness

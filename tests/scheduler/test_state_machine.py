@@ -6,8 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from radixrt.constrained.constraint import StructuredOptions
-from radixrt.messages import ProgramHint, unpack_i32
+from radixrt.constraint import StructuredOptions
+from radixrt.messages.parts import ProgramHint
+from radixrt.messages.wire import unpack_i32
 from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 

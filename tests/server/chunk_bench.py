@@ -14,9 +14,11 @@ import time
 
 import uvicorn
 
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.engine.client import EngineClient
-from radixrt.messages import Finish, GenerateReq, TextBatch, TextDelta, Timings, ToTokenizer, Usage, pack_i32
+from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, ToTokenizer
+from radixrt.messages.parts import Finish, Timings, Usage
+from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
 from radixrt.server.run import LimitedHttpProtocol
 from tests.server.fake_engine import MODEL, info

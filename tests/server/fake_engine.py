@@ -10,30 +10,22 @@ from typing import Any
 
 import msgspec
 
-from radixrt.engine.client import EngineClient
-from radixrt.messages import (
-    AbortReq,
-    ControlReply,
-    ControlReq,
+from radixrt.client.engine_client import EngineClient
+from radixrt.messages.client import (
     DetokenizeReq,
     EngineReady,
-    Finish,
-    FinishError,
     GenerateReq,
-    ProgramStats,
-    ReleaseReq,
-    SchedulerStats,
     ScoreReq,
     TextBatch,
     TextDelta,
-    Timings,
     TokenizeReq,
     TokenLogprob,
     ToMain,
     ToTokenizer,
-    Usage,
-    pack_i32,
 )
+from radixrt.messages.parts import Finish, FinishError, Timings, Usage
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ProgramStats, ReleaseReq, SchedulerStats
+from radixrt.messages.wire import pack_i32
 from radixrt.tokenizer.selection import select
 
 MODEL = "fake"

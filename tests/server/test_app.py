@@ -6,9 +6,10 @@ import httpx
 import pytest
 
 from radixrt._version import __version__
+from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.engine.client import EngineClient
-from radixrt.messages import ControlReply, TextDelta
+from radixrt.messages.client import TextDelta
+from radixrt.messages.scheduler import ControlReply
 from radixrt.server import create_app
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak, stats
 from tests.server.helpers import Caller, check_error, events

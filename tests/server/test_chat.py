@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from radixrt.messages import GenerateReq, TextDelta
+from radixrt.messages.client import GenerateReq, TextDelta
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak
 from tests.server.helpers import Caller, check_error, events
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages import GenerateReq, unpack_i32
+from radixrt.messages.client import GenerateReq
+from radixrt.messages.wire import unpack_i32
 from tests.server.fake_engine import MAX_INPUT, VOCAB, speak
 from tests.server.helpers import Caller, check_error, events
 

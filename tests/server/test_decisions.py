@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages import Finish, FinishError, ScoreReq, TemplateText, TextDelta, pack_i32
+from radixrt.messages.client import ScoreReq, TextDelta
+from radixrt.messages.parts import Finish, FinishError, TemplateText
+from radixrt.messages.wire import pack_i32
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from radixrt.messages import GenerateReq, TextDelta
+from radixrt.messages.client import GenerateReq, TextDelta
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, asgi_call
 

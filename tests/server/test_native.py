@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages import ProgramHint, ReleaseReq, TemplateText, unpack_i32
+from radixrt.messages.parts import ProgramHint, TemplateText
+from radixrt.messages.scheduler import ReleaseReq
+from radixrt.messages.wire import unpack_i32
 from tests.server.helpers import Caller, check_error, events
 
 

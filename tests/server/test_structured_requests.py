@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.constrained.constraint import StructuredOptions
-from radixrt.messages import ConstraintInfo, Finish, GenerateReq, TextDelta, Usage
+from radixrt.constraint import StructuredOptions
+from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.parts import ConstraintInfo, Finish, Usage
 from tests.server.fake_engine import error_delta, speak
 from tests.server.helpers import Caller, check_error, events
 

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.messages import DetokenizeReq, TemplateText, TokenizeReq, pack_i32
+from radixrt.messages.client import DetokenizeReq, TokenizeReq
+from radixrt.messages.parts import TemplateText
+from radixrt.messages.wire import pack_i32
 from tests.server.fake_engine import FakeEngine, info
 from tests.server.helpers import Caller, check_error
 

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from radixrt.config import ModelConfig
-from radixrt.models.source import prepare_model
+from radixrt.models.loading.source import prepare_model
 from tests.conftest import ServerProcess
 from tests.server import templates
 

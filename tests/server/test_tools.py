@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.tags.structural_tag import parse_structural_tag
-from radixrt.messages import ConstraintInfo, Finish, GenerateReq, TextDelta, Usage, pack_i32
+from radixrt.constraint import StructuredOptions
+from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.parts import ConstraintInfo, Finish, Usage
+from radixrt.messages.wire import pack_i32
 from radixrt.server.dialect import Dialect, make_dialect
 from tests.server import templates
 from tests.server.fake_engine import FakeEngine, speak

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.errors import RequestError
-from radixrt.messages import GenerateReq, PromptPart, TemplateText, TokenizedReq, unpack_i32
+from radixrt.messages.client import GenerateReq
+from radixrt.messages.parts import PromptPart, TemplateText
+from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_parts import PartsEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from radixrt.messages import ChoiceScores, SelectMethod
+from radixrt.messages.client import ChoiceScores
+from radixrt.messages.parts import SelectMethod
 from radixrt.tokenizer.selection import select
 
 L = math.log

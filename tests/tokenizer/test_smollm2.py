@@ -7,7 +7,7 @@ import random
 import pytest
 
 from radixrt.config import ModelConfig
-from radixrt.models.source import prepare_model
+from radixrt.models.loading.source import prepare_model
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 

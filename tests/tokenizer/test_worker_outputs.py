@@ -11,20 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.messages import (
-    AbortReq,
-    Finish,
-    FinishError,
-    GenerateReq,
-    LogprobColumns,
-    TextDelta,
-    TokenBatch,
-    TokenDelta,
-    Usage,
-    pack_f32,
-    pack_i32,
-    unpack_i32,
-)
+from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.parts import Finish, FinishError, LogprobColumns, Usage
+from radixrt.messages.scheduler import AbortReq, TokenBatch, TokenDelta
+from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from tests.tokenizer.worker_bench import TIMINGS, Bench
 

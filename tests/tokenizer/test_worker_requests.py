@@ -8,19 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.messages import (
-    AbortReq,
-    ChatPrompt,
-    ControlReply,
-    ControlReq,
-    EngineReady,
-    Finish,
-    GenerateReq,
-    SchedulerReady,
-    TokenizedReq,
-    pack_i32,
-    unpack_i32,
-)
+from radixrt.messages.client import EngineReady, GenerateReq
+from radixrt.messages.parts import ChatPrompt, Finish
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, SchedulerReady, TokenizedReq
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import max_input_tokens
 from radixrt.tokenizer.tokenizer import Tokenizer

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages import (
-    ChatPrompt,
-    DetokenizeReq,
-    Finish,
-    ScoreReq,
-    TemplateText,
-    TextDelta,
-    TokenBatch,
-    TokenDelta,
-    TokenizedScoreReq,
-    TokenizeReq,
-    pack_f32,
-    pack_i32,
-    unpack_i32,
-)
+from radixrt.messages.client import DetokenizeReq, ScoreReq, TextDelta, TokenizeReq
+from radixrt.messages.parts import ChatPrompt, Finish, TemplateText
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedScoreReq
+from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 

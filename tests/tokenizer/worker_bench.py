@@ -5,22 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from radixrt.channel import LocalChannel
-from radixrt.messages import (
-    Finish,
-    FinishError,
-    GenerateReq,
-    TextBatch,
-    TextDelta,
-    Timings,
-    TokenBatch,
-    TokenDelta,
-    TokenizedReq,
-    ToMain,
-    ToScheduler,
-    ToTokenizer,
-    Usage,
-    pack_i32,
-)
+from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, ToMain, ToTokenizer
+from radixrt.messages.parts import Finish, FinishError, Timings, Usage
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq, ToScheduler
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker

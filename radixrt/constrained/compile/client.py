@@ -31,8 +31,8 @@ from radixrt.constrained.compile.protocol import (
     WorkerSettings,
     frame,
 )
-from radixrt.constrained.constraint import Constraint
-from radixrt.messages import FinishError
+from radixrt.constraint import Constraint
+from radixrt.messages.parts import FinishError
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,15 @@ from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.closing import Exit
 from radixrt.constrained.compile.kinds import meaning_of
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import bitmask_words
 from radixrt.constrained.productions import Productions, Special
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint
 from radixrt.errors import RadixRTError, RequestError
-from radixrt.messages import FinishError
+from radixrt.messages.parts import FinishError
 
 MAX_SHORTEST_CHARS = 1_000_000
 

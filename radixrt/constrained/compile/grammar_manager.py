@@ -26,13 +26,14 @@ from radixrt.constrained.compile.compiler import CompiledConstraint, compile_con
 from radixrt.constrained.compile.loader import Loader
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
 from radixrt.constrained.compile.template_cache import TemplateCache
-from radixrt.constrained.constraint import BackendChoice, Constraint
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import BackendChoice, Constraint
 from radixrt.errors import RadixRTError, RequestError
-from radixrt.messages import ConstraintInfo, FinishError, GrammarStats, TokenizedReq
+from radixrt.messages.parts import ConstraintInfo, FinishError
+from radixrt.messages.scheduler import GrammarStats, TokenizedReq
 
 logger = logging.getLogger(__name__)
 

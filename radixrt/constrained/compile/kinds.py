@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.regex import RegexTooComplex, literals
 from radixrt.constrained.stops import grammar_with_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json, read_regex
+from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
 
 

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from radixrt.constrained.compile.compiler import CompiledConstraint
-from radixrt.constrained.constraint import Constraint
-from radixrt.messages import FinishError
+from radixrt.constraint import Constraint
+from radixrt.messages.parts import FinishError
 
 HEADER = struct.Struct("<I")
 

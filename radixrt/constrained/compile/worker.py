@@ -34,10 +34,10 @@ from radixrt.constrained.compile.protocol import (
     WorkerSettings,
     frame,
 )
-from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constraint import Constraint
 from radixrt.errors import RadixRTError, RequestError
-from radixrt.messages import FinishError
+from radixrt.messages.parts import FinishError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.productions import (
     Expr,
     Lit,
@@ -24,6 +23,7 @@ from radixrt.constrained.productions import (
 from radixrt.constrained.regex import ANY, Regex, RegexTooComplex, chars, json_string, repeat
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.tags.pieces import NUMBER_CHARS, Piece, json_value, users_grammar
+from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError
 
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from radixrt.constrained.constraint import MAX_WHITESPACE
 from radixrt.constrained.regex import RegexError, parse_regex
 from radixrt.constrained.tags.embedding import Embedding
 from radixrt.constrained.tags.fields import PARAM, Node, check_keys, refuse, text
 from radixrt.constrained.tags.pieces import Piece, constant, regular, token
+from radixrt.constraint import MAX_WHITESPACE
 from radixrt.errors import RequestError
 
 MAX_TOKENS = 64

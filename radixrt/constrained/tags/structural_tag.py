@@ -17,7 +17,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from radixrt.constrained.constraint import StructuredOptions
 from radixrt.constrained.productions import Productions, Ref
 from radixrt.constrained.regex import RegexTooComplex
 from radixrt.constrained.regex.charset import EVERY
@@ -38,6 +37,7 @@ from radixrt.constrained.tags.fields import (
 from radixrt.constrained.tags.free_text import Body, free_text
 from radixrt.constrained.tags.leaves import Leaves
 from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, Ambiguous, Piece, choose, constant, follow, repeated
+from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError, shown
 
 MAX_DEPTH = 40

@@ -1,10 +1,11 @@
 """top_k, top_p and min_p on the rows that have them: one program finds a row's cutoff and draws.
 
-The law is that of `radixrt.executor.draw`. A filter keeps all tokens above a threshold and the first few, by id, of
-those that equal it. The threshold is found by bisection over logits, as integers in the same order: each pass counts
-and weighs what is not below the middle, and moves the bounds to the nearest logits that exist, so that there are about
-as many passes as the number of tokens has bits. Chunks whose best logit is below the middle are not read: the more
-peaked the row, the less is. Sorting the rows, as one would with torch, moves all of them several times.
+The distribution is that of `radixrt.runner.sampling.draw`. A filter keeps all tokens above a threshold and the first
+few, by id, of those that equal it. The threshold is found by bisection over logits, as integers in the same order: each
+pass counts and weighs the tokens at or above the middle, and moves the bounds to the nearest logits that exist, so that
+there are about as many passes as the number of tokens has bits. Chunks whose best logit is below the middle are not
+read: the more peaked the row, the fewer chunks are read. Sorting the rows with torch would move all of them several
+times.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One token for each row of logits, by temperature alone or greedily: two launches, one read of the logits.
 
-The law is that of `radixrt.executor.draw`: a token weighs exp((logit - best) / temperature), and the draw is the first
-token, by id, at which the running sum of weights exceeds u times their total. The first kernel sums up chunks of a row,
-each relative to its own best logit; the second puts a row's chunks together in float64 and looks into the one that the
-draw falls on, then into one block of it.
+The distribution is that of `radixrt.runner.sampling.draw`: a token weighs exp((logit - best) / temperature), and the
+draw is the first token, by id, at which the running sum of weights exceeds u times their total. The first kernel sums
+up chunks of a row, each relative to its own best logit; the second combines a row's chunks in float64, searches the
+chunk that contains the draw, and then one block of it.
 """
 
 from __future__ import annotations

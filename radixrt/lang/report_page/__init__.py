@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.constraint import KINDS
+from radixrt.constraint import KINDS
 from radixrt.lang.events import CallRecord, RunLog
 from radixrt.lang.report import report
 from radixrt.lang.sharing import Sharing

@@ -1,0 +1,342 @@
+"""`EngineClient`: the main process's end of the engine. Sends requests, hands each delta to whoever waits for it.
+
+Threads: any thread and any event loop may submit; one receiver thread calls `dispatch`. Each open request belongs to
+one stream, removed when its one finish has been delivered, so that `open_requests` is what is truly unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import get_args
+
+import msgspec
+
+from radixrt.channel import Outbox
+from radixrt.errors import EngineError, RequestError, shown
+from radixrt.messages.client import (
+    DetokenizeReq,
+    EngineReady,
+    GenerateReq,
+    ScoreReq,
+    TextBatch,
+    TextDelta,
+    TokenizeReq,
+    ToMain,
+    ToTokenizer,
+)
+from radixrt.messages.parts import (
+    FINISH_ERROR,
+    Finish,
+    FinishError,
+    ProgramHint,
+    PromptPart,
+    SelectMethod,
+    TemplateText,
+)
+from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerStats
+
+CONTROL_TIMEOUT_S = 30.0
+
+
+def new_rid() -> str:
+    return uuid.uuid4().hex
+
+
+def expand_n(request: GenerateReq) -> list[GenerateReq]:
+    """The n single-completion requests that sampling.n stands for; a given seed counts up from itself."""
+    sampling = request.sampling
+    if sampling.n == 1:
+        return [request]
+    out = []
+    for i in range(sampling.n):
+        seed = None if sampling.seed is None else (sampling.seed + i + 2**63) % 2**64 - 2**63
+        one = msgspec.structs.replace(sampling, n=1, seed=seed)
+        out.append(msgspec.structs.replace(request, rid=f"{request.rid}-{i}", sampling=one))
+    return out
+
+
+def raise_for_error(finish: Finish) -> None:
+    """Raise the RequestError that an "error" finish carries; otherwise do nothing."""
+    if finish.error is not None:
+        e = finish.error
+        raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
+
+
+def _check_types(request: Request) -> None:
+    """The engine drops a message whose types are wrong, so nobody would ever answer it."""
+    if isinstance(request, (GenerateReq, ScoreReq)):
+        _check_routing(request)
+    if isinstance(request, ScoreReq):
+        _check_choices(request)
+    if not isinstance(request, DetokenizeReq):
+        _check_parts(request.parts)
+
+
+def _check_hint(hint: ProgramHint | None) -> None:
+    if hint is None:
+        return
+    if not isinstance(hint, ProgramHint):
+        raise RequestError(f"program must be a ProgramHint, not {shown(hint)}", param="program")
+    for name, kind in (
+        ("program", str),
+        ("branch", str),
+        ("fork_len", int),
+        ("siblings", int),
+        ("will_continue", bool),
+    ):
+        value = getattr(hint, name)
+        if type(value) is not kind:
+            raise RequestError(f"program.{name} must be a {kind.__name__}, not {shown(value)}", param=f"program.{name}")
+    for name in ("fork_len", "siblings"):
+        if not -(2**31) <= getattr(hint, name) < 2**31:
+            raise RequestError(f"program.{name} must be a 32-bit integer", param=f"program.{name}")
+
+
+def _check_choices(request: ScoreReq) -> None:
+    if request.method not in get_args(SelectMethod):
+        known = ", ".join(get_args(SelectMethod))
+        raise RequestError(f"method must be one of {known}; not {shown(request.method)}", param="method")
+    if not isinstance(request.choices, list):
+        raise RequestError(f"choices must be a list of texts, not {shown(request.choices)}", param="choices")
+    for i, choice in enumerate(request.choices):
+        if not isinstance(choice, str):
+            raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
+
+
+def _check_routing(request: GenerateReq | ScoreReq) -> None:
+    if not isinstance(request.priority, int) or isinstance(request.priority, bool):
+        raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
+    if not isinstance(request.cache_salt, str):
+        raise RequestError(f"cache_salt must be a string, not {shown(request.cache_salt)}", param="cache_salt")
+    _check_hint(request.program)
+    timeout_s = request.timeout_s
+    if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
+        raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
+
+
+def _check_parts(parts: list[PromptPart] | None) -> None:
+    for i, part in enumerate(parts or ()):
+        if not isinstance(part, (str, list, TemplateText)):
+            raise RequestError(
+                f"input_parts[{i}] must be a text, a list of token ids or a TemplateText, not {shown(part)}",
+                param=f"input_parts[{i}]",
+            )
+
+
+Question = ScoreReq | TokenizeReq | DetokenizeReq
+"""What is answered with one TextDelta."""
+
+Request = GenerateReq | Question
+"""What is answered with TextDeltas, the last of which has `finish`."""
+
+
+def _answer(delta: TextDelta) -> TextDelta:
+    if delta.finish is not None:
+        raise_for_error(delta.finish)
+    return delta
+
+
+class _Stream:
+    """Where one request's deltas go: `put` into a queue, called in `loop` when the reader lives in an event loop."""
+
+    __slots__ = ("loop", "put")
+
+    def __init__(self, put: Callable[[TextDelta], None], loop: asyncio.AbstractEventLoop | None) -> None:
+        self.put = put
+        self.loop = loop
+
+
+def _put_all(items: list[tuple[_Stream, TextDelta]]) -> None:
+    for stream, delta in items:
+        stream.put(delta)
+
+
+class EngineClient:
+    """See the module's docstring.
+
+    Attributes:
+        info: what the engine is and holds, once ready.
+        failure: why the engine can no longer serve (a process died), or None.
+        draining: new requests are refused because the engine is shutting down.
+        stats: the latest snapshot from the scheduler, or None before the first.
+    """
+
+    def __init__(self, outbox: Outbox[ToTokenizer]) -> None:
+        self._outbox = outbox
+        # Guards the outbox (ZMQ sockets are not thread-safe), _streams and failure. Reentrant, because the garbage
+        # collector may close an abandoned stream, which aborts it, in the middle of anything.
+        self._lock = threading.RLock()
+        self._streams: dict[str, _Stream] = {}
+        self._controls: dict[str, queue.SimpleQueue[ControlReply]] = {}
+        self._control_ids = itertools.count()
+        self.ready = threading.Event()
+        self.info: EngineReady | None = None
+        self.failure: str | None = None
+        self.draining = False
+        self.stats: SchedulerStats | None = None
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
+    # --- requests ---
+
+    def stream(self, request: Request) -> Generator[TextDelta, None, None]:
+        """Send the request now and iterate over its deltas, the last of which has `finish`. Leaving early aborts it.
+
+        Raises:
+            RequestError: at once, if a parameter is not valid, the engine is draining or has failed, or the rid is in
+                use.
+        """
+        deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
+        self._submit(request, _Stream(deltas.put, None))
+        return self._iterate(request.rid, deltas)
+
+    def _iterate(self, rid: str, deltas: queue.SimpleQueue[TextDelta]) -> Generator[TextDelta, None, None]:
+        finished = False
+        try:
+            while not finished:
+                delta = deltas.get()
+                finished = delta.finish is not None
+                yield delta
+        finally:
+            if not finished:
+                self.abort(rid)
+
+    def astream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
+        """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts it."""
+        deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
+        self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
+        return self._aiterate(request.rid, deltas)
+
+    async def _aiterate(self, rid: str, deltas: asyncio.Queue[TextDelta]) -> AsyncGenerator[TextDelta, None]:
+        finished = False
+        try:
+            while not finished:
+                delta = await deltas.get()
+                finished = delta.finish is not None
+                yield delta
+        finally:
+            if not finished:
+                self.abort(rid)
+
+    def abort(self, rid: str) -> None:
+        """Stop a request; its stream still gets one finish. An unknown or finished rid does nothing."""
+        with self._lock:
+            if self.failure is None:
+                self._outbox.send(AbortReq(rid))
+
+    def release(self, program: str, branch: str | None = None) -> None:
+        """A program, or a branch of it, makes no more calls (see `ProgramHint`); what was kept for it may go."""
+        with self._lock:
+            if self.failure is None:
+                self._outbox.send(ReleaseReq(program, branch))
+
+    def ask(self, request: Question) -> TextDelta:
+        """The one delta that answers a question.
+
+        Raises:
+            RequestError: it was refused or failed; its message names the field.
+        """
+        with contextlib.closing(self.stream(request)) as deltas:
+            return _answer(next(deltas))
+
+    async def aask(self, request: Question) -> TextDelta:
+        """`ask` for the running event loop; cancelling it aborts the request."""
+        async with contextlib.aclosing(self.astream(request)) as deltas:
+            return _answer(await anext(deltas))
+
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        if isinstance(request, GenerateReq):
+            request.sampling.validate()
+        _check_types(request)
+        with self._lock:
+            if self.failure is not None:
+                raise RequestError(self.failure, code="engine_dead", status=503)
+            if self.draining:
+                raise RequestError("the server is shutting down", code="shutting_down", status=503)
+            if request.rid in self._streams:
+                raise RequestError(f"request id {request.rid!r} is in use", param="rid")
+            self._streams[request.rid] = stream
+            try:
+                self._outbox.send(request)
+            except (TypeError, ValueError, OverflowError) as error:
+                del self._streams[request.rid]
+                raise RequestError(f"the request cannot be sent: {error}") from error
+
+    # --- operators ---
+
+    def control(self, op: str, timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
+        """Ask the scheduler for "flush_cache", "check" or "drain" and wait for its answer.
+
+        Raises:
+            EngineError: the engine is dead or does not answer in time.
+        """
+        control_id = str(next(self._control_ids))
+        answer: queue.SimpleQueue[ControlReply] = queue.SimpleQueue()
+        self._controls[control_id] = answer
+        try:
+            with self._lock:
+                if self.failure is not None:
+                    raise EngineError(self.failure)
+                self._outbox.send(ControlReq(control_id, op))  # type: ignore[arg-type]
+            reply = answer.get(timeout=timeout_s)
+            if self.failure is not None:
+                raise EngineError(self.failure)
+            return reply
+        except queue.Empty:
+            raise EngineError(f"the scheduler did not answer {op!r} within {timeout_s:g} s") from None
+        finally:
+            del self._controls[control_id]
+
+    # --- the receiver thread ---
+
+    def dispatch(self, message: ToMain) -> None:
+        """Take one message from the engine. Never raises because of its content."""
+        if isinstance(message, TextBatch):
+            self._deliver(message.deltas)
+        elif isinstance(message, SchedulerStats):
+            self.stats = message
+        elif isinstance(message, EngineReady):
+            self.info = message
+            self.ready.set()
+        elif isinstance(message, ControlReply):
+            waiting = self._controls.get(message.id)
+            if waiting is not None:
+                waiting.put(message)
+
+    def fail(self, reason: str) -> None:
+        """The engine is dead: end every open request with an error that says why, and refuse new ones."""
+        error = Finish(FINISH_ERROR, error=FinishError(reason, code="engine_dead", status=503))
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = reason
+            rids = list(self._streams)
+        self._deliver([TextDelta(rid, finish=error) for rid in rids])
+        for control_id, waiting in list(self._controls.items()):
+            waiting.put(ControlReply(control_id, ok=False, message=reason))
+
+    def _deliver(self, deltas: list[TextDelta]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, TextDelta]]] = {}
+        for delta in deltas:
+            if delta.finish is None:
+                stream = self._streams.get(delta.rid)
+            else:
+                with self._lock:
+                    stream = self._streams.pop(delta.rid, None)
+            if stream is None:
+                continue
+            if stream.loop is None:
+                stream.put(delta)
+            else:
+                by_loop.setdefault(stream.loop, []).append((stream, delta))
+        for loop, items in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and with it whoever waited
+                loop.call_soon_threadsafe(_put_all, items)

@@ -1,1 +1,0 @@
-"""Constraints looked at before anything is generated: `explain`, its report, and judging texts."""

@@ -1,0 +1,131 @@
+"""`Constraint`: what one request's output must be, in the form in which it is compiled, cached and sent.
+
+A client states it through `SamplingParams`: json_schema, regex, ebnf, choices or structural_tag, and `structured`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from radixrt.errors import RequestError, shown
+
+Kind = Literal["json_schema", "regex", "ebnf", "choices", "structural_tag"]
+BackendChoice = Literal["auto", "xgrammar", "llguidance"]
+KINDS: tuple[Kind, ...] = ("json_schema", "regex", "ebnf", "choices", "structural_tag")
+
+MAX_SOURCE_BYTES = {
+    "json_schema": 4 * 1024 * 1024,
+    "regex": 10_000,
+    "ebnf": 256 * 1024,
+    "choices": 1024 * 1024,
+    "structural_tag": 4 * 1024 * 1024,
+}
+MAX_WHITESPACE = 64
+MAX_REASONING_MARKER_CHARS = 64
+
+
+class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How a constraint is enforced.
+
+    Attributes:
+        whitespace: most whitespace characters at each place where JSON allows it; 0 is compact.
+        closed: objects of the schema that say nothing about additional properties get none (OpenAI's "strict").
+        formats: "assert" holds strings to the formats that are known; "annotate" ignores `format`, as the standard
+            does by default.
+        on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
+            and lists them in the answer.
+        backend: who fills the masks; "auto" chooses by what each enforces and by cost.
+        on_length: finish reason of an answer that had to be closed early: "length", or "stop" for clients that throw an
+            answer away on "length"; `forced_close` says so either way.
+        jump_forward: append what the grammar leaves no choice about without sampling it.
+        reasoning_end: free text comes first, up to and including this marker; the constraint holds from there.
+        reasoning_budget: most tokens of that free text, the marker included; None leaves it to max_tokens.
+    """
+
+    whitespace: int = 0
+    closed: bool = False
+    formats: Literal["assert", "annotate"] = "assert"
+    on_unsupported: Literal["error", "ignore"] = "error"
+    backend: BackendChoice = "auto"
+    on_length: Literal["length", "stop"] = "length"
+    jump_forward: bool = True
+    reasoning_end: str | None = None
+    reasoning_budget: int | None = None
+
+    def validate(self) -> StructuredOptions:
+        """Return self if every field is within its bounds; raises RequestError naming the field."""
+        whitespace, budget, marker = self.whitespace, self.reasoning_budget, self.reasoning_end
+        if isinstance(whitespace, bool) or not isinstance(whitespace, int) or not 0 <= whitespace <= MAX_WHITESPACE:
+            raise RequestError(
+                f"whitespace must be an integer between 0 and {MAX_WHITESPACE}, not {shown(whitespace)}",
+                param="whitespace",
+            )
+        for name in ("closed", "jump_forward"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false", param=name)
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                value = shown(getattr(self, name))
+                raise RequestError(f"{name} must be one of {', '.join(allowed)}, not {value}", param=name)
+        if marker is not None and not (isinstance(marker, str) and 1 <= len(marker) <= MAX_REASONING_MARKER_CHARS):
+            raise RequestError(
+                f"reasoning_end must be a string of 1 to {MAX_REASONING_MARKER_CHARS} characters",
+                param="reasoning_end",
+            )
+        if budget is not None:
+            if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= 10_000_000:
+                raise RequestError("reasoning_budget must be an integer above 0", param="reasoning_budget")
+            if marker is None:
+                raise RequestError("reasoning_budget needs reasoning_end", param="reasoning_budget")
+        return self
+
+
+_CHOICES = {
+    "formats": ("assert", "annotate"),
+    "on_unsupported": ("error", "ignore"),
+    "backend": ("auto", "xgrammar", "llguidance"),
+    "on_length": ("length", "stop"),
+}
+
+
+def as_structured_options(value: Any) -> StructuredOptions:
+    """StructuredOptions from itself or a dict of its fields.
+
+    Raises:
+        RequestError: an unknown field, or a value out of bounds; names it.
+    """
+    if isinstance(value, StructuredOptions):
+        return value.validate()
+    if not isinstance(value, dict):
+        raise RequestError("structured must be a StructuredOptions or a dict", param="structured")
+    for name in value:
+        if name not in StructuredOptions.__struct_fields__:
+            known = ", ".join(StructuredOptions.__struct_fields__)
+            raise RequestError(f"unknown field {shown(name)} of structured; known are {known}", param="structured")
+    return StructuredOptions(**value).validate()
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One constraint, ready to compile.
+
+    Attributes:
+        kind: what `source` is.
+        source: JSON text of the schema, of the array of choices or of the structural tag; else the regex or the EBNF.
+        options: how to enforce it.
+        stop: of a regex or an EBNF: strings of which one may follow the text, and ends it.
+    """
+
+    kind: Kind
+    source: str
+    options: StructuredOptions = StructuredOptions()
+    stop: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Identity for caches: equal for constraints that compile to the same grammar."""
+        o = self.options
+        parts = (self.kind, o.whitespace, o.closed, o.formats, o.on_unsupported, o.backend, self.source, self.stop)
+        return hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()

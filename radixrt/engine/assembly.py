@@ -1,0 +1,165 @@
+"""Builds the tokenizer, the scheduler and the runner from settings: the same parts for every way of running them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from radixrt.channel import Inbox, Outbox
+from radixrt.config import Config
+from radixrt.distributed.rank_place import ONLY_RANK, RankPlace
+from radixrt.engine.settings import EngineSettings
+from radixrt.messages.client import ToMain, ToTokenizer
+from radixrt.messages.runner import FromRunner, RunnerReady
+from radixrt.messages.scheduler import SchedulerReady, ToScheduler
+
+if TYPE_CHECKING:
+    from radixrt.constraint import BackendChoice
+    from radixrt.executor.base import Executor
+    from radixrt.runner.model_runner import ModelRunner
+    from radixrt.runner.worker import Worker
+    from radixrt.scheduler.loop import SchedulerLoop
+    from radixrt.tokenizer.worker import TokenizerWorker
+
+WATCH_S = 0.005
+WATCH_CORES = 8
+"""Where a GPU computes and there are so many cores or more, the scheduler watches for the answer of a constrained step
+for so long before it sleeps, longer than most decode steps take. Main, tokenizer and runner need cores as well."""
+
+# Imports stand inside the functions: each process loads only its own part, and only the runner's needs torch.
+
+
+def make_tokenizer(
+    config: Config, settings: EngineSettings, to_scheduler: Outbox[ToScheduler], to_main: Outbox[ToMain]
+) -> TokenizerWorker:
+    from radixrt.tokenizer.tokenizer import Tokenizer
+    from radixrt.tokenizer.worker import TokenizerWorker
+
+    template = config.model.chat_template
+    tokenizer = Tokenizer.from_folder(
+        Path(config.model.tokenizer or settings.folder), chat_template_file=None if template is None else Path(template)
+    )
+    return TokenizerWorker(
+        tokenizer,
+        model=settings.model_name,
+        vocab_size=settings.vocab_size,
+        context_length=settings.context_length,
+        to_scheduler=to_scheduler,
+        to_main=to_main,
+    )
+
+
+def make_runner(
+    config: Config, settings: EngineSettings, place: RankPlace = ONLY_RANK, *, mask_path: str | None = None
+) -> ModelRunner:
+    """An unloaded runner.
+
+    Args:
+        place: which rank of how many it is; default: the only one.
+        mask_path: where the scheduler puts grammar masks, in another process.
+    """
+    from radixrt.runner.model_runner import ModelRunner
+    from radixrt.runner.runner_config import RunnerConfig
+
+    return ModelRunner(
+        RunnerConfig(
+            folder=settings.folder,
+            dtype=settings.dtype,
+            load_format=config.model.load_format,
+            device=config.executor.device,
+            attention_backend=config.executor.attention_backend,
+            num_threads=config.executor.num_threads,
+            context_length=settings.context_length,
+            max_running_requests=config.scheduler.max_running_requests,
+            page_size=config.cache.page_size,
+            kv_cache_tokens=config.cache.kv_cache_tokens,
+            memory_fraction=config.cache.memory_fraction,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            max_step_tokens=config.scheduler.chunked_prefill_size,
+            cuda_graph=config.executor.cuda_graph,
+            random_seed=config.executor.random_seed,
+            kernel_cache=settings.kernel_cache,
+            show_progress=settings.show_progress and place.rank == 0,
+            mask_path=mask_path,
+            place=place,
+        )
+    )
+
+
+def make_runner_worker(
+    config: Config,
+    settings: EngineSettings,
+    answers: Outbox[FromRunner],
+    place: RankPlace = ONLY_RANK,
+    *,
+    mask_path: str | None = None,
+) -> Worker:
+    """A worker around an unloaded runner; see `make_runner`."""
+    from radixrt.runner.worker import Worker
+
+    runner = make_runner(config, settings, place, mask_path=mask_path)
+    trace_path = config.executor.step_trace if place.rank == 0 else None
+    return Worker(runner, answers, place.rank, alone=place.size == 1, trace_path=trace_path)
+
+
+def make_scheduler_loop(
+    config: Config, settings: EngineSettings, ready: RunnerReady, executor: Executor, inbox: Inbox[ToScheduler],
+    tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None,
+) -> SchedulerLoop:  # fmt: skip
+    """The scheduler around pools of the size that the runner reported; announces itself to the tokenizer."""
+    from radixrt.constrained.compile.grammar_manager import GrammarManager
+    from radixrt.constrained.compile.protocol import WorkerSettings
+    from radixrt.constrained.vocabulary import Vocabulary
+    from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+    from radixrt.mem_cache.chunk_cache import ChunkCache
+    from radixrt.mem_cache.radix_cache import RadixCache
+    from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+    from radixrt.scheduler.kv_manager import KVManager
+    from radixrt.scheduler.loop import SchedulerLoop
+    from radixrt.scheduler.scheduler import Scheduler
+    from radixrt.scheduler.sharing_costs import CascadeCosts
+
+    allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
+    cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
+    rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
+    cascade = CascadeCosts.for_device(ready.device, ready.kv_layer_bytes, ready.query_size)
+    scheduler = Scheduler(
+        config.scheduler,
+        KVManager(cache, allocator, rows),
+        context_length=settings.context_length,
+        eos_ids=settings.eos_ids,
+        vocab_size=ready.vocab_size,
+        random_seed=config.executor.random_seed,
+        cascade=None if config.executor.cascade == "off" else cascade,
+    )
+    folder = config.model.tokenizer or settings.folder
+    grammars = GrammarManager(
+        lambda: Vocabulary.from_folder(folder, ready.vocab_size, settings.eos_ids),
+        inline=config.executor.executor == "uni",
+        worker=WorkerSettings(
+            str(folder),
+            ready.vocab_size,
+            list(settings.eos_ids),
+            settings.grammar_cache if config.constrained.grammar_disk_cache else None,
+        ),
+        compile_timeout_s=config.constrained.compile_timeout_s,
+        default_timeout_s=config.scheduler.request_timeout_s,
+        cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
+        backend=cast("BackendChoice", config.constrained.grammar_backend),
+    )
+    loop = SchedulerLoop(
+        scheduler,
+        executor,
+        inbox,
+        tokenizer,
+        grammars,
+        max_inflight=config.scheduler.max_inflight_steps,
+        step_timeout_s=config.executor.step_timeout_s,
+        shared_cores=ready.device == "cpu",
+        watch_s=WATCH_S if ready.device != "cpu" and len(os.sched_getaffinity(0)) >= WATCH_CORES else 0.0,
+        check_invariants=config.scheduler.check_invariants,
+        inbox_socket=inbox_socket,
+    )
+    loop.announce(SchedulerReady(ready.num_slots, config.scheduler.max_running_requests, ready.device, ready.dtype))
+    return loop

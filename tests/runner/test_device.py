@@ -1,0 +1,22 @@
+"""How many threads a runner takes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from radixrt.runner.device import pick_threads
+
+
+@pytest.mark.parametrize(("said", "expected"), [("1", 1), ("3,2", 3), (" 2 ", 2)])
+def test_omp_num_threads_is_honoured(said: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert pick_threads(None) == expected
+    assert pick_threads(7) == 7
+
+
+@pytest.mark.parametrize("said", ["", "0", "many", "-1"])
+def test_otherwise_the_cores_of_the_process(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert pick_threads(None) == len(os.sched_getaffinity(0))
