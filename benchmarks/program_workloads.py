@@ -11,7 +11,7 @@ from typing import Any
 
 import radixrt as rt
 from benchmarks.words import prose
-from radixrt.lang.function import Function
+from radixrt.lang.core.function import Function
 
 Messages = list[dict[str, str]]
 Ask = Callable[[Messages, int], Awaitable[str]]

@@ -28,7 +28,7 @@ from benchmarks.offline_optimum import Traced, best_hit_rate
 from benchmarks.program_workloads import Ask, Messages, Workload, workloads
 from benchmarks.report import table
 from benchmarks.servers import served_model, started
-from radixrt.lang.events import Event, Record, RunLog, observe
+from radixrt.lang.observe.run_log import Event, Record, RunLog, observe
 
 NAMES = ("judge", "tree", "agent", "documents")
 SETTLE_S = 0.6

@@ -9,19 +9,13 @@ from radixrt._version import __version__
 if TYPE_CHECKING:
     from radixrt.engine.engine import Chunk, Completion, Engine
     from radixrt.errors import ConfigError, EngineError, ModelLoadError, RadixRTError, RequestError
-    from radixrt.lang.backend import Unsupported
-    from radixrt.lang.branches import Branches, join
-    from radixrt.lang.endpoint import Endpoint
-    from radixrt.lang.errors import CallError, NotReadyError, ProgramCancelled, ProgramError
-    from radixrt.lang.function import Function, function
-    from radixrt.lang.local import set_default_backend
-    from radixrt.lang.openai_backend import OpenAI
-    from radixrt.lang.run_stream import ProgramStream
-    from radixrt.lang.state import State
-    from radixrt.lang.streaming import StreamEvent
-    from radixrt.lang.trace import trace
-    from radixrt.lang.trace_file import read_trace
-    from radixrt.lang.words import (
+    from radixrt.lang.backends.base import Unsupported
+    from radixrt.lang.backends.default import set_default_backend
+    from radixrt.lang.backends.endpoint import Endpoint
+    from radixrt.lang.backends.openai import OpenAI
+    from radixrt.lang.core.branches import Branches, join
+    from radixrt.lang.core.function import Function, function
+    from radixrt.lang.core.primitives import (
         assistant,
         assistant_begin,
         assistant_end,
@@ -38,6 +32,12 @@ if TYPE_CHECKING:
         user_begin,
         user_end,
     )
+    from radixrt.lang.core.program_stream import ProgramStream
+    from radixrt.lang.core.state import State
+    from radixrt.lang.core.streaming import StreamEvent
+    from radixrt.lang.errors import CallError, NotReadyError, ProgramCancelled, ProgramError
+    from radixrt.lang.observe.trace import trace
+    from radixrt.lang.observe.trace_file import read_trace
     from radixrt.sampling_params import SamplingParams
 
 _HOMES = {
@@ -50,38 +50,38 @@ _HOMES = {
     "RadixRTError": "radixrt.errors",
     "RequestError": "radixrt.errors",
     "SamplingParams": "radixrt.sampling_params",
-    "assistant": "radixrt.lang.words",
-    "assistant_begin": "radixrt.lang.words",
-    "assistant_end": "radixrt.lang.words",
-    "Branches": "radixrt.lang.branches",
+    "assistant": "radixrt.lang.core.primitives",
+    "assistant_begin": "radixrt.lang.core.primitives",
+    "assistant_end": "radixrt.lang.core.primitives",
+    "Branches": "radixrt.lang.core.branches",
     "CallError": "radixrt.lang.errors",
-    "Endpoint": "radixrt.lang.endpoint",
-    "Function": "radixrt.lang.function",
-    "function": "radixrt.lang.function",
-    "gen": "radixrt.lang.words",
-    "image": "radixrt.lang.words",
-    "join": "radixrt.lang.branches",
+    "Endpoint": "radixrt.lang.backends.endpoint",
+    "Function": "radixrt.lang.core.function",
+    "function": "radixrt.lang.core.function",
+    "gen": "radixrt.lang.core.primitives",
+    "image": "radixrt.lang.core.primitives",
+    "join": "radixrt.lang.core.branches",
     "NotReadyError": "radixrt.lang.errors",
-    "OpenAI": "radixrt.lang.openai_backend",
+    "OpenAI": "radixrt.lang.backends.openai",
     "ProgramCancelled": "radixrt.lang.errors",
     "ProgramError": "radixrt.lang.errors",
-    "ProgramStream": "radixrt.lang.run_stream",
-    "read_trace": "radixrt.lang.trace_file",
-    "role": "radixrt.lang.words",
-    "role_begin": "radixrt.lang.words",
-    "role_end": "radixrt.lang.words",
-    "select": "radixrt.lang.words",
-    "set_default_backend": "radixrt.lang.local",
-    "State": "radixrt.lang.state",
-    "StreamEvent": "radixrt.lang.streaming",
-    "system": "radixrt.lang.words",
-    "system_begin": "radixrt.lang.words",
-    "system_end": "radixrt.lang.words",
-    "trace": "radixrt.lang.trace",
-    "Unsupported": "radixrt.lang.backend",
-    "user": "radixrt.lang.words",
-    "user_begin": "radixrt.lang.words",
-    "user_end": "radixrt.lang.words",
+    "ProgramStream": "radixrt.lang.core.program_stream",
+    "read_trace": "radixrt.lang.observe.trace_file",
+    "role": "radixrt.lang.core.primitives",
+    "role_begin": "radixrt.lang.core.primitives",
+    "role_end": "radixrt.lang.core.primitives",
+    "select": "radixrt.lang.core.primitives",
+    "set_default_backend": "radixrt.lang.backends.default",
+    "State": "radixrt.lang.core.state",
+    "StreamEvent": "radixrt.lang.core.streaming",
+    "system": "radixrt.lang.core.primitives",
+    "system_begin": "radixrt.lang.core.primitives",
+    "system_end": "radixrt.lang.core.primitives",
+    "trace": "radixrt.lang.observe.trace",
+    "Unsupported": "radixrt.lang.backends.base",
+    "user": "radixrt.lang.core.primitives",
+    "user_begin": "radixrt.lang.core.primitives",
+    "user_end": "radixrt.lang.core.primitives",
 }
 
 __all__ = [

@@ -185,7 +185,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from radixrt.lang.replay import command
+    from radixrt.lang.observe.replay import command
 
     return command(
         args.trace, args.base_url, api_key=args.api_key, model=args.model, speed=args.speed,

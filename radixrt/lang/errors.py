@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from radixrt.errors import RadixRTError
 
 if TYPE_CHECKING:
-    from radixrt.lang.state import State
+    from radixrt.lang.core.state import State
 
 
 class ProgramError(RadixRTError):

@@ -69,7 +69,8 @@ def test_it_takes_milliseconds_and_loads_no_tokenizer() -> None:
         check("json_schema", json.dumps({**SCHEMAS["person"], "title": str(i)}))
     assert (time.perf_counter() - started) / 200 < 0.01
     code = (
-        "import sys; from radixrt.lang.words import gen; gen('x', regex='a+'); gen('y', json_schema={'type': 'null'}); "
+        "import sys; from radixrt.lang.core.primitives import gen; "
+        "gen('x', regex='a+'); gen('y', json_schema={'type': 'null'}); "
         "print([name for name in ('torch', 'tokenizers', 'llguidance', 'xgrammar') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

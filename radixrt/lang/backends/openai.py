@@ -1,0 +1,265 @@
+"""`OpenAI`: runs programs on any server with OpenAI's chat completions, through the `openai` package.
+
+Such a server knows messages, not tokens. What a program may ask for and it cannot do raises `Unsupported` with the
+name of it: text outside of roles, continuing an assistant message that has begun, regular expressions and grammars,
+exact scores of choices, token ids. Nothing is silently left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from radixrt.constraint import StructuredOptions
+from radixrt.errors import ConfigError, RequestError
+from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod, Unsupported
+from radixrt.lang.backends.openai_answers import Reading, errors
+from radixrt.lang.backends.openai_schema import Format, response_format
+from radixrt.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import openai
+
+DEFAULT_TIMEOUT_S = 600.0
+CONTINUE = "continue_final_message"
+EXTENSIONS = (
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens",
+    "include_stop_str_in_output",
+)  # fmt: skip
+_DEFAULTS = SamplingParams()
+SELECT_TOKENS = 256
+WRAPPING_TOKENS = 32
+"""Room for the object around a value that is asked for as its property, with some whitespace."""
+
+
+class OpenAI(Backend):
+    """See the module's docstring.
+
+    Args:
+        base_url: e.g. "http://127.0.0.1:8000/v1"; None is what the `openai` package takes it to be.
+        model: the model's name on that server.
+        api_key: None is the environment's OPENAI_API_KEY, or "none" where that is not set and base_url is given.
+        timeout_s: the longest that one call may take, unless it has a limit of its own.
+        max_retries: how often the `openai` package repeats a call that met a full or failing server.
+        select: "refuse" raises for `select`, because choices cannot be scored; "constrained" has the model generate one
+            of them instead, and gives no scores.
+        extensions: fields of requests that are not OpenAI's and that this server takes, of top_k, min_p,
+            repetition_penalty, min_tokens, stop_token_ids, ignore_eos, skip_special_tokens,
+            include_stop_str_in_output, and continue_final_message (an open assistant message is continued).
+        extra_body: further fields of each request.
+
+    Raises:
+        ConfigError: the `openai` package is not installed, there is no key, or an argument is wrong.
+    """
+
+    tokens = False
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_retries: int = 2,
+        select: Literal["refuse", "constrained"] = "refuse",
+        extensions: Collection[str] = (),
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not model:
+            raise ConfigError('rt.OpenAI needs the name of a model: rt.OpenAI("http://.../v1", "name")')
+        for name in extensions:
+            if name not in (*EXTENSIONS, CONTINUE):
+                raise ConfigError(f"extensions: {name!r} is not one of {', '.join((*EXTENSIONS, CONTINUE))}")
+        if select not in ("refuse", "constrained"):
+            raise ConfigError(f'select must be "refuse" or "constrained", not {select!r}')
+        self.model = model
+        self.name = f"OpenAI {model}"
+        self._options: dict[str, Any] = {
+            "base_url": base_url,
+            "api_key": api_key,
+            "timeout": timeout_s,
+            "max_retries": max_retries,
+        }
+        self._select: str = select
+        self._extensions = frozenset(extensions)
+        self._extra = dict(extra_body or {})
+        self._clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
+        made = self._make_client()  # so that what is missing is said here, and not by the first call
+        host = urlsplit(str(made.base_url)).hostname or ""
+        # OpenAI's newest models take neither max_tokens nor a temperature, not even the default one; other servers may
+        # not know max_completion_tokens, and may have a default temperature of their own.
+        self._is_openai = host == "api.openai.com"
+
+    # --- calls ---
+
+    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+        """See `Backend.generate`. A typed answer that had to be asked for as an object's property does not stream."""
+        constraint = call.sampling.constraint
+        if call.tools and constraint is not None and constraint.kind == "structural_tag":
+            constraint = None  # it says what calls look like to the model, which is the server's to know
+        form = None if constraint is None else response_format(constraint)
+        fields = self._fields(call, form)
+        reading = Reading(form)
+        with errors():
+            if not call.stream:
+                answer = await self._client().chat.completions.create(**fields)
+                reading.whole(answer)
+            else:
+                stream = await self._client().chat.completions.create(
+                    **fields, stream=True, stream_options={"include_usage": True}
+                )
+                async with stream:
+                    async for chunk in stream:
+                        text = reading.add(chunk)
+                        if text and (form is None or not form.wrapped):
+                            yield Delta(text)
+        result = reading.result()
+        streamed = call.stream and (form is None or not form.wrapped)
+        yield Delta("" if streamed else result.text, result=result)
+
+    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+        """One of the choices as the model generates it, where that was asked for. It has no scores: their lists are
+        empty."""
+        if self._select == "refuse":
+            raise Unsupported(
+                "rt.OpenAI cannot score the choices of select: OpenAI's API gives no log-probability of a given text. "
+                'rt.OpenAI(..., select="constrained") has the model generate one of them instead, without scores; an '
+                "Engine or rt.Endpoint scores them exactly"
+            )
+        sampling = SamplingParams(choices=tuple(choices), temperature=0.0, max_tokens=SELECT_TOKENS)
+        result = None
+        async for delta in self.generate(Call(prompt, sampling)):
+            result = delta.result
+        assert result is not None
+        if result.text not in choices:
+            raise RequestError(
+                f"the server answered {result.text[:100]!r}, which is none of the choices; it may not enforce "
+                "response_format",
+                param="choices",
+                status=502,
+            )
+        return Decision(list(choices).index(result.text), [], [], [], [], 0, None, result.usage)
+
+    async def chat_template(self) -> None:
+        return None
+
+    async def tokenize(self, parts: Sequence[Part]) -> list[int]:
+        raise Unsupported("rt.OpenAI knows no token ids: OpenAI's API does not tokenize. Use an Engine or rt.Endpoint")
+
+    async def release(self, program: str, branch: str | None = None) -> None:
+        """Nothing is kept there that this could release."""
+
+    async def aclose(self) -> None:
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+    # --- the request ---
+
+    def _fields(self, call: Call, form: Format | None) -> dict[str, Any]:
+        messages, continued = self._messages(call.prompt)
+        fields: dict[str, Any] = {"model": self.model, "messages": messages, **_sampling_fields(call.sampling)}
+        if call.sampling.max_tokens is not None:
+            room = WRAPPING_TOKENS if form is not None and form.wrapped else 0
+            fields["max_completion_tokens" if self._is_openai else "max_tokens"] = call.sampling.max_tokens + room
+        for name in ("temperature", "top_p"):
+            value = getattr(call.sampling, name)
+            if not self._is_openai or value != getattr(_DEFAULTS, name):
+                fields[name] = value
+        extra = {**self._extra}
+        for name in EXTENSIONS:
+            value = getattr(call.sampling, name)
+            if value != getattr(_DEFAULTS, name):
+                extra[name] = list(value) if isinstance(value, tuple) else value
+                self._check_extension(name)
+        if continued:
+            extra |= {CONTINUE: True, "add_generation_prompt": False}
+        if form is not None:
+            fields["response_format"] = form.body
+        if call.tools:
+            fields["tools"] = [dict(tool) for tool in call.tools]
+            named = {"type": "function", "function": {"name": call.tool_choice}}
+            fields["tool_choice"] = call.tool_choice if call.tool_choice in ("auto", "required") else named
+        if extra:
+            fields["extra_body"] = extra
+        if call.timeout_s is not None:
+            fields["timeout"] = call.timeout_s
+        return fields
+
+    def _check_extension(self, name: str) -> None:
+        if name not in self._extensions:
+            raise Unsupported(
+                f"{name} is not part of OpenAI's API; if this server takes it all the same, say so: "
+                f'rt.OpenAI(..., extensions=["{name}"])'
+            )
+
+    def _messages(self, prompt: Prompt) -> tuple[list[dict[str, Any]], bool]:
+        """The messages, and whether the last is to be continued."""
+        if prompt.messages is None:
+            raise Unsupported(
+                "rt.OpenAI takes messages, and this program has text outside of any role; put it into rt.system, "
+                "rt.user or rt.assistant"
+            )
+        messages = [dict(message) for message in prompt.messages]
+        if not prompt.open_message:
+            return messages, False
+        if not messages[-1].get("content"):
+            return messages[:-1], False  # every server begins the assistant's message by itself
+        if CONTINUE not in self._extensions:
+            raise Unsupported(
+                "rt.OpenAI cannot continue an assistant message that has begun, here with "
+                f"{messages[-1]['content'][:60]!r}: OpenAI's API always begins a new one. Let the gen stand alone in "
+                'its rt.assistant(...); or, if this server can, rt.OpenAI(..., extensions=["continue_final_message"])'
+            )
+        return messages, True
+
+    # --- clients ---
+
+    def _client(self) -> openai.AsyncOpenAI:
+        """The running loop's client: its connections cannot be used from another."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            for ended in [other for other in self._clients if other.is_closed()]:
+                del self._clients[ended]
+            self._clients[loop] = self._make_client()
+        return self._clients[loop]
+
+    def _make_client(self) -> openai.AsyncOpenAI:
+        try:
+            import openai
+        except ImportError:
+            raise ConfigError("rt.OpenAI needs the openai package: pip install openai") from None
+        options = dict(self._options)
+        if options["api_key"] is None and options["base_url"] is not None:
+            import os
+
+            options["api_key"] = os.environ.get("OPENAI_API_KEY") or "none"
+        try:
+            # A client's own HTTP client would close itself when it is dropped, in a loop that is not its own.
+            return openai.AsyncOpenAI(**options, http_client=openai.DefaultAsyncHttpxClient())
+        except openai.OpenAIError as error:
+            raise ConfigError(f"rt.OpenAI: {error}") from None
+
+
+def _sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """OpenAI's own fields. Raises Unsupported for what its API has no form of."""
+    if sampling.prompt_logprobs is not None:
+        raise Unsupported("rt.OpenAI cannot give prompt_logprobs: OpenAI's chat API has none")
+    options = sampling.structured
+    if options.reasoning_end is not None or options.whitespace != StructuredOptions().whitespace:
+        raise Unsupported("rt.OpenAI cannot set reasoning_end or whitespace: how a schema is enforced is the server's")
+    fields: dict[str, Any] = {}
+    for name in ("frequency_penalty", "presence_penalty", "seed"):
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULTS, name):
+            fields[name] = value
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": sampling.logprobs}
+    return fields

@@ -1,0 +1,128 @@
+"""`AnswerType`: what a gen's text must be, and the value that it is read as."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from radixrt.constraint import KINDS
+from radixrt.errors import RequestError, shown
+from radixrt.lang.core.partial_json import NOTHING, partial_json
+from radixrt.python_types import parse, schema_text
+
+TEXT_TOKENS = 256
+PATTERN_TOKENS = 512
+VALUE_TOKENS = 1024
+SCALAR_TOKENS: dict[Any, int] = {bool: 8, int: 32, float: 48}
+"""max_tokens where the program names none: for text, for what a regular expression or a grammar describes, for JSON and
+for single values. A constrained answer that comes near its end is closed along the grammar's shortest way."""
+
+
+@dataclass(frozen=True)
+class AnswerType:
+    """See the module's docstring. Make one with `answer_type`.
+
+    Attributes:
+        name: for people.
+        constraint: the field of `SamplingParams` that the type stands for, with its value; empty for text.
+        max_tokens: where the program names none.
+        schema: the type or schema that the text is JSON of; None where the value is the text, or one of `values`.
+        values: of choices, by their text.
+    """
+
+    name: str
+    constraint: dict[str, Any]
+    max_tokens: int
+    schema: Any = None
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, text: str) -> Any:
+        """The value of a complete answer.
+
+        Raises:
+            ValueError: the text was cut off, or breaks a rule that the type has beyond its schema.
+        """
+        if self.schema is not None:
+            return parse(self.schema, text)
+        if not self.values:
+            return text
+        if text not in self.values:
+            raise ValueError(f"{shown(text)} is none of the choices")
+        return self.values[text]
+
+    def partial(self, text: str) -> Any:
+        """The value so far, in plain JSON values where the type is written in JSON; NOTHING while there is none."""
+        if self.schema is not None:
+            return partial_json(text)
+        return self.values.get(text, NOTHING) if self.values else text
+
+
+def answer_type(kind: Any, constraint: dict[str, Any]) -> AnswerType:
+    """The type of a gen.
+
+    Args:
+        kind: its T: str, int, float, bool, Literal, Enum, a pydantic model, dataclass, TypedDict, a list of these, ...
+        constraint: the fields of `SamplingParams` that constrain it, as the program gave them.
+
+    Raises:
+        RequestError: there are several, or the type has no JSON form; names it.
+    """
+    given = [name for name in KINDS if constraint.get(name) is not None]
+    if kind is not str:
+        if given:
+            raise RequestError(f"{given[0]} is given beside the type {_name(kind)}; ask for one", param=given[0])
+        return _of_type(kind)
+    if not given:
+        return AnswerType("str", {}, TEXT_TOKENS)
+    if len(given) > 1:
+        raise RequestError(f"{given[0]} and {given[1]} exclude each other; ask for one", param=given[1])
+    value = constraint[given[0]]
+    if given[0] == "choices":
+        return _of_choices({text: text for text in value}, "choices")
+    if given[0] == "json_schema":
+        return AnswerType(_schema_name(value), {"json_schema": schema_text(value)}, VALUE_TOKENS, schema=value)
+    return AnswerType(given[0], {given[0]: value}, PATTERN_TOKENS)
+
+
+def _of_type(kind: Any) -> AnswerType:
+    options = _texts(kind)
+    if options is not None:
+        return _of_choices(options, _name(kind))
+    return AnswerType(
+        _name(kind), {"json_schema": schema_text(kind)}, SCALAR_TOKENS.get(_bare(kind), VALUE_TOKENS), schema=kind
+    )
+
+
+def _of_choices(values: dict[str, Any], name: str) -> AnswerType:
+    # No token stands for less than a byte; one more ends the answer.
+    longest = max((len(text.encode(errors="replace")) for text in values if isinstance(text, str)), default=0)
+    return AnswerType(name, {"choices": tuple(values)}, longest + 1, values=values)
+
+
+def _texts(kind: Any) -> dict[str, Any] | None:
+    """The values of a type that has only texts, which then need no quotation marks around them."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        values = {member.value: member for member in kind}
+    elif typing.get_origin(kind) is Literal:
+        values = {value: value for value in typing.get_args(kind)}
+    else:
+        return None
+    return values if values and all(isinstance(text, str) and text for text in values) else None
+
+
+def _bare(kind: Any) -> Any:
+    """The type that annotations only narrow down."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _name(kind: Any) -> str:
+    if isinstance(kind, type) and typing.get_origin(kind) is None:
+        return kind.__name__
+    return str(kind).replace("typing.", "")[:80]
+
+
+def _schema_name(schema: Any) -> str:
+    title = schema.get("title") if isinstance(schema, dict) else None
+    return title if isinstance(title, str) else "json_schema"

@@ -1,0 +1,180 @@
+"""A program over many items: bounded concurrency, an error for each item by itself, and a file that can be resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import pydantic_core
+
+from radixrt.lang.core.state import State
+from radixrt.lang.errors import ProgramError, describe, hand_over
+from radixrt.lang.observe.usage import ProgramUsage
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class BatchItem:
+    """The result for one item.
+
+    Attributes:
+        index: of the item.
+        values: by name; what was read back from a file is plain JSON.
+        state: as far as it came, of an item that failed; None for one that was never begun, and where results go to a
+            file: there may be very many.
+        usage: tokens and calls; None for an item that was never begun or was read back.
+        error: why it failed, or None; `exception` is the error itself.
+        resumed: it was read back from a file.
+    """
+
+    index: int
+    input: Any
+    values: dict[str, Any] = field(default_factory=dict)
+    state: State | None = None
+    usage: ProgramUsage | None = None
+    error: str | None = None
+    exception: BaseException | None = None
+    resumed: bool = False
+
+    def __getitem__(self, name: str) -> Any:
+        if self.exception is not None:
+            raise self.exception
+        return self.values[name]
+
+
+async def run_batch(
+    name: str, one: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[State]], items: Iterable[Any], *,
+    concurrency: int, progress: bool | None, output: Any, resume: bool,
+) -> list[BatchItem]:  # fmt: skip
+    """See `Function.batch`."""
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise ProgramError(f"concurrency must be a whole number above 0, not {concurrency!r}")
+    results: dict[int, BatchItem] = {}
+    done = {} if output is None else _read_back(Path(output), resume)
+    remaining = enumerate(items)
+    total = len(items) if isinstance(items, Sized) else None
+    with _Output(output) as file, _bar(name, total, progress) as bar:
+
+        async def work() -> None:
+            for index, item in remaining:  # one iterator for all workers: each takes the next item when it is free
+                before = done.get(index)
+                if before is not None and before.input == _plain(item):
+                    results[index] = before
+                else:
+                    results[index] = file.add(await _one(one, index, item))
+                bar.update()
+
+        workers = [
+            asyncio.ensure_future(work()) for _ in range(concurrency if total is None else min(concurrency, total))
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    return [results[index] for index in sorted(results)]
+
+
+async def _one(one: Callable[..., Awaitable[State]], index: int, item: Any) -> BatchItem:
+    state: State | None = None
+    try:
+        args, kwargs = _arguments(item)
+        state = await one(args, kwargs)
+        return BatchItem(index, item, state.values(), state, state.usage)
+    except Exception as error:
+        hand_over(error, state or _state_of(error))
+        state = _state_of(error)
+        usage = None if state is None else state.usage
+        return BatchItem(index, item, state=state, usage=usage, error=describe(error), exception=error)
+
+
+def _state_of(error: BaseException) -> State | None:
+    held = getattr(error, "state", None)
+    return held if isinstance(held, State) else None
+
+
+def _arguments(item: Any) -> Arguments:
+    if isinstance(item, Mapping):
+        return (), dict(item)
+    return (item, {}) if isinstance(item, tuple) else ((item,), {})
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from JSON."""
+    return json.loads(pydantic_core.to_json(value, fallback=repr, inf_nan_mode="strings"))
+
+
+class _Output:
+    """The file of results; one line each, written when it is there."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = None if path is None else Path(path)
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> _Output:
+        if self._path is not None:
+            self._file = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, item: BatchItem) -> BatchItem:
+        """Write it, if there is a file; what is then to be kept of it."""
+        if self._file is None:
+            return item
+        line: dict[str, Any] = {"index": item.index, "input": _plain(item.input)}
+        if item.error is not None:
+            line["error"] = item.error
+        else:
+            line["values"] = _plain(item.values)
+        usage = item.usage
+        if usage is not None:
+            line["usage"] = {
+                "calls": usage.calls,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+            }
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+        if item.exception is not None:
+            hand_over(item.exception, None)
+        return replace(item, state=None)
+
+
+def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
+    """The results in a file, without those that failed. A line that was cut off is taken off the file."""
+    if not path.exists():
+        return {}
+    if not resume:
+        raise ProgramError(f"{path} exists; batch(..., resume=True) goes on with it, or name another file")
+    found: dict[int, BatchItem] = {}
+    whole = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        whole += len(line)
+        try:
+            entry = json.loads(line)
+            index = entry["index"]
+            if "values" in entry:
+                found[index] = BatchItem(index, entry["input"], entry["values"], resumed=True)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProgramError(f"{path}, line {number}, is no result of a batch: {error!r}") from None
+    with path.open("rb+") as file:
+        file.truncate(whole)
+    return found
+
+
+def _bar(name: str, total: int | None, wanted: bool | None) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=name, unit="item", disable=None if wanted is None else not wanted)

@@ -1,0 +1,278 @@
+"""`Branch`: the event loop's side of a state: a queue of steps, and the one coroutine that takes them in order.
+
+The program's side appends steps from its own thread; everything else of a branch belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from radixrt.lang.core.primitives import Join
+from radixrt.lang.core.transcript import Begin, End, Text, Tools, Transcript, append, last_call
+from radixrt.lang.errors import CallError, ProgramCancelled
+from radixrt.lang.observe.run_log import BranchRecord
+
+if TYPE_CHECKING:
+    from radixrt.lang.core.program import Program
+
+Failure = CallError | ProgramCancelled
+
+
+class Step(ABC):
+    """One thing for a branch to do. `calls` of the model are what a hint is about."""
+
+    label = "text"
+    calls = False
+
+    @abstractmethod
+    async def run(self, branch: Branch) -> None:
+        """Do it; what it raises ends the branch."""
+
+    def fail(self, error: Failure) -> None:  # noqa: B027 (most steps have nobody to tell)
+        """It will not be done."""
+
+
+class Write(Step):
+    """Appends an entry."""
+
+    def __init__(self, entry: Text | Begin | End | Tools) -> None:
+        self._entry = entry
+
+    async def run(self, branch: Branch) -> None:
+        branch.transcript = append(branch.transcript, self._entry)
+
+
+class WriteJoined(Step):
+    """Appends values of other branches, when they are there."""
+
+    label = "join"
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+
+    async def run(self, branch: Branch) -> None:
+        for slot in self._join.slots:
+            if not slot.done.done():
+                await asyncio.wrap_future(slot.done)
+        branch.transcript = append(branch.transcript, Text(self._join.text()))
+        calls = (meta.call for slot in self._join.slots if slot.error is None for meta in slot.metas[:1])
+        branch.joined += calls
+
+
+class Mark(Step):
+    """Tells a reader that the branch has come this far."""
+
+    def __init__(self, done: Future[None]) -> None:
+        self._done = done
+
+    async def run(self, branch: Branch) -> None:
+        self._done.set_result(None)
+
+    def fail(self, error: Failure) -> None:
+        self._done.set_result(None)
+
+
+class ForkPoint:
+    """What the branches of one fork go on from.
+
+    Attributes:
+        reached: done when the parent has come to it; then the transcript is set, or the error that ended the parent.
+        length: tokens up to here; 0 while not known.
+        open: branches that may still send calls.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.reached: asyncio.Future[None] | None = None
+        self.transcript: Transcript = None
+        self.joined: tuple[int, ...] = ()
+        self.error: Failure | None = None
+        self.done = False
+        self.length = 0
+        self.size = self.open = size
+
+    async def wait(self) -> None:
+        if not self.done:
+            if self.reached is None:
+                self.reached = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self.reached)
+
+    def reach(self) -> None:
+        self.done = True
+        if self.reached is not None and not self.reached.done():
+            self.reached.set_result(None)
+
+
+class Fork(Step):
+    """Gives the transcript so far to a fork's branches."""
+
+    label = "fork"
+
+    def __init__(self, point: ForkPoint) -> None:
+        self._point = point
+
+    async def run(self, branch: Branch) -> None:
+        point = self._point
+        point.transcript, point.joined = branch.transcript, tuple(branch.joined)
+        if point.size > 1:
+            point.length = await branch.program.prefix_length(branch.transcript)
+        point.reach()
+
+    def fail(self, error: Failure) -> None:
+        self._point.error = error
+        self._point.reach()
+
+
+class Branch:
+    """See the module's docstring.
+
+    Attributes:
+        transcript: what has been said, as far as the steps have been done.
+        joined: calls whose answers were joined in since the last call of its own.
+        over: no more steps are expected; a hint, and wrong if some come nevertheless.
+        error: what ended it.
+    """
+
+    def __init__(self, program: Program, record: BranchRecord, origin: ForkPoint | None) -> None:
+        self.program = program
+        self.record = record
+        self.transcript: Transcript = None
+        self.joined: list[int] = []
+        self.over = False
+        self.error: Failure | None = None
+        self._origin = origin
+        self._started = origin is None
+        self._left = False
+        self._released = False
+        self._added = self._done = 0  # steps, without marks; the first is the program's side's, the second the loop's
+        self._steps: deque[Step] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- the program's side ---
+
+    def add(self, steps: Sequence[Step]) -> None:
+        """Queue steps. From any thread."""
+        self.over = self._released = False
+        self._added += len(steps)
+        self._steps.extend(steps)
+        self.program.runtime.call(self._kick)
+
+    def mark(self, done: Future[None]) -> None:
+        """Set a future when all steps so far are done, or will not be. From any thread."""
+        self._steps.append(Mark(done))
+        self.program.runtime.call(self._kick)
+
+    @property
+    def at_rest(self) -> bool:
+        """All steps so far are done, or will not be."""
+        return self._done == self._added
+
+    def end(self) -> None:
+        """No more steps are expected. From any thread."""
+        self.over = True
+        self.program.runtime.call(self._kick)
+
+    def cancel(self) -> None:
+        """Abort what is under way and all that waits. From any thread."""
+        self.program.runtime.call(self.abort)
+
+    # --- the loop's side ---
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """Tokens of the prefix that its fork's branches share, and how many of them are still at work."""
+        if self._origin is None or self._origin.size == 1:
+            return 0, 1
+        return self._origin.length, max(1, self._origin.open)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another call is likely to follow the one under way."""
+        return any(step.calls for step in self._steps) or not (self.over or self.program.body_done)
+
+    def failure(self, label: str, error: Exception) -> CallError:
+        if isinstance(error, CallError):
+            return error
+        return CallError(self.program.log.name, self.id, self.record.key, label, error)
+
+    def _kick(self) -> None:
+        if self._task is None and (self._steps or (self.over and not self._released)):
+            self._task = asyncio.get_running_loop().create_task(self._work())
+            self.program.tasks.add(self._task)
+            self._task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self.program.tasks.discard(task)
+        self._task = None
+        if task.cancelled():  # here and not in the coroutine, which may not even have begun
+            self._fail(self.program.cancellation(self.id))
+        self._kick()
+
+    async def _work(self) -> None:
+        while self._steps:
+            await self._next()
+        if self.over and not self._released:
+            self._released = True
+            self.leave()
+            self.program.release(self.id)
+
+    async def _next(self) -> None:
+        if not self._started and self._origin is not None:
+            await self._origin.wait()
+            self._started = True
+            self.transcript, self.joined = self._origin.transcript, list(self._origin.joined)
+            self.record.after = last_call(self.transcript)
+            if self._origin.error is not None:
+                self._fail(self._origin.error)
+                return
+        step = self._steps.popleft()
+        if (self.program.cancelled or self.program.closed) and self.error is None:
+            self.error = self.program.cancellation(self.id)
+        if self.error is not None:
+            self._refuse(step, self.error)
+            return
+        try:
+            await step.run(self)
+            self._done += not isinstance(step, Mark)
+        except asyncio.CancelledError:
+            self._steps.appendleft(step)
+            raise
+        except Exception as error:  # whatever it is, it surfaces where the program reads
+            failure = self.failure(step.label, error)
+            self._refuse(step, failure)
+            self._fail(failure)
+
+    def _fail(self, error: Failure) -> None:
+        self.error = self.error or error
+        self.record.error = self.record.error or str(error)
+        while self._steps:
+            self._refuse(self._steps.popleft(), self.error)
+
+    def _refuse(self, step: Step, error: Failure) -> None:
+        step.fail(error)
+        self._done += not isinstance(step, Mark)
+
+    def abort(self) -> None:
+        """End it now: its open request is closed, and what waits fails."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._fail(self.program.cancellation(self.id))
+
+    def leave(self) -> None:
+        """Nothing more comes of it."""
+        if not self._left:
+            self._left = True
+            if self._origin is not None:
+                self._origin.open -= 1
+            self.record.ended = time.monotonic()
+            self.program.log.emit("branch_end", self.record)

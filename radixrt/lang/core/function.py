@@ -1,0 +1,261 @@
+"""`function`: a Python function becomes a program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, overload
+
+from radixrt.lang.backends.default import as_backend
+from radixrt.lang.core.batch import BatchItem, run_batch
+from radixrt.lang.core.primitives import SubProgram
+from radixrt.lang.core.program import Program, Publish
+from radixrt.lang.core.program_stream import ProgramStream
+from radixrt.lang.core.runtime import runtime
+from radixrt.lang.core.state import State
+from radixrt.lang.errors import ProgramError, hand_over
+
+if TYPE_CHECKING:
+    from radixrt.lang.observe.explain import Explanation
+
+RESERVED = ("backend", "sampling")
+DEFAULT_CONCURRENCY = 32
+
+
+class Function:
+    """A program. Made by `function`; `run` and its kin run it, a call of it inside another program runs it there.
+
+    `other(s, topic="x")` runs the body on the state s and returns what it returns (in an async program `await` it);
+    `s += other(topic="x")` is the same as a word.
+
+    Args:
+        body: takes the state first; `def` or `async def`.
+        sampling: sampling parameters for gens that do not say otherwise.
+    """
+
+    def __init__(self, body: Callable[..., Any], sampling: Mapping[str, Any]) -> None:
+        signature = inspect.signature(body)
+        names = list(signature.parameters)
+        if not names:
+            raise ProgramError(f"{body.__qualname__} must take the state as its first argument")
+        for name in RESERVED:
+            if name in names[1:]:
+                raise ProgramError(f"{body.__qualname__} has a parameter {name!r}, which run() takes itself; rename it")
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise ProgramError(f"{body.__qualname__} yields; a program is a plain def or async def")
+        functools.update_wrapper(self, body)
+        self.body = body
+        self.name = body.__qualname__.rpartition("<locals>.")[2]
+        self.signature = signature
+        self.sampling = dict(sampling)
+        self.is_async = inspect.iscoroutinefunction(body)
+
+    # --- inside another program ---
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], State):
+            return self._inside(args[0], args[1:], kwargs)
+        return SubProgram(lambda state: self._appended(state, args, kwargs))
+
+    def _inside(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.is_async:
+            with state.defaults(self.sampling):
+                return self.body(state, *args, **kwargs)
+        if not state.awaits:
+            raise ProgramError(f"{self.name} is an async def; only an async def program can run it")
+
+        async def run() -> Any:
+            with state.defaults(self.sampling):
+                return await self.body(state, *args, **kwargs)
+
+        return run()
+
+    def _appended(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.is_async:
+            raise ProgramError(
+                f"{self.name} is an async def and cannot be appended; write await {self.name}(state, ...)"
+            )
+        self._inside(state, args, kwargs)
+
+    # --- running ---
+
+    def run(self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any) -> State:
+        """Run it and wait for its end.
+
+        Args:
+            args, kwargs: the function's own.
+            backend: an Engine, a Backend or a server's URL; default: the default backend.
+            sampling: sampling parameters for gens that do not say otherwise, before the function's own.
+
+        Returns:
+            The program's state, in which everything is there to be read.
+
+        Raises:
+            CallError: a call of the program's own state failed, or one that the program read.
+            Exception: what the function itself raised.
+            Either has the state as its attribute `state`, so that `error.state.report()` tells what was done.
+        """
+        if runtime().here:
+            raise ProgramError(f"this would stop the event loop that does the work; write {self._awaited}")
+        program, state = self._start(args, kwargs, backend, sampling)
+        try:
+            if self.is_async:
+                return self._finish_elsewhere(program, state, args, kwargs)
+            state.returned = program.call(functools.partial(self.body, state, *args, **kwargs))
+            program.end().result()
+        except BaseException as error:
+            hand_over(error, state)
+            program.abort(error).result()
+            raise
+        return state
+
+    def _finish_elsewhere(self, program: Program, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        future = runtime().submit(self._through(program, state, args, kwargs))
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # where the waiting ended before the program did
+
+    async def async_run(
+        self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> State:
+        """`run` for an event loop; cancelling it cancels the program. An `async def` runs in the caller's loop, a `def`
+        in a thread of its own."""
+        program, state = self._start(args, kwargs, backend, sampling)
+        return await self._through(program, state, args, kwargs)
+
+    def stream(
+        self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> ProgramStream:
+        """Start it and iterate over its texts as they come, with `for` or `async for`. See `ProgramStream`."""
+        stream = ProgramStream()
+        program, state = self._start(args, kwargs, backend, sampling, stream.channel.put)
+        stream.begin(program, state, runtime().submit(self._through(program, state, args, kwargs)))
+        return stream
+
+    def batch(
+        self, items: Iterable[Any], *, backend: Any = None, sampling: Mapping[str, Any] | None = None,
+        concurrency: int = DEFAULT_CONCURRENCY, progress: bool | None = None, output: Any = None, resume: bool = False,
+    ) -> list[BatchItem]:  # fmt: skip
+        """Run it for each item, some at a time.
+
+        Args:
+            items: of each, a dict with the function's arguments, a tuple of them, or the one argument that it has.
+            concurrency: how many run at once.
+            progress: show a progress bar; default: on a terminal.
+            output: a file to which each item's result is added as a line of JSON as soon as it is there.
+            resume: leave out what the file has already, except items that failed; otherwise the file must not exist.
+
+        Returns:
+            One BatchItem for each item, in their order. An item that fails has an `error`, and its state as far as it
+            came, and disturbs no other.
+
+        Raises:
+            ProgramError: an argument is wrong, or the output file exists and resume is not set.
+        """
+        coroutine = self.async_batch(
+            items, backend=backend, sampling=sampling, concurrency=concurrency, progress=progress, output=output,
+            resume=resume,
+        )  # fmt: skip
+        future = runtime().submit(coroutine)
+        try:
+            return runtime().wait(future, f"await {self.name}.async_batch(...)")
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def async_batch(
+        self, items: Iterable[Any], *, backend: Any = None, sampling: Mapping[str, Any] | None = None,
+        concurrency: int = DEFAULT_CONCURRENCY, progress: bool | None = None, output: Any = None, resume: bool = False,
+    ) -> list[BatchItem]:  # fmt: skip
+        """`batch` for an event loop; cancelling it cancels what runs, and the output file keeps what is done."""
+        chosen = await asyncio.to_thread(as_backend, backend)
+
+        async def one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+            return await self.async_run(*args, backend=chosen, sampling=sampling, **kwargs)
+
+        return await run_batch(
+            self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume
+        )
+
+    def explain(
+        self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Explanation:
+        """Return the calls of a run with these arguments and what they share, without running it."""
+        from radixrt.lang.observe.explain import explain
+
+        return explain(self, args, {**kwargs, "sampling": sampling}, backend)
+
+    @property
+    def _awaited(self) -> str:
+        return f"await {self.name}.async_run(...)"
+
+    def _start(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], backend: Any, sampling: Mapping[str, Any] | None,
+        publish: Publish | None = None,
+    ) -> tuple[Program, State]:  # fmt: skip
+        try:
+            self.signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        program = Program(self.name, as_backend(backend), publish=publish, awaits=self.is_async)
+        return program, State.of(program, {**self.sampling, **(sampling or {})})
+
+    async def _through(self, program: Program, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """The whole run, from whichever event loop."""
+        try:
+            if self.is_async:
+                state.returned = await self.body(state, *args, **kwargs)
+            else:
+                body = functools.partial(self.body, state, *args, **kwargs)
+                state.returned = await _in_thread(functools.partial(program.call, body), self.name)
+            await asyncio.wrap_future(program.end())
+        except BaseException as error:
+            hand_over(error, state)
+            await asyncio.shield(asyncio.wrap_future(program.abort(error)))
+            raise
+        return state
+
+
+async def _in_thread(body: Callable[[], Any], name: str) -> Any:
+    """Run a program's `def` in a thread of its own, which nothing waits for when the interpreter ends."""
+    done: Future[Any] = Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            result = context.run(body)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    done.set_running_or_notify_cancel()
+    threading.Thread(target=run, name=f"radixrt-{name}", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+@overload
+def function(body: Callable[..., Any], /) -> Function: ...
+@overload
+def function(**sampling: Any) -> Callable[[Callable[..., Any]], Function]: ...
+def function(body: Callable[..., Any] | None = None, /, **sampling: Any) -> Any:
+    """Make a program of a function whose first argument is the state.
+
+    `@rt.function`, or `@rt.function(temperature=0)` with sampling parameters for gens that do not say otherwise.
+
+    Raises:
+        RequestError: a sampling parameter is unknown or out of bounds.
+        ProgramError: the function cannot be a program.
+    """
+    from radixrt.client.arguments import as_sampling_params
+
+    as_sampling_params(sampling)
+    if body is not None:
+        return Function(body, sampling)
+    return lambda body: Function(body, sampling)

@@ -1,0 +1,316 @@
+"""The words of a program: what can be appended to a state, alone or joined with `+`.
+
+Nothing here is run. A state takes the words apart (`State.__iadd__`), in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+import msgspec
+
+from radixrt.client.arguments import as_sampling_params
+from radixrt.constrained.well_formed import check_well_formed
+from radixrt.errors import RequestError, shown
+from radixrt.lang.backends.base import SelectMethod, Unsupported
+from radixrt.lang.core.answer_type import VALUE_TOKENS, AnswerType, answer_type
+from radixrt.lang.errors import ProgramError
+from radixrt.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from radixrt.lang.core.tools import Offer
+    from radixrt.lang.core.values import Slot
+
+SELECT_METHODS: tuple[SelectMethod, ...] = get_args(SelectMethod)
+
+
+class Expr:
+    """Something that can be appended to a state. `a + b` is a, and then b; texts are joined with it too."""
+
+    def __add__(self, other: Expr | str) -> Sequence_:
+        return Sequence_([*_items(self), *_items(as_expr(other))])
+
+    def __radd__(self, other: Expr | str) -> Sequence_:
+        return Sequence_([*_items(as_expr(other)), *_items(self)])
+
+
+@dataclass(frozen=True)
+class Sequence_(Expr):
+    """Several, one after another."""
+
+    items: Sequence[Expr]
+
+
+@dataclass(frozen=True)
+class TextWord(Expr):
+    text: str
+
+
+@dataclass(frozen=True)
+class RoleBegin(Expr):
+    role: str
+
+
+@dataclass(frozen=True)
+class RoleEnd(Expr):
+    """role: which one is meant to end; "" for whichever is open."""
+
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Gen(Expr):
+    """See `gen`."""
+
+    name: str | None
+    type: AnswerType
+    sampling: Mapping[str, Any]
+    n: int = 1
+    timeout_s: float | None = None
+    tools: Offer | None = None
+
+    def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """What is sent: the type's constraint, and what this gen says before what the program says for all.
+
+        Raises:
+            RequestError: a value is out of bounds; names it.
+        """
+        chosen = {**defaults, **self.sampling}
+        if self.type.constraint and "stop" not in self.sampling:
+            chosen.pop("stop", None)  # a program's stop strings are for its texts
+        if self.tools is not None:
+            chosen.pop("stop", None)
+        chosen.setdefault("max_tokens", self.type.max_tokens if self.tools is None else VALUE_TOKENS)
+        params = as_sampling_params({**chosen, **self.type.constraint})
+        if params.structured.reasoning_end is not None:  # which may be a special token, and must show in the text
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
+        return params
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    """See `select`."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: SelectMethod
+
+
+@dataclass(frozen=True)
+class Join(Expr):
+    """See `join`. As a text (`str`, f-strings) it waits for the values."""
+
+    slots: Sequence[Slot]
+    keys: Sequence[Any]
+    sep: str
+    form: str
+    skip_errors: bool
+    read: Callable[[Join], str] = field(repr=False)
+
+    def text(self) -> str:
+        """The joined text, once every slot is done.
+
+        Raises:
+            CallError: one failed, and skip_errors is not set; ProgramError: one was cancelled.
+        """
+        texts = []
+        for i, (slot, key) in enumerate(zip(self.slots, self.keys, strict=True)):
+            if slot.error is not None and self.skip_errors:
+                continue
+            if slot.cancelled:
+                raise ProgramError(f"branch {slot.branch}, {slot.label}: it was cancelled; see skip_errors")
+            texts.append(self.form.format(value=slot.text, key=key, index=i))
+        return self.sep.join(texts)
+
+    def __str__(self) -> str:
+        return self.read(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+@dataclass(frozen=True)
+class SubProgram(Expr):
+    """Another function's body, run on the state that it is appended to."""
+
+    body: Callable[[Any], Any]
+
+
+def as_expr(value: Any) -> Expr:
+    """What a program may append: words and texts.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, str):
+        return TextWord(value)
+    raise TypeError(f"a state takes texts and words such as rt.gen(...), not {shown(value)}; write str(...) around it")
+
+
+def _items(expr: Expr) -> Sequence[Expr]:
+    return expr.items if isinstance(expr, Sequence_) else [expr]
+
+
+# --- roles ---
+
+
+def role(name: str, content: Expr | str) -> Expr:
+    """A message of any role that the model's chat template knows, e.g. "tool"."""
+    return Sequence_([RoleBegin(name), *_items(as_expr(content)), RoleEnd(name)])
+
+
+def system(content: Expr | str) -> Expr:
+    """A system message."""
+    return role("system", content)
+
+
+def user(content: Expr | str) -> Expr:
+    """A user's message."""
+    return role("user", content)
+
+
+def assistant(content: Expr | str) -> Expr:
+    """A message of the assistant, written by the program, by the model (`gen` in it), or by both in turn."""
+    return role("assistant", content)
+
+
+def role_begin(name: str) -> Expr:
+    return RoleBegin(name)
+
+
+def role_end(name: str = "") -> Expr:
+    return RoleEnd(name)
+
+
+def system_begin() -> Expr:
+    return RoleBegin("system")
+
+
+def system_end() -> Expr:
+    return RoleEnd("system")
+
+
+def user_begin() -> Expr:
+    return RoleBegin("user")
+
+
+def user_end() -> Expr:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Expr:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Expr:
+    return RoleEnd("assistant")
+
+
+# --- calls ---
+
+
+def gen(
+    name: str | None = None,
+    T: Any = str,
+    *,
+    n: int = 1,
+    json_schema: Any = None,
+    regex: str | None = None,
+    ebnf: str | None = None,
+    choices: Iterable[str] | None = None,
+    structural_tag: Any = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: str = "auto",
+    timeout_s: float | None = None,
+    **sampling: Any,
+) -> Expr:
+    """Text that the model writes; read as `state[name]`, of type T.
+
+    Args:
+        T: str, int, float, bool, a Literal, an Enum, a pydantic model, a dataclass, a TypedDict, a list of these, or
+            any other type that `SamplingParams.json_schema` takes.
+        n: how many, independently of each other. More than one: the value is a list, and the state goes on with the
+            first.
+        json_schema, regex, ebnf, choices, structural_tag: in place of T, what the text must be.
+        tools: definitions as in the OpenAI API. The value is what is said beside calls, which are
+            `state.meta[name].tool_calls`; append their results as `rt.role("tool", ...)`, in their order. From here on
+            the conversation's prompt speaks of these tools.
+        tool_choice: "auto", "required", or the name of the tool that must be called.
+        timeout_s: the call fails after this long.
+        sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... Without max_tokens,
+            a text has 256, a value of a type what it needs, at most 1024.
+
+    Raises:
+        RequestError: a parameter is unknown or out of bounds, a constraint is malformed, or the type has no JSON form;
+            names it.
+    """
+    constraint = {"json_schema": json_schema, "regex": regex, "ebnf": ebnf, "structural_tag": structural_tag}
+    constraint["choices"] = None if choices is None else tuple(choices)
+    for reserved in ("n", "stream"):
+        if reserved in sampling:
+            raise RequestError(f"{reserved} is no sampling parameter of gen", param=reserved)
+    kind = answer_type(T, constraint)
+    one = Gen(_checked(name), kind, dict(sampling), n, timeout_s, _offer(kind, tools, tool_choice, sampling))
+    params = as_sampling_params(
+        {**msgspec.structs.asdict(one.params({})), "n": n}
+    )  # so that what is wrong is seen here
+    if params.constraint is not None:
+        check_well_formed(params.constraint)
+    return one
+
+
+def _offer(
+    kind: AnswerType, tools: Sequence[Mapping[str, Any]], choice: str, sampling: Mapping[str, Any]
+) -> Offer | None:
+    if not tools:
+        return None
+    if kind.constraint or sampling.get("stop"):
+        raise RequestError("a gen with tools is a text without stop strings; ask for the value in a gen of its own",
+                           param="tools")  # fmt: skip
+    from radixrt.lang.core.tools import offer
+
+    return offer(tools, choice)
+
+
+def select(
+    name: str | None = None, choices: Iterable[str] = (), *, method: SelectMethod = "token_length_normalized"
+) -> Expr:
+    """The choice that the model finds most probable; read as `state[name]`, the probabilities as
+    `state.meta[name].probabilities`.
+
+    Args:
+        choices: at least one text, none empty; each is scored as a whole.
+        method: "token_length_normalized" compares the mean log-probability of a choice's tokens; "greedy" the
+            log-probabilities token by token, as greedy decoding among the choices would;
+            "unconditional_likelihood_normalized" takes off what the choice's tokens are worth without the prompt.
+
+    Raises:
+        RequestError: naming the argument.
+    """
+    texts = tuple(choices)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError("choices must be texts that are not empty, at least one", param="choices")
+    if len(set(texts)) < len(texts):
+        raise RequestError("choices holds the same text twice", param="choices")
+    if method not in SELECT_METHODS:
+        raise RequestError(f"method must be one of {', '.join(SELECT_METHODS)}, not {shown(method)}", param="method")
+    return Select(_checked(name), texts, method)
+
+
+def image(*_: Any, **__: Any) -> NoReturn:
+    """Refused: no model that radixrt runs can see.
+
+    Raises:
+        Unsupported: always.
+    """
+    raise Unsupported("rt.image: radixrt runs no vision model yet; describe the picture in words")
+
+
+def _checked(name: Any) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise RequestError(f"the name of a gen or select must be a text, not {shown(name)}", param="name")
+    return name

@@ -1,0 +1,144 @@
+"""`Composer`: the prompt of a call, from the transcript of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from radixrt.errors import RequestError
+from radixrt.lang.backends.base import Part, Prompt, TemplateText
+from radixrt.lang.core.chat_format import ChatFormat, Piece
+from radixrt.lang.core.transcript import Answer, Conversation, Known, Message, Transcript, backwards, fold
+
+if TYPE_CHECKING:
+    from radixrt.server.dialect import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A prompt ready to be sent.
+
+    Attributes:
+        text: the text that its parts stand for; where only messages are sent, they as lines.
+        rerendered: it does not begin with all that is known as token ids, because the template rewrote it.
+        known: how many of its tokens are sent as ids.
+    """
+
+    prompt: Prompt
+    text: str
+    rerendered: bool
+    known: int
+
+
+class Composer:
+    """See the module's docstring.
+
+    Args:
+        chat_format: None where the model has no chat template, or the backend works on messages.
+        tokens: the backend works on token ids.
+        dialect: how the model speaks of tools.
+    """
+
+    def __init__(self, chat_format: ChatFormat | None, *, tokens: bool, dialect: Dialect | None = None) -> None:
+        self._chat_format = chat_format
+        self._tokens = tokens
+        self._dialect = dialect
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """None where tools are the backend's to write into the prompt."""
+        return self._dialect if self._tokens else None
+
+    def compose(self, transcript: Transcript) -> Composed:
+        """The prompt that goes on from a transcript.
+
+        What the model wrote is sent as the ids that it wrote, as long as the text before it is still the text that the
+        ids stand for.
+
+        Raises:
+            RequestError: there is nothing to go on from, or the template refuses the conversation.
+        """
+        conversation = fold(transcript)
+        messages = as_messages(conversation.messages) or None
+        if not self._tokens:
+            parts: list[Part] = [conversation.text] if conversation.text else []
+            return Composed(Prompt(parts, messages, conversation.open), self.text(transcript), False, 0)
+        pieces = self._pieces(conversation)
+        text = "".join(piece.text for piece in pieces)
+        if not text:
+            raise RequestError("there is no text yet to go on from; append some before the first call", param="prompt")
+        known, rerendered = _known(transcript, text)
+        parts = [] if known is None else [known.ids]
+        parts += _parts(pieces, 0 if known is None else len(known.text))
+        prompt = Prompt(parts, messages, conversation.open)
+        return Composed(prompt, text, rerendered, 0 if known is None else len(known.ids))
+
+    def text(self, transcript: Transcript) -> str:
+        """The whole text as the model sees it; without a template, messages as "role: content" lines.
+
+        Raises:
+            RequestError: the template refuses the conversation.
+        """
+        conversation = fold(transcript)
+        if self._chat_format is None and conversation.messages:
+            return "\n".join(f"{m.role}: {m.content}" for m in conversation.messages)
+        return "".join(piece.text for piece in self._pieces(conversation))
+
+    def _pieces(self, conversation: Conversation) -> list[Piece]:
+        if not conversation.messages:
+            return [Piece(conversation.text, False)] if conversation.text else []
+        if self._chat_format is None:
+            raise RequestError(
+                "the model has no chat template, so there are no roles; write a program without them, or start the "
+                "engine with chat_template",
+                param="messages",
+            )
+        messages, tools = conversation.messages, conversation.tools
+        if self._dialect is not None and not self._dialect.renders_tools:
+            from radixrt.lang.core.tools import told
+
+            return self._chat_format.render(told(messages, tools, self._dialect), open=conversation.open)
+        definitions = () if tools is None else tools.definitions
+        return self._chat_format.render(messages, open=conversation.open, tools=definitions)
+
+
+def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As in the OpenAI API: calls of tools apart from what is said, and each result with the id of its call."""
+    out: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for m in messages:
+        one: dict[str, Any] = {"role": m.role, "content": m.content}
+        if m.tool_calls:
+            one = {"role": m.role, "content": None, "tool_calls": list(m.tool_calls)}
+            waiting = [call["id"] for call in m.tool_calls]
+        elif m.role == "tool" and waiting:
+            one["tool_call_id"] = waiting.pop(0)
+        out.append(one)
+    return out
+
+
+def _known(transcript: Transcript, text: str) -> tuple[Known | None, bool]:
+    """The most that is known as ids of a prompt with this text, and whether something was known that no longer is."""
+    passed = False
+    for entry in backwards(transcript):
+        if isinstance(entry, Answer) and entry.known is not None:
+            if text.startswith(entry.known.text):
+                return entry.known, passed
+            passed = True
+    return None, passed
+
+
+def _parts(pieces: Sequence[Piece], start: int) -> list[Part]:
+    """What follows the first `start` characters, neighbours of one kind joined."""
+    rest: list[Piece] = []
+    for piece in pieces:
+        if start < len(piece.text):
+            rest.append(Piece(piece.text[start:], piece.template))
+        start = max(0, start - len(piece.text))
+    parts: list[Part] = []
+    for template, group in groupby(rest, key=lambda piece: piece.template):
+        text = "".join(piece.text for piece in group)
+        parts.append(TemplateText(text) if template else text)
+    return parts

@@ -1,0 +1,132 @@
+"""Tools in programs: what the model may call, how its prompt says so, and the calls that its text makes.
+
+The constraint under which the model writes sees to it that a call is always a valid one; see
+`radixrt.constrained.tags.tools`. Nothing is run here: the program runs what was called and appends
+`rt.role("tool", result)`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
+from radixrt.errors import RequestError
+from radixrt.lang.backends.base import Backend, TemplateText, Unsupported
+from radixrt.lang.core.transcript import Message
+from radixrt.sampling_params import SamplingParams
+from radixrt.server.chat_protocol import ChatRequest
+from radixrt.server.conversation import tool_instructions
+from radixrt.server.dialect import Dialect, make_dialect
+from radixrt.server.tool_calls import CallArguments, CallBegin, Text, ToolCallParser
+from radixrt.server.tools import OfferedTools, read_tools
+from radixrt.tokenizer.chat_template import ChatTemplate
+
+Definition = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """Tools that a gen offers.
+
+    Attributes:
+        given: definitions as in the OpenAI API.
+        choice: "auto", "required", or the name of the one that must be called.
+        read: the same, checked.
+    """
+
+    given: Sequence[Definition]
+    choice: str
+    read: OfferedTools
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """As chat templates know them."""
+        found: list[dict[str, Any]] = msgspec.json.decode(self.read.definitions)
+        return found
+
+
+def offer(tools: Sequence[Definition], choice: str) -> Offer:
+    """Check definitions.
+
+    Raises:
+        RequestError: naming the field that is malformed.
+    """
+    wanted: Any = choice
+    if choice not in ("auto", "required"):
+        wanted = {"type": "function", "function": {"name": choice}}
+    body = {"messages": [], "tools": list(tools), "tool_choice": wanted}
+    try:
+        read = read_tools(msgspec.json.decode(json.dumps(body), type=ChatRequest))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"tools are not as in the OpenAI API: {error}", param="tools") from None
+    if read is None:
+        raise RequestError("tool_choice must be auto, required or the name of a tool", param="tool_choice")
+    return Offer(tuple(tools), choice, read)
+
+
+async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:
+    """How the model behind a backend speaks of tools."""
+    tokens = {}
+    for marker in (*HERMES.markers, *LLAMA3.markers):
+        try:
+            ids = await backend.tokenize([TemplateText(marker)])
+        except (RequestError, Unsupported):
+            continue
+        if len(ids) == 1:
+            tokens[marker] = ids[0]
+    return make_dialect(template, tokens=tokens)
+
+
+def told(messages: Sequence[Message], offered: Offer | None, dialect: Dialect) -> list[Message]:
+    """The conversation for a template that knows no tools: told in words, and their results as what the user says."""
+    out = [Message("user", m.content) if m.role == "tool" else m for m in messages]
+    if offered is None:
+        return out
+    text = tool_instructions(offered.read.definitions, dialect.tool_format)
+    if out and out[0].role == "system":
+        return [Message("system", f"{out[0].content}\n\n{text}"), *out[1:]]
+    if dialect.takes_system:
+        return [Message("system", text), *out]
+    first = next((i for i, m in enumerate(out) if m.role == "user"), None)
+    if first is None:
+        return [Message("user", text), *out]
+    return [*out[:first], Message("user", f"{text}\n\n{out[first].content}"), *out[first + 1 :]]
+
+
+def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> SamplingParams:
+    """Sampling parameters under which the answer's calls are valid."""
+    source = tools_constraint(
+        offered.read.tools,
+        dialect.tool_format,
+        required=offered.read.required,
+        parallel=offered.read.parallel,
+        tokens=dialect.tokens,
+    )
+    shows_markers = any(marker in dialect.tokens for marker in dialect.tool_format.markers)
+    return msgspec.structs.replace(
+        sampling,
+        structural_tag=source,
+        skip_special_tokens=sampling.skip_special_tokens and not shows_markers,
+    )
+
+
+def read_calls(text: str, offered: Offer, dialect: Dialect) -> tuple[str, list[dict[str, Any]]]:
+    """What an answer says to the user, and its calls as in the OpenAI API."""
+    parser = ToolCallParser(dialect.tool_format, [tool.name for tool in offered.read.tools])
+    said: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for part in [*parser.feed(text), *parser.finish()]:
+        if isinstance(part, Text):
+            said.append(part.text)
+        elif isinstance(part, CallBegin):
+            function = {"name": part.name, "arguments": ""}
+            calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+        elif isinstance(part, CallArguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    return "".join(said), calls if parser.complete else calls[:-1]

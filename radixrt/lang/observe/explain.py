@@ -1,0 +1,290 @@
+"""`explain`: what a program will call and what its prompts will share, before anything is generated.
+
+The program's function runs against a backend that answers with placeholders, twice with different ones: where the calls
+differ, they depend on what the model says.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from radixrt.errors import RadixRTError
+from radixrt.lang.backends.default import as_backend
+from radixrt.lang.errors import ProgramError
+from radixrt.lang.observe.dry_run import Rehearsal, TooManyCalls
+from radixrt.lang.observe.explain_text import count, lines_of
+from radixrt.lang.observe.run_log import CallRecord, Event, Record, RunLog, observe
+from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
+
+if TYPE_CHECKING:
+    from radixrt.lang.core.function import Function
+
+LEAST_SAVED = 0.005
+"""Prefixes that spare less than this share of all that is spared are left out."""
+
+PREVIEW_CHARS = 60
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call that the program will make.
+
+    Attributes:
+        id: number within the explanation; `depends` names others by it.
+        branch, branch_key: id of its branch, and what `fork` named it by.
+        max_tokens: of the output; None: up to the context's end, or a select.
+        length: of the prompt, without what calls generate.
+        shared: how much of that the engine will have when this call comes: it is the beginning of another's prompt.
+        outputs: calls whose outputs are in the prompt besides.
+    """
+
+    id: int
+    name: str
+    kind: str
+    type: str
+    branch: str
+    branch_key: str
+    depends: tuple[int, ...]
+    max_tokens: int | None
+    length: int
+    shared: int
+    outputs: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        name = self.name or self.kind
+        return name if self.type in ("", "str") or self.kind == "select" else f"{name}: {self.type}"
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """A beginning that several prompts have in common.
+
+    Attributes:
+        length: with placeholders in the place of outputs.
+        saved: what sharing it spares, over what the shorter prefixes spare.
+        end: the last of its text.
+    """
+
+    length: int
+    saved: int
+    calls: tuple[int, ...]
+    end: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """See the module's docstring; `str()` is a text for people.
+
+    Attributes:
+        unit: what lengths are counted in: "tokens", or "characters" where the backend knows no tokens.
+        calls: in the order in which they become ready.
+        prefixes: those that save most first.
+        notes: what depends on values that are not known yet; empty where the calls are certain.
+    """
+
+    name: str
+    backend: str
+    unit: str
+    calls: list[PlannedCall]
+    prefixes: list[SharedPrefix]
+    notes: list[str]
+    log: RunLog
+
+    @property
+    def length(self) -> int:
+        """Of all prompts, without what calls generate."""
+        return sum(call.length for call in self.calls)
+
+    @property
+    def shared(self) -> int:
+        return sum(call.shared for call in self.calls)
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self))
+
+
+def explain(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Any = None) -> Explanation:
+    """What a run with these arguments would call.
+
+    Args:
+        kwargs: the function's own, and `sampling` as `Function.run` takes it.
+        backend: whose chat template and tokens count; it is asked for no answer.
+
+    Raises:
+        ProgramError: the program cannot be run even with placeholders, because it uses the language wrongly.
+        TypeError: the arguments are not the function's.
+    """
+    inner = as_backend(backend)
+    tries = [_rehearse(function, args, kwargs, Rehearsal(inner, variant)) for variant in (0, 1)]
+    first, second = tries
+    shown = max(tries, key=lambda one: (one.problem is None, len(one.log.calls)))
+    notes = _differences(first.log, second.log)
+    notes += [one.problem for one in tries if one.problem is not None][:1]
+    return Explanation(
+        name=function.name,
+        backend=inner.name,
+        unit=shown.unit,
+        calls=_planned(shown.log),
+        prefixes=_prefixes(shown.log),
+        notes=notes,
+        log=shown.log,
+    )
+
+
+# --- running it ---
+
+
+@dataclass(frozen=True)
+class _Try:
+    log: RunLog
+    unit: str
+    problem: str | None
+
+
+def _rehearse(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Rehearsal) -> _Try:
+    logs: list[RunLog] = []
+
+    def note(log: RunLog, event: Event, record: Record | None) -> None:
+        if event == "program_start" and log.backend == backend.name:
+            logs.append(log)
+
+    problem: str | None = None
+    stop = observe(note)
+    try:
+        function.run(*args, backend=backend, **kwargs)
+    except ProgramError:
+        raise
+    except Exception as error:
+        if not logs:
+            raise
+        problem = _problem(error, logs[0])
+    finally:
+        stop()
+    return _Try(logs[0], backend.unit, problem)
+
+
+def _problem(error: Exception, log: RunLog) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TooManyCalls):
+            return f"with one placeholder it still went on after {len(log.calls):,} calls: a loop in it ends on a value"
+        cause = cause.__cause__
+    after = f"after {count(len(log.calls), 'call')}" if log.calls else "before its first call"
+    what = str(error) if isinstance(error, RadixRTError) else f"{type(error).__name__}: {error}"
+    return f"with a placeholder it stops {after}, on {what}; what would follow depends on the model's answer"
+
+
+def _differences(first: RunLog, second: RunLog) -> list[str]:
+    """How the calls of two runs differ."""
+    counts = [Counter((call.branch, call.name or call.kind) for call in log.calls) for log in (first, second)]
+    only = [counts[i] - counts[1 - i] for i in (0, 1)]
+    if not only[0] and not only[1]:
+        return []
+    numbers = sorted((len(first.calls), len(second.calls)))
+    how_many = f"{numbers[0]} or {numbers[1]}" if numbers[0] != numbers[1] else f"{numbers[0]}"
+    names = sorted({name for counter in only for _, name in counter})
+    listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    return [
+        f"the calls depend on what the model answers: with two different answers there were {how_many} of them; those "
+        f"that came with only one of the answers are named {listed}"
+    ]
+
+
+# --- what it shows ---
+
+
+def _planned(log: RunLog) -> list[PlannedCall]:
+    records = {call.id: call for call in log.calls if call.prompt_ids is not None}
+    outputs = {number: _outputs(call, records) for number, call in records.items()}
+    planned: list[PlannedCall] = []
+    latest: dict[tuple[int, ...] | None, int] = {}  # by what calls go on from; under None that of all
+    for call in records.values():
+        inside = [records[other] for other in outputs[call.id]]
+        generated = sum(len(other.output_ids or ()) for other in inside)
+        before = {*call.depends, latest.get(call.depends), latest.get(None)}
+        candidates = [records[number] for number in before if number is not None and number in records]
+        shared, known = _shared(call, candidates, records, outputs)
+        latest[call.depends] = latest[None] = call.id
+        most = None if call.sampling is None else call.sampling.max_tokens
+        planned.append(
+            PlannedCall(
+                id=call.id,
+                name=call.name,
+                kind=call.kind,
+                type=call.type,
+                branch=call.branch,
+                branch_key=log.branches[call.branch].key,
+                depends=call.depends,
+                max_tokens=most,
+                length=max(call.prompt_tokens - generated, 0),
+                shared=max(shared - known, 0),
+                outputs=outputs[call.id],
+            )
+        )
+    return planned
+
+
+def _outputs(call: CallRecord, records: Mapping[int, CallRecord]) -> tuple[int, ...]:
+    """The calls whose outputs are in its prompt: those joined in, and all along its own transcript."""
+    found: dict[int, None] = {}
+    at: CallRecord | None = call
+    while at is not None:
+        before = None
+        for number in at.depends:
+            other = records.get(number)
+            if other is None:
+                continue
+            found[number] = None
+            if at.prompt_text.startswith(other.prompt_text + other.text):
+                before = other
+        at = before
+    return tuple(sorted(found))
+
+
+def _shared(
+    call: CallRecord,
+    candidates: Sequence[CallRecord],
+    records: Mapping[int, CallRecord],
+    outputs: Mapping[int, tuple[int, ...]],
+) -> tuple[int, int]:
+    """How many tokens one of the candidates' prompt and output begins with in common with this prompt, and how many of
+    those are placeholders. A prompt's last token is always computed."""
+    best, generated = 0, 0
+    for other in candidates:
+        whole = ids_of(other) + other.output_ids if other.output_ids is not None else ids_of(other)
+        length = min(common_prefix(ids_of(call), whole), max(call.prompt_tokens - 1, 0))
+        if length > best:
+            best = length
+            within = {*outputs[other.id], *([other.id] if length > other.prompt_tokens else [])}
+            both = within & set(outputs[call.id])
+            generated = sum(len(records[number].output_ids or ()) for number in both)
+    return best, min(generated, best)
+
+
+def _prefixes(log: RunLog) -> list[SharedPrefix]:
+    """The beginnings that at least two prompts share, each as long as it can be for its calls; without those that
+    hardly count, such as the digit with which some numbers begin."""
+    calls = sorted((call for call in log.calls if call.prompt_ids), key=lambda call: list(ids_of(call)))
+    lengths = [common_prefix(ids_of(a), ids_of(b)) for a, b in itertools.pairwise(calls)]
+    found: list[SharedPrefix] = []
+    opened: list[tuple[int, int]] = []  # (length, index of its first call), longer ones later
+    for i, length in enumerate([*lengths, 0]):
+        first = i
+        while opened and opened[-1][0] > length:
+            of, first = opened.pop()
+            within = max(length, opened[-1][0] if opened else 0)
+            group = calls[first : i + 1]
+            chars = min(common_prefix(group[0].prompt_text, other.prompt_text) for other in group[1:])
+            end = group[0].prompt_text[max(chars - PREVIEW_CHARS, 0) : chars]
+            saved = (of - within) * (len(group) - 1)
+            found.append(SharedPrefix(of, saved, tuple(sorted(call.id for call in group)), end))
+        if length and (not opened or opened[-1][0] < length):
+            opened.append((length, first))
+    least = sum(prefix.saved for prefix in found) * LEAST_SAVED
+    worth = [prefix for prefix in found if prefix.saved > least]
+    return sorted(worth, key=lambda prefix: (-prefix.saved, -prefix.length))

@@ -1,0 +1,219 @@
+"""Where a replay sends its calls: a radixrt server over its native routes, or /v1/completions of any other."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from radixrt.errors import ConfigError, EngineError, RequestError
+from radixrt.lang.backends.base import Call, Hint, Prompt, SelectMethod, TemplateText
+from radixrt.lang.backends.endpoint import Endpoint
+from radixrt.lang.backends.http import HttpClient
+from radixrt.lang.observe.run_log import CallRecord
+from radixrt.sampling_params import SamplingParams
+
+Send = Literal["auto", "ids", "text"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A call to be sent: its prompt as ids or, if those are empty, as text."""
+
+    call: CallRecord
+    ids: Sequence[int]
+    text: str
+    hint: Hint | None
+
+
+@dataclass
+class Answered:
+    """How it went. Times are in seconds; `cached_tokens` is None where the server does not tell."""
+
+    seconds: float = 0.0
+    first_s: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    text: str = ""
+    ids: Sequence[int] = ()
+    error: str | None = None
+
+
+class Target(ABC):
+    """Attributes: name: for people; ids: whether prompts are sent as token ids."""
+
+    name: str
+    ids: bool
+
+    async def ask(self, question: Question) -> Answered:
+        """Send a call; what goes wrong with it is in the answer."""
+        start, answer = time.perf_counter(), Answered()
+        try:
+            await self._ask(question, answer, start)
+        except (RequestError, EngineError) as error:
+            answer.error = str(error)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            answer.error = f"the answer cannot be read: {error!r}"
+        answer.seconds = time.perf_counter() - start
+        return answer
+
+    @abstractmethod
+    async def _ask(self, question: Question, answer: Answered, start: float) -> None: ...
+
+    @abstractmethod
+    async def release(self, program: str) -> None:
+        """A program is over."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+
+class RadixrtTarget(Target):
+    """A radixrt server: constraints and selects are sent as they were recorded."""
+
+    def __init__(self, endpoint: Endpoint, model: str, ids: bool) -> None:
+        self.name = f"{endpoint.name.removeprefix('Endpoint ')} (radixrt, {model})"
+        self.ids = ids
+        self._endpoint = endpoint
+
+    async def _ask(self, question: Question, answer: Answered, start: float) -> None:
+        call = question.call
+        prompt = Prompt([question.ids if question.ids else TemplateText(question.text)])
+        if call.kind == "select":
+            method: SelectMethod = call.method or "token_length_normalized"  # type: ignore[assignment]
+            decision = await self._endpoint.select(prompt, call.choices, method, question.hint)
+            usage, answer.text = decision.usage, call.choices[decision.choice]
+        else:
+            request = Call(prompt, _sampling(call), stream=True, hint=question.hint)
+            async with aclosing(self._endpoint.generate(request)) as deltas:
+                async for delta in deltas:
+                    if answer.first_s is None:
+                        answer.first_s = time.perf_counter() - start
+                    result = delta.result
+            assert result is not None  # the last delta has it
+            usage, answer.text, answer.ids = result.usage, result.text, result.token_ids or ()
+        answer.prompt_tokens, answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        answer.output_tokens = usage.completion_tokens
+
+    async def release(self, program: str) -> None:
+        await self._endpoint.release(program)
+
+    async def aclose(self) -> None:
+        await self._endpoint.aclose()
+
+
+class CompletionsTarget(Target):
+    """A server with OpenAI's /v1/completions. As many tokens are generated as were recorded, without constraints; of a
+    select, one."""
+
+    def __init__(self, http: HttpClient, model: str, ids: bool) -> None:
+        self.name = f"{http.base_url} ({model})"
+        self.ids = ids
+        self._http = http
+        self._model = model
+
+    async def _ask(self, question: Question, answer: Answered, start: float) -> None:
+        call = question.call
+        tokens = 1 if call.kind == "select" else max(call.completion_tokens, 1)
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(question.ids) or question.text,
+            "max_tokens": tokens,
+            "min_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0.0 if call.sampling is None else call.sampling.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        usage: dict[str, Any] | None = None
+        async with self._http.request("POST", "/v1/completions", msgspec.json.encode(body)) as response:
+            if response.status != 200:
+                raise RequestError(f"HTTP {response.status}: {(await response.read())[:300].decode(errors='replace')}")
+            async with aclosing(response.events()) as events:
+                async for data in events:
+                    if data == b"[DONE]":
+                        continue
+                    chunk = msgspec.json.decode(data)
+                    if "error" in chunk:
+                        raise RequestError(str(chunk["error"]))
+                    usage = chunk.get("usage") or usage
+                    for choice in chunk.get("choices") or ():
+                        if choice.get("text") and answer.first_s is None:
+                            answer.first_s = time.perf_counter() - start
+                        answer.text += choice.get("text") or ""
+        if usage is None:
+            raise RequestError("the server told no usage")
+        answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    async def release(self, program: str) -> None:
+        """It knows nothing of programs."""
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+def _sampling(call: CallRecord) -> SamplingParams:
+    """As recorded; without a constraint, exactly as many tokens as were generated then."""
+    sampling = call.sampling or SamplingParams(temperature=0.0)
+    if sampling.constraint is not None:
+        return sampling
+    tokens = max(call.completion_tokens, 1)
+    return msgspec.structs.replace(
+        sampling, max_tokens=tokens, min_tokens=tokens, ignore_eos=True, stop=(), stop_token_ids=(), logprobs=None
+    )
+
+
+async def find_target(
+    base_url: str, api_key: str | None, model: str | None, send: Send, plain: bool, sample: CallRecord | None
+) -> Target:
+    """The server behind a URL.
+
+    Args:
+        model: the name to ask for; None takes the first that the server lists.
+        send: "auto" sends token ids where a radixrt server has the tokenizer that the trace was recorded with.
+        plain: treat a radixrt server as any other.
+        sample: a call of the trace.
+
+    Raises:
+        EngineError: nobody answers.
+        ConfigError: the server lists no models, or the trace has no ids to send.
+    """
+    if send == "ids" and sample is not None and sample.prompt_ids is None:
+        raise ConfigError("the trace has no token ids, because its backend told none; use --send text")
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    http = HttpClient(base_url.rstrip("/").removesuffix("/v1"), headers=headers)
+    served = await _models(http)
+    chosen = next((card for card in served if model in (None, card["id"])), None)
+    if model is None and chosen is None:
+        raise ConfigError(f"{base_url} lists no models; name one with --model")
+    name = model or chosen["id"] if chosen is not None else str(model)
+    if plain or chosen is None or chosen.get("owned_by") != "radixrt":
+        return CompletionsTarget(http, name, ids=send == "ids")
+    endpoint = Endpoint(base_url, api_key=api_key, model=name)
+    ids = send == "ids" or (send == "auto" and await _same_tokenizer(endpoint, sample))
+    await http.aclose()
+    return RadixrtTarget(endpoint, name, ids)
+
+
+async def _models(http: HttpClient) -> list[dict[str, Any]]:
+    async with http.request("GET", "/v1/models") as response:
+        body = await response.read()
+    try:
+        if response.status != 200:
+            raise ValueError(f"status {response.status}")
+        return list(msgspec.json.decode(body)["data"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{http.base_url}/v1/models does not list models: {error!r}") from None
+
+
+async def _same_tokenizer(endpoint: Endpoint, sample: CallRecord | None) -> bool:
+    if sample is None or sample.prompt_ids is None:
+        return False
+    return await endpoint.tokenize([TemplateText(sample.prompt_text)]) == sample.prompt_ids.tolist()
