@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from radixrt.attention.cascade_costs import cascade_costs
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
@@ -32,7 +33,6 @@ from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sharing_costs import CascadeCosts
 from radixrt.tokenizer.tokenizer import Tokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
 
@@ -214,7 +214,7 @@ class Pipe:
         self.device = InstantDevice(self.times)
         self.scheduler = TimedScheduler(
             self.times, *scheduler_parts(self.config, num_slots, context), context_length=context, eos_ids=[1],
-            vocab_size=VOCAB, cascade=CascadeCosts.for_device("cuda:0", KV_LAYER_BYTES, QUERY_SIZE),
+            vocab_size=VOCAB, cascade=cascade_costs("cuda", KV_LAYER_BYTES, QUERY_SIZE),
         )  # fmt: skip
         outbox = TimedOutbox(self._to_tokenizer, self.times, "deltas")
         self.loop = make_loop(self.scheduler, self.device, self._to_scheduler, outbox, depth=depth)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -39,20 +39,6 @@ class KVCache:
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
     return sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in layers)
-
-
-def kv_layer_bytes(layers: Iterable[AttentionLayer], element_bytes: int) -> int:
-    """Keys and values of one token in one layer whose rows can share; 0 if none can.
-
-    With a sliding window they cannot: it may end within a shared part, at another place for each row.
-    """
-    sizes = [2 * x.num_kv_heads * x.head_dim * element_bytes for x in layers if x.sliding_window is None]
-    return max(sizes, default=0)
-
-
-def query_size(layers: Iterable[AttentionLayer]) -> int:
-    """Elements of one token's queries in such a layer; 0 if there is none."""
-    return max((x.num_heads * x.head_dim for x in layers if x.sliding_window is None), default=0)
 
 
 def size_pool(

@@ -118,12 +118,10 @@ def make_scheduler_loop(
     from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
-    from radixrt.scheduler.sharing_costs import CascadeCosts
 
     allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
     cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
-    cascade = CascadeCosts.for_device(ready.device, ready.kv_layer_bytes, ready.query_size)
     scheduler = Scheduler(
         config.scheduler,
         KVManager(cache, allocator, rows),
@@ -131,7 +129,7 @@ def make_scheduler_loop(
         eos_ids=settings.eos_ids,
         vocab_size=ready.vocab_size,
         random_seed=config.executor.random_seed,
-        cascade=None if config.executor.cascade == "off" else cascade,
+        cascade=None if config.executor.cascade == "off" else ready.cascade,
     )
     folder = config.model.tokenizer or settings.folder
     grammars = GrammarManager(

@@ -116,13 +116,64 @@ class GrammarMask(Message, frozen=True, array_like=True, tag=True):
     offset: int = -1
 
 
+class PromptCosts(msgspec.Struct, frozen=True, array_like=True):
+    """Costs of computing a prefix once for the prompts that share it, for one layer of one step on the runner's device.
+
+    The unit is one position of one full query tile of the prefill kernel.
+
+    Attributes:
+        step: fixed cost of a step in which prompts share anything.
+        run: fixed cost of each shared run.
+        token: cost of each query of a run: the query is copied next to the others, its partial result is written and
+            read again.
+        copy: cost of each position of a run: its keys and values are copied side by side.
+        dense: cost of a position for a tile of a run, whose keys lie side by side, relative to a tile of one row.
+        min_length: length of the shortest run that is computed on its own.
+        query_tile: queries of one row that the prefill kernel computes together; fewer take as long.
+        small_tile: the same for the prefill kernel for few queries.
+        small_tile_cost: time of a query in a full small tile, relative to a query in a full large one.
+    """
+
+    step: float
+    run: float
+    token: float
+    copy: float = 0.0
+    dense: float = 1.0
+    min_length: int = 64
+    query_tile: int = 128
+    small_tile: int = 16
+    small_tile_cost: float = 2.0
+
+
+class CascadeCosts(msgspec.Struct, frozen=True, array_like=True):
+    """Costs of computing a shared prefix once, for one layer of one decode step on the runner's device.
+
+    The unit is one token whose keys and values one row would have read for itself.
+
+    Attributes:
+        step_tokens: fixed cost of a step that shares anything: kernels that a plain step does not launch.
+        run_tokens: fixed cost of each shared run.
+        row_tokens: cost of each row of a run: its partial result is written and read again.
+        compute: cost of a run's position for each of its rows, relative to reading and computing it alone; at most 0.5.
+        min_length: length of the shortest run that is computed on its own.
+        in_extend: decode rows that ride in a step with prompt chunks share as well.
+        prompts: costs for prompts; None if they do not share.
+    """
+
+    step_tokens: float
+    run_tokens: float
+    row_tokens: float
+    compute: float = 0.0
+    min_length: int = 16
+    in_extend: bool = False
+    prompts: PromptCosts | None = None
+
+
 class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     """A rank can take steps.
 
     Attributes:
-        kv_layer_bytes: keys and values of one token in one layer of this rank, for weighing what rows should read once;
-            0 if no layer can share.
-        query_size: elements of one token's queries in such a layer, likewise.
+        cascade: costs of computing shared prefixes once on this rank's device; None if no layer can share.
     """
 
     rank: int
@@ -130,8 +181,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     vocab_size: int
     device: str
     dtype: str
-    kv_layer_bytes: int = 0
-    query_size: int = 0
+    cascade: CascadeCosts | None = None
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):

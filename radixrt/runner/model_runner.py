@@ -16,14 +16,15 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend
-from radixrt.attention.kv_cache import KVCache, bytes_per_token, kv_layer_bytes, query_size, size_pool
+from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query_size
+from radixrt.attention.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.forward_batch.graph_buckets import graph_buckets
 from radixrt.forward_batch.shared_groups import SharedGroups
 from radixrt.messages.parts import LogprobColumns
-from radixrt.messages.runner import ForwardStep, GrammarMask
+from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
@@ -52,7 +53,7 @@ class ModelRunner:
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
         batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
-        kv_layer_bytes, query_size: see `RunnerReady`.
+        cascade: see `RunnerReady`.
     """
 
     def __init__(self, config: RunnerConfig) -> None:
@@ -62,7 +63,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
-        self.kv_layer_bytes = self.query_size = 0
+        self.cascade: CascadeCosts | None = None
         self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
 
     def initialize(self) -> None:
@@ -109,7 +110,7 @@ class ModelRunner:
         num_slots = self._group.minimum(num_slots)
         self._allocate(num_slots, c.max_running_requests, kv_dtype)
         self.max_total_num_tokens = num_slots
-        self.kv_layer_bytes, self.query_size = kv_layer_bytes(layers, kv_dtype.itemsize), query_size(layers)
+        self.cascade = cascade_costs(self.device.type, kv_layer_bytes(layers, kv_dtype.itemsize), query_size(layers))
 
     def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
         c = self._config

@@ -99,9 +99,7 @@ class Worker:
             self._trace = StepTrace(self._trace_path, r.device)
         dtype = str(r.dtype).removeprefix("torch.")
         self._answers.send(
-            RunnerReady(
-                self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.kv_layer_bytes, r.query_size
-            )
+            RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.cascade)
         )
 
     def handle(self, message: ToRunner) -> None:

@@ -24,7 +24,7 @@ from radixrt.messages.parts import (
     FinishError,
     ProgramHint,
 )
-from radixrt.messages.runner import StepOutput
+from radixrt.messages.runner import CascadeCosts, StepOutput
 from radixrt.messages.scheduler import TokenBatch, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.scheduler.admission import NewTokenRatio
@@ -46,7 +46,6 @@ from radixrt.scheduler.schedule_batch import (
 )
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
 from radixrt.scheduler.sharing import NOTHING, SharingPlanner
-from radixrt.scheduler.sharing_costs import CascadeCosts
 
 RUNNING = ReqState.RUNNING
 EXPIRY_CHECK_S = 0.05

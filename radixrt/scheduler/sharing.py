@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.runner import CascadeCosts
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.sharing_costs import CascadeCosts, Costs, Run, row_tiles
+from radixrt.scheduler.sharing_costs import DecodeSharing, PromptSharing, Run, SharingModel
 
 
 class SharedColumns(NamedTuple):
@@ -38,7 +39,9 @@ class SharingPlanner:
     paths change; nodes that are split meanwhile change neither positions nor slots."""
 
     def __init__(self, costs: CascadeCosts) -> None:
-        self.costs = costs
+        self._decode = DecodeSharing(costs)
+        self._prompts = None if costs.prompts is None else PromptSharing(costs.prompts)
+        self._in_extend = costs.in_extend
         self._reqs: Sequence[Req] = []
         self._nodes: list[TreeNode] = []
         self._first_row = 0
@@ -52,7 +55,7 @@ class SharingPlanner:
         nodes = [req.last_node for req in decode]
         if nodes != self._nodes or decode != self._reqs or first_row != self._first_row:
             self._reqs, self._nodes, self._first_row = decode, nodes, first_row
-            order, runs = find_runs(nodes, [req.protected_len for req in decode], self.costs)
+            order, runs = find_runs(nodes, [req.protected_len for req in decode], self._decode)
             self._columns = _pack(order, runs, first_row)
         return self._columns
 
@@ -65,11 +68,11 @@ class SharingPlanner:
             prompts: of its first rows, behind what they have in the tree, if anything, with so many new tokens each.
             single: of its rows from `first_single` on, with one new token each.
         """
-        columns = self.columns(single, first_single) if self.costs.in_extend else NOTHING
-        if self.costs.prompts is None or len(prompts) < 2:
+        columns = self.columns(single, first_single) if self._in_extend else NOTHING
+        if self._prompts is None or len(prompts) < 2:
             return columns
         nodes, lengths = [req.last_node for req in prompts], [req.protected_len for req in prompts]
-        order, runs = find_runs(nodes, lengths, self.costs.prompts, queries)
+        order, runs = find_runs(nodes, lengths, self._prompts, queries)
         if not runs:
             return columns
         # Runs of both, each with its place among all rows.
@@ -86,17 +89,17 @@ def _pack(order: list[int], runs: list[Run], first_row: int) -> SharedColumns:
 
 
 def find_runs(
-    nodes: Sequence[TreeNode], lengths: Sequence[int], costs: Costs, queries: Sequence[int] | None = None
+    nodes: Sequence[TreeNode], lengths: Sequence[int], model: SharingModel, queries: Sequence[int] | None = None
 ) -> tuple[list[int], list[Run]]:
     """The runs that are worth computing once.
 
     Args:
         nodes, lengths: of each row, where its path ends in the tree and how many tokens the path has.
-        queries: new tokens of each row, for costs that go by them.
+        queries: new tokens of each row, for models that go by them.
 
     Returns:
         The rows in depth-first order of the tree, so that those of each run lie together, and the runs, each after
-        those that it lies below; none if they do not save `costs.step` together, in the currency of these costs.
+        those that it lies below; none if they do not save `model.step` together.
         Runs of one row join up: they cover its positions from 0 on without a gap.
     """
     rows_at: dict[TreeNode, list[int]] = {}
@@ -106,8 +109,8 @@ def find_runs(
     if len(nodes) < 2 or not rows_at:
         return [], []
     paths = _Paths(rows_at, lengths)
-    counted = None if queries is None else _Counted(paths.order, queries)
-    chooser = _Chooser(costs)
+    counted = None if queries is None else _Counted(paths.order, queries, model)
+    chooser = _Chooser(model)
     pending: dict[TreeNode, _Pending] = {}  # of each node whose parent has not been seen yet
     for node in reversed(paths.preorder):
         first, count = paths.firsts[node], paths.counts[node]
@@ -126,7 +129,7 @@ def find_runs(
         pending[node] = run
     for run in pending.values():
         chooser.choose(run)
-    if chooser.saved <= costs.step:
+    if chooser.saved <= model.step:
         return paths.order, []
     return paths.order, sorted(chooser.runs, key=lambda run: (run.first, run.start))
 
@@ -134,10 +137,10 @@ def find_runs(
 class _Counted:
     """New tokens of rows in an order, and their `row_tiles`, summed up over any of them side by side."""
 
-    def __init__(self, order: Sequence[int], queries: Sequence[int]) -> None:
+    def __init__(self, order: Sequence[int], queries: Sequence[int], model: SharingModel) -> None:
         counts = [queries[row] for row in order]
         self._queries = [0, *accumulate(counts)]
-        self._tiles = [0.0, *accumulate(map(row_tiles, counts))]
+        self._tiles = [0.0, *accumulate(map(model.row_tiles, counts))]
 
     def of(self, first: int, count: int) -> tuple[int, float]:
         end = first + count
@@ -203,16 +206,16 @@ class _Chooser:
     """Decides run by run, those below first: compute it on its own, let the runs below it begin further up, or leave it
     to its rows. Never worse than computing every run on its own, or none."""
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+    def __init__(self, model: SharingModel) -> None:
+        self._model = model
         self.runs: list[Run] = []
         self.saved = 0.0
 
     def choose(self, run: _Pending) -> list[Run]:
         """The chosen runs that begin where `run` does."""
         length = run.end - run.start
-        alone = run.saved(self._costs) if length >= self._costs.min_length else 0.0
-        longer = sum(self._costs.saved(length, below) for below in run.below)
+        alone = run.saved(self._model) if length >= self._model.min_length else 0.0
+        longer = sum(self._model.saved(length, below) for below in run.below)
         if alone > 0 and alone >= longer:
             chosen = Run(run.start, run.end, run.first, run.count, run.queries, run.tiles)
             self.runs.append(chosen)

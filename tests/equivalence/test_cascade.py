@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import SharedColumns, SharingPlanner
-from radixrt.scheduler.sharing_costs import CascadeCosts
 from tests.equivalence.test_tiny_models import assert_same, engine
 from tests.scheduler.fake_runner import FREE
 
@@ -47,8 +46,8 @@ def test_sharing_changes_no_text(
         shared.append(columns(self, *args))  # type: ignore[arg-type]
         return shared[-1]
 
-    costs = replace(FREE, prompts=None)
-    monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda *_: costs))
+    costs = msgspec.structs.replace(FREE, prompts=None)
+    monkeypatch.setattr("radixrt.runner.model_runner.cascade_costs", lambda *_: costs)
     monkeypatch.setattr(SharingPlanner, "columns", spy)
     folder, inputs = tiny_model(kind), tree_prompts()
     lengths = [5 + i % 9 for i in range(len(inputs))]
@@ -74,7 +73,7 @@ def test_nor_do_prompts_that_share(
             shared.append(found)
         return found
 
-    monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda *_: FREE))
+    monkeypatch.setattr("radixrt.runner.model_runner.cascade_costs", lambda *_: FREE)
     monkeypatch.setattr(SharingPlanner, "extend_columns", spy)
     folder, inputs = tiny_model(kind), tree_prompts()
     lengths = [5 + i % 9 for i in range(len(inputs))]

@@ -16,7 +16,6 @@ from radixrt.attention.prompt_plan import PromptPlan
 from radixrt.errors import RadixRTError
 from radixrt.forward_batch import forward_batch
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
-from radixrt.scheduler.sharing_costs import CascadeCosts
 from tests.scheduler.fake_runner import FREE
 from tests.tiny_models import make_tiny_model
 
@@ -155,7 +154,7 @@ def test_prompts_that_share_give_the_log_probabilities_of_those_that_do_not(
 
     monkeypatch.setattr(PromptCascade, "place", spy)
     for costs in (None, FREE):
-        monkeypatch.setattr(CascadeCosts, "for_device", staticmethod(lambda *_, costs=costs: costs))
+        monkeypatch.setattr("radixrt.runner.model_runner.cascade_costs", lambda *_, costs=costs: costs)
         options = {**OPTIONS, "max_running_requests": 32, "page_size": page_size, "cuda_graph": "start"}
         with Engine(str(model(kind)), **options) as engine:
             engine.generate(branches, {"temperature": 0.0, "max_tokens": 1})

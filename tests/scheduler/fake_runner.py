@@ -20,7 +20,7 @@ from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.parts import Finish, LogprobColumns, Usage
-from radixrt.messages.runner import ForwardStep, GrammarMask, StepFailed, StepOutput
+from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
@@ -29,7 +29,6 @@ from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sharing_costs import CascadeCosts, PromptCosts
 from radixrt.tokenizer.choice_tree import ChoiceTree
 
 FREE = CascadeCosts(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.attention.cascade_costs import cascade_costs
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.runner import CascadeCosts, PromptCosts
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.sharing import SharingPlanner, find_runs
-from radixrt.scheduler.sharing_costs import CascadeCosts, PromptCosts, Run, row_tiles
+from radixrt.scheduler.sharing_costs import DecodeSharing, PromptSharing, Run
 from tests.scheduler.fake_runner import FREE, Harness
 
 # Few tokens, so that paths share and branch at every depth.
@@ -56,7 +57,7 @@ class Tree:
             self.allocator.free(slots[:existing].copy())
 
     def find(self, costs: CascadeCosts) -> tuple[list[int], list[Run]]:
-        return find_runs(self.nodes, [len(s) for s in self.slots], costs)
+        return find_runs(self.nodes, [len(s) for s in self.slots], DecodeSharing(costs))
 
 
 def shared_sets(slots: list[list[int]]) -> dict[tuple[int, frozenset[int]], None]:
@@ -102,13 +103,14 @@ def test_where_it_costs_nothing_all_that_rows_share_is_found(keys, page_size) ->
 @settings(max_examples=300, deadline=None)
 def test_what_is_chosen_covers_prefixes_and_saves_more_than_all_or_nothing(keys, costs) -> None:
     tree = Tree(keys)
+    model = DecodeSharing(costs)
     order, runs = tree.find(costs)
     check_coverage(tree.slots, order, runs)
     assert all(run.end - run.start >= costs.min_length for run in runs)
-    saved = sum(run.saved(costs) for run in runs) - costs.step_tokens
+    saved = sum(run.saved(model) for run in runs) - costs.step_tokens
     every = tree.find(FREE)[1]
     long_enough = all(run.end - run.start >= costs.min_length for run in every)
-    everything = sum(run.saved(costs) for run in every) - costs.step_tokens
+    everything = sum(run.saved(model) for run in every) - costs.step_tokens
     if runs:
         assert saved > 0
         assert saved >= everything or not long_enough
@@ -138,17 +140,17 @@ def test_a_step_that_saves_less_than_it_costs_shares_nothing() -> None:
 
 
 def test_costs_by_device() -> None:
-    assert CascadeCosts.for_device("cuda:0", 0, 0) is None
-    gpu, cpu = CascadeCosts.for_device("cuda:0", 4096, 4096), CascadeCosts.for_device("cpu", 768, 576)
+    assert cascade_costs("cuda", 0, 0) is None
+    gpu, cpu = cascade_costs("cuda", 4096, 4096), cascade_costs("cpu", 768, 576)
     assert gpu is not None
     assert cpu is not None
     assert gpu.in_extend
     assert cpu.in_extend
     # 256 rows with 4096 positions in common pay on any device; two rows with 100 do not on a GPU.
-    assert Run(0, 4096, 0, 256).saved(gpu) > 90 * gpu.step_tokens
-    assert Run(0, 100, 0, 2).saved(gpu) < gpu.step_tokens
+    assert Run(0, 4096, 0, 256).saved(DecodeSharing(gpu)) > 90 * gpu.step_tokens
+    assert Run(0, 100, 0, 2).saved(DecodeSharing(gpu)) < gpu.step_tokens
     # Fewer bytes a token: more of them are read in the time that a kernel takes to start.
-    small = CascadeCosts.for_device("cuda", 1024, 1024)
+    small = cascade_costs("cuda", 1024, 1024)
     assert small is not None
     assert small.step_tokens == 4 * gpu.step_tokens
 
@@ -168,39 +170,49 @@ PROMPT_COSTS = st.builds(
 def test_what_is_chosen_for_prompts_covers_prefixes_and_saves_more_than_all_or_nothing(keys, queries, costs) -> None:
     tree = Tree(keys)
     queries = queries[: len(keys)]
-    order, runs = find_runs(tree.nodes, [len(s) for s in tree.slots], costs, queries)
+    model = PromptSharing(costs)
+    order, runs = find_runs(tree.nodes, [len(s) for s in tree.slots], model, queries)
     check_coverage(tree.slots, order, runs)
     for run in runs:
         mine = [queries[row] for row in order[run.first : run.first + run.count]]
         assert run.queries == sum(mine)
-        assert run.tiles == pytest.approx(sum(map(row_tiles, mine)))
-    every = find_runs(tree.nodes, [len(s) for s in tree.slots], FREE.prompts, queries)[1]
+        assert run.tiles == pytest.approx(sum(map(model.row_tiles, mine)))
+    assert FREE.prompts is not None
+    every = find_runs(tree.nodes, [len(s) for s in tree.slots], PromptSharing(FREE.prompts), queries)[1]
     long_enough = all(run.end - run.start >= costs.min_length for run in every)
-    everything = sum(run.saved(costs) for run in every) - costs.step
+    everything = sum(run.saved(model) for run in every) - costs.step
     if runs:
-        saved = sum(run.saved(costs) for run in runs) - costs.step
+        saved = sum(run.saved(model) for run in runs) - costs.step
         assert saved > 0
         assert saved >= everything - 1e-9 or not long_enough
     elif long_enough:
         assert everything <= 0
 
 
+def prompts_on_gpu(kv_layer_bytes: int, query_size: int) -> PromptSharing:
+    costs = cascade_costs("cuda", kv_layer_bytes, query_size)
+    assert costs is not None
+    assert costs.prompts is not None
+    return PromptSharing(costs.prompts)
+
+
 def test_what_prompts_save() -> None:
     # Few queries go through small tiles: 16 of them cost a quarter of what 64 to 128 cost; many fill large ones.
+    model = PromptSharing(PromptCosts(step=0, run=10, token=2, copy=0.5, dense=0.75))
+    row_tiles = model.row_tiles
     assert [row_tiles(n) for n in (1, 16, 17, 64)] == [0.25, 0.25, 0.5, 1]
     assert [row_tiles(n) for n in (100, 128, 129, 1024)] == [1, 1, 2, 8]
     assert all(row_tiles(n) >= n / 128 for n in range(1, 2000))
-    costs = PromptCosts(step=0, run=10, token=2, copy=0.5, dense=0.75)
     run = Run(0, 4096, 0, 256, queries=4096, tiles=64)
-    assert run.saved(costs) == pytest.approx(4096 * (64 - 0.75 * 32 - 0.5) - 10 - 2 * 4096)
+    assert run.saved(model) == pytest.approx(4096 * (64 - 0.75 * 32 - 0.5) - 10 - 2 * 4096)
     # Two rows that do not fill a tile are better left alone.
-    assert Run(0, 4096, 0, 2, queries=32, tiles=0.5).saved(costs) < 0
+    assert Run(0, 4096, 0, 2, queries=32, tiles=0.5).saved(model) < 0
     # On a GPU: 256 prompts of 16 tokens behind 4096 pay on the 8B shape, eight of them do not.
-    gpu = PromptCosts.for_cuda(4096, 4096)
+    gpu = prompts_on_gpu(4096, 4096)
     assert run.saved(gpu) > gpu.step
     assert Run(0, 4096, 0, 8, queries=128, tiles=2).saved(gpu) < gpu.step
     # Half the queries: half the time of a position, so twice as many in the time of what is fixed.
-    assert PromptCosts.for_cuda(4096, 2048).step == 2 * gpu.step
+    assert prompts_on_gpu(4096, 2048).step == 2 * gpu.step
 
 
 @pytest.mark.parametrize(("root", "branches", "rows"), [(400, 32, 2), (900, 8, 6), (900, 2, 40)])
@@ -208,8 +220,8 @@ def test_a_prefix_is_not_copied_once_for_each_branch(root: int, branches: int, r
     """What prompts share is gathered; small branches under a long root must not each take the root along."""
     paths = [[1] * root + [2 + b] * 40 + [100 + r] for b in range(branches) for r in range(rows)]
     tree = Tree([(path, "") for path in paths], slots=20_000)
-    costs = replace(PromptCosts.for_cuda(4096, 4096), step=0.0)
-    order, runs = find_runs(tree.nodes, [len(s) for s in tree.slots], costs, [16] * len(paths))
+    costs = msgspec.structs.replace(prompts_on_gpu(4096, 4096).costs, step=0.0)
+    order, runs = find_runs(tree.nodes, [len(s) for s in tree.slots], PromptSharing(costs), [16] * len(paths))
     check_coverage(tree.slots, order, runs)
     assert runs
     distinct = len({slot for path in tree.slots for slot in path})
@@ -268,7 +280,9 @@ def test_an_extend_step_says_what_its_prompts_and_its_single_tokens_share() -> N
     assert (sorted(found[:3]), sorted(found[3:])) == ([0, 1, 2], [4, 5, 6])
     assert planner.extend_columns(rows[:1], [5], rows[3:], first_single=1) == planner.columns(rows[3:], 1)
     assert planner.extend_columns(rows[:2], [5, 5], [], first_single=2).segments
-    alone = SharingPlanner(replace(FREE, prompts=None)).extend_columns(rows[:3], [5, 6, 7], rows[3:], first_single=4)
+    alone = SharingPlanner(msgspec.structs.replace(FREE, prompts=None)).extend_columns(
+        rows[:3], [5, 6, 7], rows[3:], first_single=4
+    )
     assert unpack_i32(alone.segments).tolist() == [0, 30, 0, 3]
     assert min(unpack_i32(alone.rows).tolist()) == 4
 
