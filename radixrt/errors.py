@@ -38,6 +38,11 @@ class RequestError(RadixRTError):
         self.status = status
 
 
+def unsupported(param: str, feature: str | None = None) -> RequestError:
+    """The error for a request that uses a feature that is not served; `feature` defaults to the name of the field."""
+    return RequestError(f"{feature or param} is not supported yet", param=param, code="unsupported_parameter")
+
+
 class ConfigError(RadixRTError):
     """The engine's configuration is wrong or cannot be met on this machine; names the field and the fix."""
 

@@ -231,14 +231,27 @@ def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
         assert "multiprocessing" not in imported(file.read_text()), file
 
 
-@pytest.mark.parametrize("package", ["scheduler", "mem_cache", "messages", "client"])
-def test_packages_that_import_without_torch(package: str) -> None:
-    """Every module of the package imports where torch cannot be imported at all."""
+def import_without(package: str, *missing: str) -> None:
+    """Import every module of a package in a process where the named modules cannot be imported at all."""
     modules = [
         "radixrt." + ".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         for f in (PACKAGE / package).rglob("*.py")
     ]
     assert len(modules) > 4
-    code = "import importlib, sys; sys.modules['torch'] = None\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    code = (
+        "import importlib, sys\n"
+        f"for name in {missing!r}: sys.modules[name] = None\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)"
+    )
     result = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("package", ["scheduler", "mem_cache", "messages", "client"])
+def test_packages_that_import_without_torch(package: str) -> None:
+    import_without(package, "torch")
+
+
+@pytest.mark.parametrize("package", ["lang", "chat"])
+def test_packages_that_import_without_a_web_framework(package: str) -> None:
+    import_without(package, "fastapi", "starlette", "uvicorn")

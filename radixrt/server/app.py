@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt._version import __version__
+from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
@@ -20,7 +21,6 @@ from radixrt.server import operate
 from radixrt.server.chat import chat_completions
 from radixrt.server.completions import completions
 from radixrt.server.decisions import decisions
-from radixrt.server.dialect import Dialect
 from radixrt.server.errors import ClientGone, on_client_gone, on_http_exception, on_invalid_request, on_request_error
 from radixrt.server.middleware import MODEL_PATH, Guard, Observe
 from radixrt.server.native import generate

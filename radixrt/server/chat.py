@@ -12,22 +12,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from radixrt.chat.answer import AnswerForm, AnswerParser, count_reasoning
+from radixrt.chat.constraint import renamed
+from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.client.engine_client import expand_n
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.answer import AnswerForm, count_reasoning, delta_of, message_of
-from radixrt.server.chat_plan import ChatPlan, plan_chat
+from radixrt.server.answer import chat_finish_reason, delta_of, message_of
 from radixrt.server.chat_protocol import ChatRequest, chat_decoder
 from radixrt.server.connection import DONE, Generated, send_events
-from radixrt.server.conversation import chat_prompt
 from radixrt.server.errors import json_response
 from radixrt.server.openai import UsageSum, clean_logprob
 from radixrt.server.parsing import decode, read_body
-from radixrt.server.protocol import MAX_TOP_LOGPROBS, build_sampling, check_stream_options, refuse, routing_options
+from radixrt.server.protocol import MAX_TOP_LOGPROBS, build_sampling, check_stream_options, routing_options
 from radixrt.server.service import Output, Service
-from radixrt.server.structured import constraint_body, renamed
+from radixrt.server.structured import constraint_body, read_constraint
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -36,10 +37,18 @@ async def chat_completions(service: Service, request: Request) -> Response:
     info = service.admit(body.model)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
-    plan = plan_chat(body, service.dialect)
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    plan = plan_chat(
+        body.conversation(),
+        body.tool_options(),
+        read_constraint(body),
+        body.structured,
+        service.dialect,
+        has_stop=bool(body.stop),
+        names={"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
+    )
     sampling = chat_sampling(body, plan, info.vocab_size)
-    chat = chat_prompt(body, plan.offered, service.dialect)
-    requests = expand_n(GenerateReq(sampling=sampling, chat=chat, **options))
+    requests = expand_n(GenerateReq(sampling=sampling, chat=plan.prompt, **options))
     head = {
         "id": f"chatcmpl-{options['rid']}",
         "object": "chat.completion.chunk" if options["stream"] else "chat.completion",
@@ -60,7 +69,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 def chat_sampling(body: ChatRequest, plan: ChatPlan, vocab_size: int) -> SamplingParams:
     if body.modalities is not None and body.modalities != ["text"]:
-        raise refuse("modalities", "any modality but text")
+        raise unsupported("modalities", "any modality but text")
     top = body.top_logprobs or 0
     if not 0 <= top <= MAX_TOP_LOGPROBS:
         raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
@@ -85,13 +94,13 @@ def chat_body(head: dict[str, Any], outputs: list[Output], form: AnswerForm, wit
     usage = UsageSum(len(outputs))
     choices = []
     for index, output in enumerate(outputs):
-        parser = form.parser()
+        parser = AnswerParser(form)
         parts = [*parser.feed(output.text), *parser.finish()]
         choice: dict[str, Any] = {
             "index": index,
             "message": message_of(parts, form),
             "logprobs": chat_logprobs(output.logprobs) if with_logprobs else None,
-            "finish_reason": parser.finish_reason(output.finish),
+            "finish_reason": chat_finish_reason(output.finish, parser, form),
             "stop_reason": output.finish.matched,
         }
         enforced = constraint_body(output.constraint, output.finish)
@@ -145,7 +154,7 @@ class _StreamedChoice:
 
     def __init__(self, index: int, form: AnswerForm, head: dict[str, Any], include_usage: bool) -> None:
         self._form = form
-        self._parser = form.parser()
+        self._parser = AnswerParser(form)
         self.prefix = b'data: %b,"system_fingerprint":null,"choices":[' % msgspec.json.encode(head)[:-1]
         self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._before = self.prefix + b'{"index":%d,"delta":' % index
@@ -197,7 +206,7 @@ class _StreamedChoice:
         assert delta.finish is not None
         last: dict[str, Any] = {
             "logprobs": None,
-            "finish_reason": self._parser.finish_reason(delta.finish),
+            "finish_reason": chat_finish_reason(delta.finish, self._parser, self._form),
             "stop_reason": delta.finish.matched,
         }
         enforced = constraint_body(delta.constraint, delta.finish)

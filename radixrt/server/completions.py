@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.errors import RequestError
+from radixrt.chat.constraint import FieldNames, RequestedConstraint, constraint_fields, field_names, renamed
+from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.connection import DONE, Generated, send_events
@@ -28,20 +29,10 @@ from radixrt.server.protocol import (
     build_sampling,
     check_stream_options,
     completion_decoder,
-    refuse,
     routing_options,
 )
 from radixrt.server.service import Service
-from radixrt.server.structured import (
-    Asked,
-    Names,
-    constraint_body,
-    names_of,
-    read_constraint,
-    read_options,
-    renamed,
-    sampling_fields,
-)
+from radixrt.server.structured import constraint_body, read_constraint
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -52,7 +43,7 @@ async def completions(service: Service, request: Request) -> Response:
     include_usage = check_stream_options(body.stream_options, options["stream"])
     prompts = split_prompts(body.prompt, "prompt")
     asked = read_constraint(body)
-    names = names_of(asked, input_ids="prompt", messages="prompt")
+    names = field_names(asked, input_ids="prompt", messages="prompt")
     sampling = completion_sampling(body, asked, info.vocab_size, prompts)
     requests = make_requests(prompts, "prompt", sampling, info, options)
     choices = [
@@ -92,13 +83,13 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 def completion_sampling(
-    body: CompletionRequest, asked: Asked | None, vocab_size: int, prompts: list[Prompt]
+    body: CompletionRequest, asked: RequestedConstraint | None, vocab_size: int, prompts: list[Prompt]
 ) -> SamplingParams:
-    structured = sampling_fields(asked, read_options(body, asked))
+    structured = constraint_fields(asked, body.structured)
     if body.suffix:
-        raise refuse("suffix")
+        raise unsupported("suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise refuse("best_of", "best_of other than n")
+        raise unsupported("best_of", "best_of other than n")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP_LOGPROBS:
         raise RequestError(f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
     logprobs = None if body.logprobs is None else min(body.logprobs, vocab_size)
@@ -121,7 +112,7 @@ def completion_sampling(
             **structured,
         )
     except RequestError as error:
-        raise renamed(error, names_of(asked)) from None
+        raise renamed(error, field_names(asked)) from None
 
 
 class Choice:
@@ -198,7 +189,7 @@ async def completion_events(
     service: Service,
     rid: str,
     requests: list[GenerateReq],
-    names: Names,
+    names: FieldNames,
     choices: list[Choice],
     head: dict[str, Any],
     usage: UsageSum,

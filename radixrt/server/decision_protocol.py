@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.types import ChatMessage
 from radixrt.messages.parts import SelectMethod, TemplateText
-from radixrt.server.chat_protocol import ChatMessage
 from radixrt.server.protocol import RoutingFields
 
 

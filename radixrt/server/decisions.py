@@ -40,14 +40,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from radixrt.chat.prompt import chat_prompt
+from radixrt.chat.types import Conversation
 from radixrt.client.prompt_parts import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import ChoiceScores, EngineReady, ScoreReq, TextDelta
 from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.wire import pack_i32, unpack_i32
-from radixrt.server.chat_protocol import ChatRequest
 from radixrt.server.connection import Generated
-from radixrt.server.conversation import chat_prompt
 from radixrt.server.decision_protocol import DecisionRequest, decision_decoder
 from radixrt.server.errors import json_response
 from radixrt.server.openai import clean_logprob
@@ -98,9 +98,9 @@ def _score_request(body: DecisionRequest, service: Service, info: EngineReady, o
     elif body.input_parts is not None:
         prompt = {"parts": read_parts(body.input_parts, info, "input_parts")}
     elif body.messages is not None:
-        chat = ChatRequest(
+        chat = Conversation(
             messages=body.messages,
-            chat_template_kwargs=body.chat_template_kwargs,
+            template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )

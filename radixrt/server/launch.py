@@ -33,7 +33,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     if is_other_rank(config):
         serve_rank(config)
     try:
-        from radixrt.server.dialect import read_dialect
+        from radixrt.chat.dialect import read_dialect
         from radixrt.server.run import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error

@@ -52,6 +52,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from radixrt.chat.constraint import FieldNames, RequestedConstraint, constraint_fields, field_names, renamed
 from radixrt.client.engine_client import expand_n
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
@@ -72,16 +73,7 @@ from radixrt.server.protocol import (
     routing_options,
 )
 from radixrt.server.service import Output, Service
-from radixrt.server.structured import (
-    Asked,
-    Names,
-    constraint_body,
-    names_of,
-    read_constraint,
-    read_options,
-    renamed,
-    sampling_fields,
-)
+from radixrt.server.structured import constraint_body, read_constraint
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -93,7 +85,7 @@ async def generate(service: Service, request: Request) -> Response:
     param, given = _the_prompt(body)
     asked = _read_constraint(body)
     names = {"prompt": param, "messages": param, "input_ids": param}
-    names |= _prefixed(names_of(asked)) | {kind: f"sampling_params.{kind}" for kind in ("max_tokens", "stop")}
+    names |= _prefixed(field_names(asked)) | {kind: f"sampling_params.{kind}" for kind in ("max_tokens", "stop")}
     sampling = native_sampling(body, asked, info.vocab_size)
     if body.input_parts is None:
         requests = make_requests(split_prompts(given, param), param, sampling, info, options)
@@ -135,7 +127,7 @@ def _is_batch(given: Any) -> bool:
     return isinstance(given, list) and not isinstance(given[0], int)
 
 
-def _read_constraint(body: NativeRequest) -> Asked | None:
+def _read_constraint(body: NativeRequest) -> RequestedConstraint | None:
     try:
         return read_constraint(body.sampling_params or NativeSampling())
     except RequestError as error:
@@ -148,11 +140,11 @@ def _in_sampling_params(error: RequestError) -> RequestError:
     )  # fmt: skip
 
 
-def _prefixed(names: Names) -> dict[str, str]:
+def _prefixed(names: FieldNames) -> dict[str, str]:
     return {field: f"sampling_params.{name}" for field, name in names.items()}
 
 
-def native_sampling(body: NativeRequest, asked: Asked | None, vocab_size: int) -> SamplingParams:
+def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, vocab_size: int) -> SamplingParams:
     given = body.sampling_params or NativeSampling()
     logprobs, prompt_logprobs = given.logprobs, given.prompt_logprobs
     if body.return_logprob:
@@ -171,10 +163,10 @@ def native_sampling(body: NativeRequest, asked: Asked | None, vocab_size: int) -
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             detokenize=given.detokenize is not False,
-            **sampling_fields(asked, read_options(given, asked)),
+            **constraint_fields(asked, given.structured),
         )
     except RequestError as error:
-        raise _in_sampling_params(renamed(error, names_of(asked))) from None
+        raise _in_sampling_params(renamed(error, field_names(asked))) from None
 
 
 # --- the answer ---
@@ -223,7 +215,7 @@ def _row(row: TokenLogprob) -> tuple[float | None, int, str]:
 
 
 async def native_events(
-    service: Service, rid: str, requests: list[GenerateReq], names: Names, shown: Shown
+    service: Service, rid: str, requests: list[GenerateReq], names: FieldNames, shown: Shown
 ) -> AsyncGenerator[bytes, None]:
     encode = msgspec.json.encode
     async with aclosing(service.generate(rid, requests, names)) as deltas:

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from radixrt.client.engine_client import new_rid
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, unsupported
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
 
 MAX_RID_CHARS = 96
 MAX_SALT_CHARS = 256
 MAX_BRANCH_CHARS = 1_024
-MAX_MESSAGES = 4_096
 MAX_PROMPTS = 256
 MAX_PARTS = 65_536
 MAX_CHOICES = 1_024
@@ -223,16 +222,12 @@ release_decoder = msgspec.json.Decoder(ReleaseRequest)
 abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 
-def refuse(name: str, what: str | None = None) -> RequestError:
-    return RequestError(f"{what or name} is not supported yet", param=name, code="unsupported_parameter")
-
-
 def check_supported(request: Unsupported) -> None:
     """Refuse a request that uses a field of `Unsupported`; null, false and [] are not using it."""
     for name in UNSUPPORTED:
         value = getattr(request, name)
         if value is not None and value is not False and value != []:
-            raise refuse(name)
+            raise unsupported(name)
 
 
 def build_sampling(request: SamplingFields, vocab_size: int | None, **chosen: Any) -> SamplingParams:

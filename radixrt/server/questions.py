@@ -14,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from radixrt.errors import RequestError, shown
+from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import ChoiceScores
 from radixrt.messages.parts import ChatPrompt
 from radixrt.server.decision_protocol import Content, DecisionRequest, InputMessage, Question
-from radixrt.server.protocol import refuse
 from radixrt.tokenizer.selection import softmax
 
 MAX_QUESTIONS = 400
@@ -127,7 +126,7 @@ def _messages(given: str | list[InputMessage]) -> list[dict[str, str]]:
     for i, message in enumerate(given):
         place = f"input[{i}]"
         if message.type != "message":
-            raise refuse(f"{place}.type", f"an input of type {shown(message.type)}")
+            raise unsupported(f"{place}.type", f"an input of type {shown(message.type)}")
         role = _ROLES.get(message.role or "")
         if role is None:
             raise RequestError(
@@ -159,7 +158,7 @@ def _text(content: Content, place: str) -> str:
             continue
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in (*_TEXT_TYPES, "refusal"):
-            raise refuse(name, f"a content part of type {shown(part.type)}")
+            raise unsupported(name, f"a content part of type {shown(part.type)}")
         if text is None:
             field = "refusal" if part.type == "refusal" else "text"
             raise RequestError(f"{name}.{field} is required", param=f"{name}.{field}", code="missing_field")

@@ -13,11 +13,11 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError, RequestError
 from radixrt.server.app import create_app
-from radixrt.server.dialect import Dialect
 from radixrt.server.errors import error_body
 from radixrt.server.service import Service
 

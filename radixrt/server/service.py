@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from radixrt.chat.constraint import FieldNames, renamed
+from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient, Question, raise_for_error
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.parts import FINISH_ABORT, ConstraintInfo, Finish, Timings, Usage
-from radixrt.server.dialect import Dialect
 from radixrt.server.errors import model_not_found
 from radixrt.server.metrics import Metrics
-from radixrt.server.structured import Names, renamed
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 """Deltas of several requests as they come, each with its request's index."""
@@ -109,7 +109,7 @@ class Service:
 
     # --- generating ---
 
-    async def generate(self, group: str, requests: Sequence[GenerateReq], names: Names) -> Deltas:
+    async def generate(self, group: str, requests: Sequence[GenerateReq], names: FieldNames) -> Deltas:
         """Run the requests together; yields their deltas with each one's index, as they come, until all have finished.
 
         Closing the generator, or leaving it with an exception, aborts what has not finished.
@@ -142,7 +142,7 @@ class Service:
         finally:
             del self.open_groups[group]
 
-    def _check_finish(self, finish: Finish, names: Names) -> None:
+    def _check_finish(self, finish: Finish, names: FieldNames) -> None:
         try:
             raise_for_error(finish)
         except RequestError as error:
@@ -182,7 +182,7 @@ class Service:
                 if rid not in begun:  # its iterator has not started, so cancelling it has not aborted the request
                     self.client.abort(rid)
 
-    async def collect(self, group: str, requests: Sequence[GenerateReq], names: Names) -> list[Output]:
+    async def collect(self, group: str, requests: Sequence[GenerateReq], names: FieldNames) -> list[Output]:
         """`generate` to the end: one Output for each request."""
         outputs = [Output() for _ in requests]
         async with aclosing(self.generate(group, requests, names)) as deltas:
@@ -190,7 +190,7 @@ class Service:
                 outputs[index].add(delta)
         return outputs
 
-    async def ask(self, group: str, questions: Sequence[Question], names: Names) -> list[TextDelta]:
+    async def ask(self, group: str, questions: Sequence[Question], names: FieldNames) -> list[TextDelta]:
         """Ask the engine questions together; the one delta that answers each. Ended early, all of them are aborted.
 
         Args:

@@ -1,18 +1,13 @@
-"""What a client asks of the output's structure, in any of the forms that clients use, as a constraint of the engine.
-
-The engine knows five kinds of constraints by its own names. Clients have other names for them, in which errors must
-come back: `Asked.field` remembers the client's, and `Names` translates.
-"""
+"""Reads the constraint of a request from any of the forms that clients use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from radixrt.constraint import Kind, StructuredOptions, as_structured_options
+from radixrt.chat.constraint import RequestedConstraint
+from radixrt.constraint import Kind
 from radixrt.errors import RequestError, shown
 from radixrt.messages.parts import ConstraintInfo, Finish
 from radixrt.server.parsing import decode
@@ -20,31 +15,12 @@ from radixrt.server.protocol import ConstraintFields, ResponseFormat, Structured
 
 ANY_OBJECT = '{"type":"object"}'
 
-Names = Mapping[str, str]
-"""The client's name for each field of the engine's that has another."""
-
 _format_decoder = msgspec.json.Decoder(ResponseFormat)
 _text_decoder = msgspec.json.Decoder(str)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One constraint.
-
-    Attributes:
-        source: JSON text, pattern or grammar; the texts themselves for choices.
-        field: the field in which the client stated it.
-        options: those that come with this form of it.
-    """
-
-    kind: Kind
-    source: str | tuple[str, ...]
-    field: str
-    options: Mapping[str, Any] | None = None
-
-
-def read_constraint(body: ConstraintFields) -> Asked | None:
-    """The request's constraint, None if it has none.
+def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
+    """Return the constraint of a request, or None if it has none.
 
     Raises:
         RequestError: malformed, or a second constraint; names the field.
@@ -74,46 +50,8 @@ def read_constraint(body: ConstraintFields) -> Asked | None:
     return found[0] if found else None
 
 
-def read_options(body: ConstraintFields, asked: Asked | None, **defaults: Any) -> StructuredOptions:
-    """How the constraint is enforced: what `structured` says, then the form of the constraint, then the defaults."""
-    given = {name: value for name, value in (body.structured or {}).items() if value is not None}
-    if given and asked is None:
-        raise RequestError("structured needs a constraint that it is about", param="structured")
-    try:
-        return as_structured_options({**defaults, **(asked.options or {} if asked is not None else {}), **given})
-    except RequestError as error:
-        raise renamed(error, OPTION_NAMES) from None
-
-
-OPTION_NAMES = {name: f"structured.{name}" for name in StructuredOptions.__struct_fields__}
-
-
-def names_of(asked: Asked | None, **others: str) -> dict[str, str]:
-    """The client's names for what errors of this request may be about."""
-    names = {**OPTION_NAMES, **others}
-    if asked is not None:
-        names[asked.kind] = asked.field
-    return names
-
-
-def renamed(error: RequestError, names: Names) -> RequestError:
-    """The error in the client's words."""
-    name = names.get(error.param or "")
-    if name is None or name == error.param:
-        return error
-    message = error.message
-    if message.startswith((f"{error.param} ", f"{error.param}:")):
-        message = name + message[len(error.param or "") :]
-    return RequestError(message, param=name, code=error.code, status=error.status)
-
-
-def sampling_fields(asked: Asked | None, options: StructuredOptions) -> dict[str, Any]:
-    """The fields of `SamplingParams`."""
-    return {} if asked is None else {asked.kind: asked.source, "structured": options}
-
-
 def constraint_body(info: ConstraintInfo | None, finish: Finish) -> dict[str, Any] | None:
-    """What an answer says about how its constraint was enforced, under the name "radixrt"."""
+    """The member "radixrt" of an answer: how its constraint was enforced; None without a constraint."""
     if info is None:
         return None
     return {
@@ -128,7 +66,7 @@ def constraint_body(info: ConstraintInfo | None, finish: Finish) -> dict[str, An
 # --- the forms ---
 
 
-def _response_format(raw: msgspec.Raw) -> Asked | None:
+def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:
     text = _raw_text(raw, "response_format")
     if text is None:
         return None
@@ -145,15 +83,15 @@ def _response_format(raw: msgspec.Raw) -> Asked | None:
         return None
     if kind == "json_object":
         schema = _raw_text(form.schema, f"{field}.schema")
-        return Asked("json_schema", schema or ANY_OBJECT, field)
+        return RequestedConstraint("json_schema", schema or ANY_OBJECT, field)
     if kind == "json_schema":
         named = form.json_schema
         schema = None if named is None else _raw_text(named.schema, f"{field}.json_schema.schema")
         if named is None or schema is None:
             raise _missing(f"{field}.json_schema.schema")
-        return Asked("json_schema", schema, field, {"closed": True} if named.strict else None)
+        return RequestedConstraint("json_schema", schema, field, {"closed": True} if named.strict else None)
     if kind == "structural_tag":
-        return Asked("structural_tag", text, field)
+        return RequestedConstraint("structural_tag", text, field)
     if kind == "regex":
         return _plain("regex", form.regex or form.pattern, field) or _raise_missing(f"{field}.regex")
     if kind == "ebnf":
@@ -164,7 +102,7 @@ def _response_format(raw: msgspec.Raw) -> Asked | None:
     raise RequestError(f"{field} of type {shown(kind)} is not known; there are {known}", param=field)
 
 
-def _structured_outputs(body: StructuredOutputs | None) -> Asked | None:
+def _structured_outputs(body: StructuredOutputs | None) -> RequestedConstraint | None:
     if body is None:
         return None
     field = "structured_outputs"
@@ -175,7 +113,7 @@ def _structured_outputs(body: StructuredOutputs | None) -> Asked | None:
         )
     found = {
         "json": _json("json_schema", body.json, field),
-        "json_object": Asked("json_schema", ANY_OBJECT, field) if body.json_object else None,
+        "json_object": RequestedConstraint("json_schema", ANY_OBJECT, field) if body.json_object else None,
         "regex": _plain("regex", body.regex, field),
         "choice": _choices(body.choice, field),
         "grammar": _plain("ebnf", body.grammar, field),
@@ -197,29 +135,29 @@ def _structured_outputs(body: StructuredOutputs | None) -> Asked | None:
         options["whitespace"] = 0
     if body.disable_additional_properties:
         options["closed"] = True
-    return Asked(asked.kind, asked.source, field, options)
+    return RequestedConstraint(asked.kind, asked.source, field, options)
 
 
-def _plain(kind: Kind, text: str | None, field: str) -> Asked | None:
-    return None if text is None else Asked(kind, text, field)
+def _plain(kind: Kind, text: str | None, field: str) -> RequestedConstraint | None:
+    return None if text is None else RequestedConstraint(kind, text, field)
 
 
-def _choices(texts: list[str] | None, field: str) -> Asked | None:
-    return None if texts is None else Asked("choices", tuple(texts), field)
+def _choices(texts: list[str] | None, field: str) -> RequestedConstraint | None:
+    return None if texts is None else RequestedConstraint("choices", tuple(texts), field)
 
 
-def _json(kind: Kind, raw: msgspec.Raw, field: str) -> Asked | None:
-    """JSON as a value, or as a text that holds it."""
+def _json(kind: Kind, raw: msgspec.Raw, field: str) -> RequestedConstraint | None:
+    """Read JSON given as a value or as a string that holds it."""
     text = _raw_text(raw, field)
     if text is None:
         return None
     if text.startswith('"'):
         text = decode(text.encode(), _text_decoder)
-    return Asked(kind, text, field)
+    return RequestedConstraint(kind, text, field)
 
 
 def _raw_text(raw: msgspec.Raw, field: str) -> str | None:
-    """The JSON text as the client wrote it; None where it is absent or null."""
+    """Return the JSON text as the client wrote it, or None if it is absent or null."""
     data = bytes(raw)
     if data in (b"", b"null"):
         return None
@@ -233,5 +171,5 @@ def _missing(field: str) -> RequestError:
     return RequestError(f"{field} is required", param=field, code="missing_field")
 
 
-def _raise_missing(field: str) -> Asked:
+def _raise_missing(field: str) -> RequestedConstraint:
     raise _missing(field)

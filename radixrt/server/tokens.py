@@ -17,14 +17,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixrt.chat.prompt import chat_prompt
+from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.client.engine_client import new_rid
 from radixrt.client.prompt_parts import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32, unpack_i32
-from radixrt.server.chat_protocol import ChatMessage, ChatRequest
-from radixrt.server.conversation import chat_prompt
 from radixrt.server.errors import json_response
 from radixrt.server.parsing import decode, read_body
 from radixrt.server.prompts import read_parts
@@ -68,9 +68,9 @@ async def tokenize(service: Service, request: Request) -> Response:
     elif body.input_parts is not None:
         question = TokenizeReq(new_rid(), parts=read_parts(body.input_parts, info, "input_parts"))
     elif body.messages is not None:
-        chat = ChatRequest(
+        chat = Conversation(
             messages=body.messages,
-            chat_template_kwargs=body.chat_template_kwargs,
+            template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )

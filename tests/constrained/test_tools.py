@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, ToolCallParser
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.recognizer import Recognizer
@@ -24,7 +25,6 @@ from radixrt.constrained.tags.tools import (
 )
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, StructuredOptions
-from radixrt.server.tool_calls import CallArguments, CallBegin, Text, ToolCallParser
 from tests.constrained.vocabularies import allowed, text_of
 
 SCHEMAS: dict[str, dict[str, Any]] = {

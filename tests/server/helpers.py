@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
+from radixrt.chat.dialect import Dialect
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
-from radixrt.server.dialect import Dialect
 from tests.server.fake_engine import MODEL, FakeEngine
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from radixrt.chat.dialect import Dialect, make_dialect
 from radixrt.constrained.tags.structural_tag import parse_structural_tag
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.client import GenerateReq, TextDelta
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
 from radixrt.messages.wire import pack_i32
-from radixrt.server.dialect import Dialect, make_dialect
-from tests.server import templates
+from tests.chat import templates
+from tests.chat.templates import template
 from tests.server.fake_engine import FakeEngine, speak
 from tests.server.helpers import Caller, check_error, events
-from tests.server.templates import template
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 GET = {"type": "function", "function": {"name": "get", "description": "d", "parameters": CITY}}

@@ -26,7 +26,7 @@ from radixrt.lang.observe.run_log import CallRecord
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from radixrt.server.dialect import Dialect
+    from radixrt.chat.dialect import Dialect
 
 HALF = "\ufffd"
 """What a text has for bytes that are no whole character."""

@@ -25,7 +25,7 @@ from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from radixrt.server.dialect import Dialect
+    from radixrt.chat.dialect import Dialect
 
 RELEASE_S = 2.0
 """How long the end of a run waits for its backend to be told."""

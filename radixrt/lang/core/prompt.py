@@ -13,7 +13,7 @@ from radixrt.lang.core.chat_format import ChatFormat, Piece
 from radixrt.lang.core.transcript import Answer, Conversation, Known, Message, Transcript, backwards, fold
 
 if TYPE_CHECKING:
-    from radixrt.server.dialect import Dialect
+    from radixrt.chat.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)

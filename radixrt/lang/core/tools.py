@@ -7,24 +7,21 @@ The constraint under which the model writes sees to it that a call is always a v
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from radixrt.chat.dialect import Dialect, make_dialect
+from radixrt.chat.prompt import tool_instructions
+from radixrt.chat.tool_parser import read_tool_calls
+from radixrt.chat.tools import OfferedTools, offer_tools
 from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Backend, TemplateText, Unsupported
 from radixrt.lang.core.transcript import Message
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.chat_protocol import ChatRequest
-from radixrt.server.conversation import tool_instructions
-from radixrt.server.dialect import Dialect, make_dialect
-from radixrt.server.tool_calls import CallArguments, CallBegin, Text, ToolCallParser
-from radixrt.server.tools import OfferedTools, read_tools
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 Definition = Mapping[str, Any]
@@ -57,17 +54,7 @@ def offer(tools: Sequence[Definition], choice: str) -> Offer:
     Raises:
         RequestError: naming the field that is malformed.
     """
-    wanted: Any = choice
-    if choice not in ("auto", "required"):
-        wanted = {"type": "function", "function": {"name": choice}}
-    body = {"messages": [], "tools": list(tools), "tool_choice": wanted}
-    try:
-        read = read_tools(msgspec.json.decode(json.dumps(body), type=ChatRequest))
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"tools are not as in the OpenAI API: {error}", param="tools") from None
-    if read is None:
-        raise RequestError("tool_choice must be auto, required or the name of a tool", param="tool_choice")
-    return Offer(tuple(tools), choice, read)
+    return Offer(tuple(tools), choice, offer_tools(tools, choice))
 
 
 async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:
@@ -118,15 +105,5 @@ def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> S
 
 def read_calls(text: str, offered: Offer, dialect: Dialect) -> tuple[str, list[dict[str, Any]]]:
     """What an answer says to the user, and its calls as in the OpenAI API."""
-    parser = ToolCallParser(dialect.tool_format, [tool.name for tool in offered.read.tools])
-    said: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for part in [*parser.feed(text), *parser.finish()]:
-        if isinstance(part, Text):
-            said.append(part.text)
-        elif isinstance(part, CallBegin):
-            function = {"name": part.name, "arguments": ""}
-            calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
-        elif isinstance(part, CallArguments):
-            calls[part.index]["function"]["arguments"] += part.text
-    return "".join(said), calls if parser.complete else calls[:-1]
+    names = [tool.name for tool in offered.read.tools]
+    return read_tool_calls(text, dialect.tool_format, names)

@@ -1,4 +1,4 @@
-"""Reasoning: the free text, between two markers, in which a model thinks before it answers."""
+"""Reasoning: the free text between two markers that a model writes before its answer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ THINK_END = "</think>"
 
 
 class Thinking(Enum):
-    """What a request's prompt says about reasoning.
+    """State of the reasoning at the end of a request's prompt.
 
-    OFF: the model answers at once. BEGUN: the prompt ends inside the reasoning. FREE: the model begins it itself.
+    OFF: the model answers at once. BEGUN: the prompt ends inside the reasoning. FREE: the model may begin it itself.
     """
 
     OFF = "off"
@@ -20,10 +20,11 @@ class Thinking(Enum):
 
 
 class ReasoningSplitter:
-    """A model's text, in pieces as they come, into its reasoning and its answer.
+    """Splits a model's streamed text into its reasoning and its answer.
 
-    The markers, and whitespace next to them, belong to neither. Without the start marker, where the model was free to
-    write it, everything is the answer; without the end marker, where it has begun, everything is reasoning.
+    The markers, and whitespace next to them, belong to neither. If the model may begin the reasoning and writes no
+    start marker, all of the text is the answer. If reasoning has begun and no end marker follows, all of the text is
+    reasoning.
     """
 
     def __init__(self, thinking: Thinking, start: str = THINK_START, end: str = THINK_END) -> None:
@@ -35,7 +36,7 @@ class ReasoningSplitter:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """(reasoning, answer) that are certain now."""
+        """Take the next piece of text; return the (reasoning, answer) that are certain now."""
         if not (self._expects_start or self._inside or self._trims):
             return "", text
         self._held += text
@@ -46,14 +47,14 @@ class ReasoningSplitter:
         return "", self._read_answer()
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, at the end of the text."""
+        """Return the (reasoning, answer) held back until the end of the text."""
         held, self._held = self._held, ""
         if self._inside:
             return held.rstrip(), ""
         return "", held if self._expects_start else ""
 
     def _read_start(self) -> bool:
-        """Whether it is known how the text begins."""
+        """Return whether the start of the text is known to be a start marker or not."""
         begin = self._held.lstrip()
         if begin.startswith(self._start):
             self._held = begin.removeprefix(self._start)
@@ -71,7 +72,7 @@ class ReasoningSplitter:
             self._trims = not self._held
         found = self._held.find(self._end)
         if found < 0:
-            sure = len(self._held) - _overlap(self._held, self._end)
+            sure = len(self._held) - overlap(self._held, self._end)
             reasoning = self._held[:sure].rstrip()
             self._held = self._held[len(reasoning) :]
             return reasoning, ""
@@ -89,8 +90,8 @@ class ReasoningSplitter:
         return answer
 
 
-def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` with which `marker` begins, short of all of it."""
+def overlap(text: str, marker: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:length]):
             return length

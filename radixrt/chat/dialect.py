@@ -1,7 +1,7 @@
-"""`Dialect`: what a model's chat template and vocabulary know of tools and of reasoning.
+"""`Dialect`: the support of a model's chat template and vocabulary for tools and reasoning.
 
-The template is tried out rather than read: it renders a small conversation with a tool, a call and a result, and what
-comes out shows whether it offers tools to the model and in which form it writes calls.
+The template is probed rather than parsed: it renders a small conversation with a tool, a call and a result, and the
+output shows whether the template offers tools to the model and in which format it writes calls.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.config import Config
 from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
 from radixrt.errors import RequestError
-from radixrt.server.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 PROBE_S = 0.1
 PROBE_CHARS = 100_000
 MAX_SWITCH_CHARS = 32
-MAX_REMEMBERED = 256
-"""Sets of template variables whose effect on reasoning is remembered."""
+MAX_CACHED = 256
+"""Most sets of template variables whose effect on reasoning is cached."""
 
 _TOOL = "get_probe"
 _QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
@@ -38,15 +38,17 @@ _CALLED: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Dialect:
-    """See the module's docstring. The default is a model that knows neither tools nor reasoning.
+    """Support of one model for tools and reasoning. The default is a model that supports neither.
 
     Attributes:
-        tool_format: how the model is to write calls.
-        renders_tools: the template offers tools, and writes calls and results, in that format; else we do, as text.
-        takes_system: the template has a place for a system message.
-        tokens: texts of the added tokens of the vocabulary, with their ids.
-        special_tokens: those of them that `skip_special_tokens` leaves out of the text.
+        tool_format: format in which the model writes calls.
+        renders_tools: the template writes tools, calls and results in that format; otherwise `radixrt.chat.prompt` adds
+            them to the messages as text.
+        takes_system: the template accepts a system message.
+        tokens: text -> id of the added tokens of the vocabulary.
+        special_tokens: the added tokens that `skip_special_tokens` removes from the text.
         reasons: the model writes its reasoning between markers.
+        template: the template that `thinking` probes.
     """
 
     tool_format: ToolFormat = GENERIC_JSON
@@ -56,24 +58,24 @@ class Dialect:
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
     template: ChatTemplate | None = None
-    _remembered: dict[bytes, Thinking] = field(default_factory=dict)
+    _cached: dict[bytes, Thinking] = field(default_factory=dict)
 
     def thinking(self, variables: Mapping[str, Any]) -> Thinking:
-        """Whether a request with these template variables makes the model think first."""
+        """Return whether a request with these template variables makes the model reason first."""
         if not self.reasons or self.template is None:
             return Thinking.OFF
         switches = {name: value for name, value in variables.items() if _is_switch(value)}
         key = msgspec.json.encode(switches)
-        found = self._remembered.get(key)
+        found = self._cached.get(key)
         if found is None:
             found = _thinking(self.template, switches)
-            if len(self._remembered) < MAX_REMEMBERED:
-                self._remembered[key] = found
+            if len(self._cached) < MAX_CACHED:
+                self._cached[key] = found
         return found
 
 
 def read_dialect(config: Config, folder: str) -> Dialect:
-    """The dialect of the model in a folder, as far as the configuration does not decide it.
+    """Detect the dialect of the model in a folder; options of the configuration come before what is detected.
 
     Raises:
         ModelLoadError: a chat template cannot be read.
@@ -106,7 +108,7 @@ def make_dialect(
     tool_format: str = "auto",
     reasoning_parser: str = "auto",
 ) -> Dialect:
-    """Args as in `Dialect`; "auto" finds out by trying the template."""
+    """Build a dialect by probing the template. The arguments are those of `Dialect`; "auto" is detected."""
     if template is None:
         return Dialect()
     shown = _render(template, _CALLED, tools=_TOOLS) or ""
@@ -126,7 +128,7 @@ def make_dialect(
 
 
 def _format_of(shown: str) -> ToolFormat | None:
-    """The format in which a template has written the call of `_CALLED`."""
+    """Return the format in which a template has rendered the call of `_CALLED`."""
     if "result" not in shown:
         return None
     for form in (HERMES, LLAMA3):
@@ -136,7 +138,7 @@ def _format_of(shown: str) -> ToolFormat | None:
 
 
 def _is_switch(value: Any) -> bool:
-    """Whether a template variable is of the kind that turns reasoning on and off: trying larger ones out is work."""
+    """Return whether a template variable may switch reasoning on or off; large values are not probed, to save time."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_SWITCH_CHARS)
 
 
@@ -155,7 +157,7 @@ def _thinking(template: ChatTemplate, variables: Mapping[str, Any]) -> Thinking:
 
 
 def _reasons(template: ChatTemplate) -> bool:
-    """Whether the template writes markers, or takes them out of earlier answers."""
+    """Return whether the template writes reasoning markers or removes reasoning from earlier answers."""
     switches: Sequence[dict[str, Any]] = ({}, {"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True})
     if any(THINK_END in (text := _render(template, _QUESTION, variables=each) or "") or THINK_START in text
            for each in switches):  # fmt: skip
@@ -187,7 +189,7 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def _read(path: Path, kind: Any) -> Any:
-    """What is wanted of a JSON file; nothing, if it has another form (the tokenizer process says what is wrong)."""
+    """Decode a JSON file; return an empty value if it has another form (the tokenizer process reports the error)."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError, RecursionError):

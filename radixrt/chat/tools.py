@@ -1,33 +1,36 @@
-"""The tools of a chat request: definitions and choice, checked, as what the template and the constraint need."""
+"""Tool definitions and tool choice of a request, checked, in the form that templates and constraints take."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from radixrt.chat.types import FunctionDefinition, ToolChoice, ToolDefinition, ToolName, ToolOptions
 from radixrt.constrained.tags.tools import Tool
 from radixrt.errors import RequestError, shown
-from radixrt.server.chat_protocol import ChatRequest, FunctionDefinition, ToolChoice
 
 MAX_TOOLS = 256
 NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
 
+_definitions_decoder = msgspec.json.Decoder(list[ToolDefinition])
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """Tools that the model may or must call.
+    """Tools that the model may call or must call.
 
     Attributes:
-        definitions: JSON array of all that the request defines, for the prompt.
-        tools: those that may be called.
-        required: the answer is calls.
+        definitions: JSON array of all tools that the request defines, for the prompt.
+        tools: the tools that may be called.
+        required: the answer consists of calls.
         parallel: several calls are allowed.
-        legacy: the client speaks of functions, and gets one `function_call`.
+        legacy: the client uses OpenAI's older `functions` and receives one `function_call`.
     """
 
     definitions: bytes
@@ -41,17 +44,39 @@ class OfferedTools:
         return "functions" if self.legacy else "tools"
 
 
-def read_tools(body: ChatRequest) -> OfferedTools | None:
-    """The tools of a request; None if it has none or none may be called.
+def offer_tools(definitions: Sequence[Mapping[str, Any]], choice: str) -> OfferedTools:
+    """Check tools given as plain Python values.
+
+    Args:
+        definitions: tool definitions as in the OpenAI API.
+        choice: "auto", "required", or the name of the one tool that must be called.
+
+    Raises:
+        RequestError: naming the argument that is malformed.
+    """
+    wanted = choice if choice in ("auto", "required") else ToolChoice(type="function", function=ToolName(name=choice))
+    try:
+        tools = _definitions_decoder.decode(json.dumps(list(definitions)))
+    except (TypeError, ValueError) as error:
+        reason = str(error).replace("`$[", "`tools[")
+        raise RequestError(f"tools are not as in the OpenAI API: {reason}", param="tools") from None
+    offered = read_tools(ToolOptions(tools=tools, tool_choice=wanted))
+    if offered is None:
+        raise RequestError("tool_choice must be auto, required or the name of a tool", param="tool_choice")
+    return offered
+
+
+def read_tools(options: ToolOptions) -> OfferedTools | None:
+    """Return the tools of a request, or None if it has none or none may be called.
 
     Raises:
         RequestError: naming the field that is malformed.
     """
-    if body.tools and body.functions:
+    if options.tools and options.functions:
         raise RequestError("tools and functions exclude each other; functions is the older form", param="functions")
-    legacy = bool(body.functions)
-    given = _functions(body)
-    choice = body.function_call if legacy else body.tool_choice
+    legacy = bool(options.functions)
+    given = _functions(options)
+    choice = options.function_call if legacy else options.tool_choice
     field = "function_call" if legacy else "tool_choice"
     if not given:
         if choice not in (None, "none", "auto"):
@@ -61,18 +86,18 @@ def read_tools(body: ChatRequest) -> OfferedTools | None:
     offered = OfferedTools(
         definitions=_definitions([function for function, _ in given]),
         tools=tuple(tools),
-        parallel=not legacy and body.parallel_tool_calls is not False,
+        parallel=not legacy and options.parallel_tool_calls is not False,
         legacy=legacy,
     )
     return _chosen(offered, choice, field)
 
 
-def _functions(body: ChatRequest) -> list[tuple[FunctionDefinition, str]]:
-    """Definitions with their places."""
-    if body.functions:
-        return [(function, f"functions/{i}") for i, function in enumerate(body.functions)]
+def _functions(options: ToolOptions) -> list[tuple[FunctionDefinition, str]]:
+    """Return each definition with its place in the request."""
+    if options.functions:
+        return [(function, f"functions/{i}") for i, function in enumerate(options.functions)]
     found = []
-    for i, tool in enumerate(body.tools or []):
+    for i, tool in enumerate(options.tools or []):
         if tool.type != "function":
             raise RequestError(f"tools[{i}] must be of type function, not {shown(tool.type)}", param=f"tools[{i}].type")
         if tool.function is None:
@@ -102,7 +127,7 @@ def _checked(given: list[tuple[FunctionDefinition, str]], legacy: bool) -> list[
 
 
 def _arguments_schema(raw: msgspec.Raw, place: str, field: str) -> str:
-    """The schema as JSON text, such that nothing but an object satisfies it."""
+    """Return the schema as JSON text that only an object satisfies."""
     data = bytes(raw)
     if data in (b"", b"null"):
         return NO_ARGUMENTS
@@ -130,7 +155,7 @@ def _arguments_schema(raw: msgspec.Raw, place: str, field: str) -> str:
 
 
 def _definitions(functions: list[FunctionDefinition]) -> bytes:
-    """As templates know them: in OpenAI's order, without `strict`, which no model was trained on."""
+    """Encode the definitions for chat templates: in OpenAI's order, without `strict`, which no model was trained on."""
     found = []
     for function in functions:
         one: dict[str, Any] = {"name": function.name}

@@ -1,22 +1,25 @@
-"""`ToolCallParser`: a model's text, in pieces as they come, into what it says and the calls that it makes.
+"""`ToolCallParser`: splits a model's streamed text into plain text and tool calls.
 
-The text was written under the constraint of `radixrt.constrained.tags.tools`, so that calls have exactly the form that
-is looked for. Text that does not (an answer that was aborted in the middle of a call) never passes for a complete call.
+The text is generated under the constraint of `radixrt.constrained.tags.tools`, so calls have exactly the expected
+format. Other text (an answer that was aborted in the middle of a call) is never reported as a complete call.
 """
 
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
+from radixrt.chat.reasoning import overlap
 from radixrt.constrained.tags.tools import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the model says to the user."""
+    """Text for the user."""
 
     text: str
 
@@ -29,7 +32,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A fragment of a call's arguments, which are JSON once all of them have come."""
+    """A fragment of a call's arguments; all fragments together are JSON."""
 
     index: int
     text: str
@@ -39,24 +42,24 @@ Part = Text | CallBegin | CallArguments
 
 
 class _State(Enum):
-    TEXT = auto()  # free text in which a call may begin
-    HEAD = auto()  # the text of a call up to its arguments, or still something else
+    TEXT = auto()  # free text, in which a call may begin
+    HEAD = auto()  # possibly the text of a call up to its arguments
     ARGUMENTS = auto()
-    AFTER = auto()  # what follows a call: another one, or the end
-    PLAIN = auto()  # text in which no call can begin any more
+    AFTER = auto()  # text after a call: another call, or the end
+    PLAIN = auto()  # text in which no call can begin
 
 
 class ToolCallParser:
-    """See the module's docstring. No marker, and no part of one, is ever given out as text.
+    """Incremental parser of one answer. No marker, and no part of one, is returned as text.
 
     Newlines between the text and the first call belong to neither.
 
     Args:
-        form: how the model writes calls.
-        names: the tools that it may call.
+        form: format in which the model writes calls.
+        names: the tools that the model may call.
 
     Attributes:
-        complete: at least one call was made and all of them are whole.
+        complete: the text holds at least one call, and every call is complete.
     """
 
     def __init__(self, form: ToolFormat, names: Iterable[str]) -> None:
@@ -76,7 +79,7 @@ class ToolCallParser:
         self.complete = False
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain now."""
+        """Take the next piece of text; return the parts that are certain now."""
         self._buffer += text
         parts: list[Part] = []
         while (part := self._step()) is not None:
@@ -84,7 +87,7 @@ class ToolCallParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the text."""
+        """Return the parts held back until the end of the text."""
         held, self._buffer = self._buffer, ""
         if self._state is _State.TEXT or (self._state is _State.HEAD and not self._is_call(held)):
             return [Text(held)] if held else []
@@ -96,7 +99,7 @@ class ToolCallParser:
         return self._triggered or marked or held.startswith(form.trigger)
 
     def _step(self) -> Part | None:
-        """Take one part off the buffer; None if nothing more is certain."""
+        """Remove one part from the buffer; None if no further part is certain."""
         if self._state is _State.TEXT:
             return self._read_text()
         if self._state is _State.HEAD:
@@ -115,7 +118,7 @@ class ToolCallParser:
         trigger = self._form.trigger
         found = self._buffer.find(trigger)
         if found < 0:
-            kept = self._buffer[: len(self._buffer) - _overlap(self._buffer, trigger)]
+            kept = self._buffer[: len(self._buffer) - overlap(self._buffer, trigger)]
             return self._take(len(kept.rstrip("\n")))
         text = self._buffer[:found].rstrip("\n")
         self._buffer = self._buffer[found + len(trigger) :]
@@ -149,7 +152,7 @@ class ToolCallParser:
         return CallArguments(self._calls - 1, text)
 
     def _read_after(self) -> Part | None:
-        """What follows the arguments: the end, which may be the beginning of what stands before another call."""
+        """Read the text after the arguments: the end, or the separator before another call, which may begin alike."""
         if any(self._buffer.startswith(head) for head in self._next):
             return self._read_head(self._next)
         self.complete = self._buffer.startswith(self._end)
@@ -160,18 +163,34 @@ class ToolCallParser:
         return self._step()
 
 
-def _overlap(text: str, trigger: str) -> int:
-    """Length of the longest end of `text` with which `trigger` begins, short of all of it."""
-    for length in range(min(len(text), len(trigger) - 1), 0, -1):
-        if text.endswith(trigger[:length]):
-            return length
-    return 0
+def read_tool_calls(text: str, form: ToolFormat, names: Iterable[str]) -> tuple[str, list[dict[str, Any]]]:
+    """Split a whole answer into its text and its complete calls, the calls as in the OpenAI API."""
+    parser = ToolCallParser(form, names)
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for part in [*parser.feed(text), *parser.finish()]:
+        if isinstance(part, Text):
+            texts.append(part.text)
+        elif isinstance(part, CallBegin):
+            calls.append(tool_call(part.name, ""))
+        else:
+            calls[part.index]["function"]["arguments"] += part.text
+    return "".join(texts), calls if parser.complete else calls[:-1]
+
+
+def tool_call(name: str, arguments: str) -> dict[str, Any]:
+    """A call with a new id, as in the OpenAI API; `arguments` is JSON text."""
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 class _ObjectScanner:
-    """Finds the end of a JSON object that comes in pieces; `done` once it has.
+    """Finds the end of a JSON object that arrives in pieces; `done` is set once the end is found.
 
-    Only quotes, escapes and brackets are looked at.
+    The scanner looks only at quotes, escapes and brackets.
     """
 
     __slots__ = ("_depth", "_escaped", "_in_string", "done")
@@ -186,7 +205,7 @@ class _ObjectScanner:
         self.done = False
 
     def scan(self, text: str) -> int:
-        """How much of the text belongs to the object."""
+        """Return the number of leading characters of the text that belong to the object."""
         at = 0
         if self._escaped and text:
             self._escaped = False

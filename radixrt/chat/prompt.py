@@ -1,4 +1,4 @@
-"""The conversation of a chat request in the form that chat templates know, tools and earlier calls included."""
+"""`chat_prompt`: a conversation in the form that chat templates take, with its tools and earlier calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.dialect import Dialect
+from radixrt.chat.tools import OfferedTools
+from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.constrained.tags.tools import ToolFormat
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, unsupported
 from radixrt.messages.parts import ChatPrompt
-from radixrt.server.chat_protocol import ChatMessage, ChatRequest
-from radixrt.server.dialect import Dialect
-from radixrt.server.protocol import MAX_MESSAGES, refuse
-from radixrt.server.tools import OfferedTools
+
+MAX_MESSAGES = 4_096
 
 _ROLES = {
     "system": "system",
@@ -27,24 +28,33 @@ _ROLES = {
 Message = dict[str, Any]
 
 
-def chat_prompt(body: ChatRequest, offered: OfferedTools | None, dialect: Dialect) -> ChatPrompt:
-    """Plain strings, the roles that models were trained on, and what of the tools the template does not say itself.
+def chat_prompt(
+    conversation: Conversation, offered: OfferedTools | None, dialect: Dialect, variables: dict[str, Any] | None = None
+) -> ChatPrompt:
+    """Build the prompt: contents as plain strings, the roles that models were trained on, and the tools.
+
+    Args:
+        offered: tools for the template, or for instructions to the model where the template renders no tools.
+        variables: the `template_variables` of the conversation, if already known.
 
     Raises:
         RequestError: naming the message and the field in it.
     """
-    if not body.messages:
+    given = conversation.messages
+    if not given:
         raise RequestError("messages must hold at least one message", param="messages")
-    if len(body.messages) > MAX_MESSAGES:
+    if len(given) > MAX_MESSAGES:
         raise RequestError(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
-    continue_final = bool(body.continue_final_message)
-    # A message that is to be continued is not followed by another turn's header, whatever the default says.
-    add_generation_prompt = not continue_final if body.add_generation_prompt is None else body.add_generation_prompt
+    continue_final = bool(conversation.continue_final_message)
+    # No header of another turn follows a message that is continued.
+    add_generation_prompt = conversation.add_generation_prompt
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final
     if continue_final and add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    messages = [_plain_message(i, message) for i, message in enumerate(body.messages)]
+    messages = [_plain_message(i, message) for i, message in enumerate(given)]
     tools = None if offered is None else offered.definitions
     if not dialect.renders_tools:
         messages = _without_calls(messages, dialect.tool_format)
@@ -55,17 +65,17 @@ def chat_prompt(body: ChatRequest, offered: OfferedTools | None, dialect: Dialec
         messages=msgspec.json.encode(messages),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final,
-        template_kwargs=msgspec.json.encode(template_variables(body)),
+        template_kwargs=msgspec.json.encode(template_variables(conversation) if variables is None else variables),
         tools=tools,
     )
 
 
-def template_variables(body: ChatRequest) -> dict[str, Any]:
-    """`chat_template_kwargs`, and the reasoning effort under the names that templates have for it."""
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-        if body.reasoning_effort == "none":
+def template_variables(conversation: Conversation) -> dict[str, Any]:
+    """The template variables of a conversation, with the reasoning effort under the names that templates use for it."""
+    variables = dict(conversation.template_kwargs or {})
+    if conversation.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", conversation.reasoning_effort)
+        if conversation.reasoning_effort == "none":
             variables.setdefault("enable_thinking", False)
             variables.setdefault("thinking", False)
     return variables
@@ -101,7 +111,7 @@ def _plain_content(index: int, message: ChatMessage) -> str | None:
         text = part.refusal if part.type == "refusal" else part.text
         param = f"messages[{index}].content[{i}]"
         if part.type not in ("text", "refusal"):
-            raise refuse(param, f"a content part of type {part.type[:40]!r}")
+            raise unsupported(param, f"a content part of type {part.type[:40]!r}")
         if text is None:
             raise RequestError(f"{param}.{part.type} is required", param=f"{param}.{part.type}", code="missing_field")
         texts.append(text)
@@ -109,7 +119,7 @@ def _plain_content(index: int, message: ChatMessage) -> str | None:
 
 
 def _plain_calls(index: int, message: ChatMessage) -> list[Message]:
-    """Earlier calls with their arguments as values, which is what templates write as JSON."""
+    """Return earlier calls with decoded arguments, which templates render as JSON."""
     found: list[Message] = []
     for i, call in enumerate(message.tool_calls or []):
         place = f"messages[{index}].tool_calls[{i}].function.arguments"
@@ -134,11 +144,11 @@ def _arguments(given: Any, place: str) -> Any:
         raise RequestError(f"{place} is not JSON: {error}", param=place, code="invalid_json") from None
 
 
-# --- for templates that know no tools ---
+# --- for templates that render no tools ---
 
 
 def tool_instructions(definitions: bytes, form: ToolFormat) -> str:
-    """What the model is told about its tools."""
+    """Instructions that describe the tools and the format of a call to the model."""
     functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in msgspec.json.decode(definitions)]
     example = f"{form.begin}{form.head('<name>')}{{<arguments>}}{form.tail}{form.end}"
     calls = "functions" if form.several else "a function"
@@ -158,12 +168,12 @@ def _with_instructions(messages: list[Message], text: str, takes_system: bool) -
     first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return [{"role": "user", "content": text}, *messages]
-    told = {**messages[first], "content": f"{text}\n\n{messages[first]['content']}"}
-    return [*messages[:first], told, *messages[first + 1 :]]
+    instructed = {**messages[first], "content": f"{text}\n\n{messages[first]['content']}"}
+    return [*messages[:first], instructed, *messages[first + 1 :]]
 
 
 def _without_calls(messages: list[Message], form: ToolFormat) -> list[Message]:
-    """Earlier calls as the text that the model wrote, and their results as what the user says about them."""
+    """Replace earlier calls by the text that the model wrote, and their results by messages of the user."""
     if not any("tool_calls" in message or message["role"] == "tool" for message in messages):
         return messages
     names: dict[str, str] = {}

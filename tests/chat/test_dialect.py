@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from radixrt.chat.dialect import Dialect, make_dialect, read_dialect
+from radixrt.chat.reasoning import Thinking
 from radixrt.config import make_config
 from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3
-from radixrt.server.dialect import Dialect, make_dialect, read_dialect
-from radixrt.server.reasoning import Thinking
-from tests.server import templates
-from tests.server.templates import template
+from tests.chat import templates
+from tests.chat.templates import template
 from tests.tokenizer.model_templates import LLAMA3 as REAL_LLAMA3
 from tests.tokenizer.model_templates import MISTRAL, QWEN
 
@@ -75,13 +75,13 @@ def test_variables_that_break_the_template_mean_no_harm() -> None:
     assert dialect.thinking({"messages": "x"}) is Thinking.FREE
 
 
-def test_large_variables_are_neither_tried_nor_remembered() -> None:
+def test_large_variables_are_neither_tried_nor_cached() -> None:
     dialect = make_dialect(template(templates.BEGINS_THINKING + "{% for y in x or [] %}{{ y }}{% endfor %}"))
     for i in range(1000):
         assert dialect.thinking({"x": [i] * 10_000, "y": "z" * 10_000}) is Thinking.BEGUN
         dialect.thinking({"i": i})
-    assert len(dialect._remembered) <= 256
-    assert max(map(len, dialect._remembered)) < 100
+    assert len(dialect._cached) <= 256
+    assert max(map(len, dialect._cached)) < 100
 
 
 def test_a_model_without_a_template_knows_nothing() -> None:

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from radixrt.chat.tool_parser import CallArguments, CallBegin, Part, Text, ToolCallParser
 from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
-from radixrt.server.tool_calls import CallArguments, CallBegin, Part, Text, ToolCallParser
 
 NAMES = ("get", "get_weather", "f.g-h")
 ARGUMENTS = ["{}", '{"a":"}\\"]{","b":[{},[1]]}', '{"é\\\\":{"<tool_call>":"</tool_call>"}}', '{"a": "\\\\\\\\"}']

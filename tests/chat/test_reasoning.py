@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.server.reasoning import ReasoningSplitter, Thinking
+from radixrt.chat.reasoning import ReasoningSplitter, Thinking
 
 
 def split(text: str, thinking: Thinking, size: int) -> tuple[str, str]:

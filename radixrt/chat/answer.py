@@ -1,0 +1,81 @@
+"""`AnswerParser`: splits an answer's text into reasoning, text for the user and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from radixrt.chat.reasoning import THINK_END, ReasoningSplitter, Thinking
+from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, ToolCallParser
+from radixrt.constrained.tags.tools import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of the model's reasoning."""
+
+    text: str
+
+
+Part = Text | Reasoning | CallBegin | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The parts that the answers to one request can have.
+
+    Attributes:
+        tool_format: format of tool calls; None if the request allows no calls.
+        names: the tools that may be called.
+        legacy: calls are reported as OpenAI's older `function_call`.
+        thinking: whether reasoning comes first.
+        reasoning_end: the marker after the reasoning.
+        reasoning_end_id: the id of the marker, if it is a single token.
+    """
+
+    tool_format: ToolFormat | None = None
+    names: tuple[str, ...] = ()
+    legacy: bool = False
+    thinking: Thinking = Thinking.OFF
+    reasoning_end: str = THINK_END
+    reasoning_end_id: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of the text is for the user."""
+        return self.tool_format is None and self.thinking is Thinking.OFF
+
+
+class AnswerParser:
+    """Incremental parser of one answer's text."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._splitter = ReasoningSplitter(form.thinking, end=form.reasoning_end)
+        self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.names)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer holds at least one call and every call is complete."""
+        return self._calls is not None and self._calls.complete
+
+    def feed(self, text: str) -> list[Part]:
+        """Take the next piece of text; return the parts that are certain now."""
+        return self._parts(*self._splitter.feed(text))
+
+    def finish(self) -> list[Part]:
+        """Return the parts held back until the end of the text."""
+        parts = self._parts(*self._splitter.finish())
+        return parts if self._calls is None else [*parts, *self._calls.finish()]
+
+    def _parts(self, reasoning: str, answer: str) -> list[Part]:
+        parts: list[Part] = [Reasoning(reasoning)] if reasoning else []
+        if not answer:
+            return parts
+        return [*parts, Text(answer)] if self._calls is None else [*parts, *self._calls.feed(answer)]
+
+
+def count_reasoning(token_ids: Sequence[int], form: AnswerForm) -> int:
+    """Number of tokens up to and including the end marker of the reasoning; 0 if it is absent or not one token."""
+    if form.thinking is Thinking.OFF or form.reasoning_end_id is None:
+        return 0
+    return next((i for i, token in enumerate(token_ids, 1) if token == form.reasoning_end_id), 0)

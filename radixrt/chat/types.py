@@ -1,0 +1,99 @@
+"""Plain data of a conversation: messages, tool definitions and the choice among tools, as in the OpenAI API.
+
+Each class is a msgspec Struct, so that one decoder checks the types of a whole request and names the wrong field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """An earlier call. The arguments are JSON text, as clients receive them, or an already decoded value."""
+
+    name: str
+    arguments: Any = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
+class ToolName(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class ToolReference(msgspec.Struct, kw_only=True):
+    function: ToolName
+    type: str = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: str
+    tools: list[ToolReference]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    type: str
+    function: ToolName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages and the options of the chat template that renders them; None stands for the default of each option.
+
+    Attributes:
+        template_kwargs: variables for the chat template.
+        reasoning_effort: passed to the template under the names that templates use for it.
+        add_generation_prompt: end the prompt with the header of an assistant's message.
+        continue_final_message: end the prompt inside the last message.
+    """
+
+    messages: Sequence[ChatMessage]
+    template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools of a request and the choice among them; `functions` and `function_call` are OpenAI's older form."""
+
+    tools: Sequence[ToolDefinition] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Sequence[FunctionDefinition] | None = None
+    function_call: str | ToolName | None = None
