@@ -95,7 +95,7 @@ def measure_steps(folder: Path, rows: int, steps: int, *, detokenize: bool, prof
     """Microseconds of each part for one decode step of `rows`."""
     pipe = Pipe(folder)
     streams = submit(pipe, plain_workload(rows, steps + 40), detokenize=detokenize)
-    while pipe.scheduler.num_waiting or pipe.device.tokens < 10 * rows:
+    while pipe.scheduler.waiting or pipe.device.tokens < 10 * rows:
         pipe.turn()
     _settle()
     pipe.turn()

@@ -11,7 +11,7 @@ class ReqToTokenPool:
     """A table of rows; `table[req_pool_idx, position]` is the KV slot of that position of that request.
 
     This table is the authority, the runner keeps a mirror of it. Row 0 is padding and is never handed out. A row is not
-    cleared when it is freed or handed out: positions from the owner's kv_len on mean nothing.
+    cleared when it is freed or handed out: positions from the owner's length on mean nothing.
 
     Args:
         max_requests: rows that can be handed out.

@@ -1,10 +1,40 @@
-"""How much room a request must find before it is admitted."""
+"""Admission: the order in which waiting requests are considered, and the conditions under which they are admitted.
+
+A request is admitted when there is room for what it and the active requests are still expected to write
+(`NewTokenRatio`), when no active request is computing a prefix that it could reuse a step later (`PrefillPrefixes`),
+and when it does not take slots that another program's next call is about to use (`Programs.expected`).
+
+Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
+order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing. Where the cache makes
+no difference between requests, those of one program (see `messages.ProgramHint`) stand together, at the position of
+the program's first request, so that what they share is used while it is cached. fcfs stays in order of arrival.
+
+lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
+and depth-first over the radix tree, heaviest subtree first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from radixrt.scheduler.req import Req
+import numpy as np
+
+from radixrt.config import SchedulerConfig
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.programs import Programs
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.request_table import RequestTable
+from radixrt.scheduler.schedule_batch import Chunk
+
+PATIENCE_S = 10.0
+WINDOW = 128
+"""Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
+would cost more than the better order saves."""
+
+DEFER_TOKENS = 32
+"""A waiting request is deferred while an active one computes at least this many tokens that it could reuse."""
 
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.1
@@ -12,10 +42,86 @@ DECAY_STEPS = 600
 CLIP_TOKENS = 4096
 """Requests with a huge or no max_tokens are expected to stop before this many."""
 
+Order = Callable[[list[Req], KVManager], list[Req]]
+
+
+class Admission:
+    """Plans the prefill chunks of each step: those of prompts under way first, then those of requests that it admits.
+
+    Attributes:
+        ratio: estimate of how much of their max_tokens the running requests will use.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, programs: Programs) -> None:
+        self._config = config
+        self._kv = kv
+        self._requests = requests
+        self._programs = programs
+        self.ratio = NewTokenRatio(config.schedule_conservativeness)
+
+    def plan_chunks(self, now: float) -> list[Chunk]:
+        """The chunks of prompts for this step, within the token budget `chunked_prefill_size`."""
+        budget = self._config.chunked_prefill_size
+        chunks: list[Chunk] = []
+        for req in self._requests.active:
+            if req.state is ReqState.PREFILL and budget > 0:
+                budget -= self._add_chunk(req, budget, chunks)
+        if self._requests.waiting and budget > 0 and not self._is_full:
+            self._admit(budget, chunks, now)
+        return chunks
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._requests.active) >= self._config.max_running_requests
+
+    def _add_chunk(self, req: Req, budget: int, chunks: list[Chunk]) -> int:
+        """Append the request's next chunk; returns its tokens, 0 if there is no room for it."""
+        start = req.kv.length
+        num_new = min(req.known_len - start, budget)
+        slots = self._kv.extend(req, num_new)
+        if slots is None:
+            return 0
+        chunks.append(Chunk(req, start, slots, is_last=req.kv.length == req.known_len))
+        return num_new
+
+    def _admit(self, budget: int, chunks: list[Chunk], now: float) -> None:
+        active = self._requests.active
+        reserved = sum(self.ratio.reserve(r, r.kv.length) for r in active)
+        order = deque(arrange(self._config.schedule_policy, self._requests.waiting, self._kv, now))
+        computing = PrefillPrefixes(active, self._kv)
+        while order and budget > 0 and not self._is_full:
+            req = order.popleft()
+            if computing.covers(req):
+                continue
+            prefix = self._kv.lock_prefix(req)
+            need = self.ratio.reserve(req, len(prefix))
+            if active and reserved + need > self._kv.reachable_slots:
+                self._kv.unlock_prefix(req)
+                return
+            if active and self._would_displace(req, reserved + need, now):
+                self._kv.unlock_prefix(req)
+                continue
+            self._requests.activate(req, prefix, now)
+            computing.add(req)
+            if req.scores is not None and (follower := self._requests.queue_next_row(req.scores.rid)) is not None:
+                order.appendleft(follower)
+            used = self._add_chunk(req, budget, chunks)
+            if used == 0:  # the estimate was too low: the request keeps its prefix and tries again at the next step
+                return
+            budget -= used
+            reserved += self.ratio.reserve(req, req.kv.length)
+
+    def _would_displace(self, req: Req, wanted: int, now: float) -> bool:
+        """Whether slots would go to this request that another program's next call is about to ask for."""
+        room = self._kv.reachable_slots - wanted
+        if room >= self._programs.held_tokens or is_overdue(req, now):
+            return False
+        return room < self._programs.expected(None if req.call is None else req.call.program, now)
+
 
 class NewTokenRatio:
-    """The part of their remaining max_tokens that running requests are expected to use, as SGLang estimates it: it
-    starts careful, decays while decoding goes well, and jumps back when a retraction shows that it was too low."""
+    """Part of their remaining max_tokens that running requests are expected to use, estimated as SGLang does: the ratio
+    starts high, decays while decoding proceeds, and jumps back when a retraction shows that it was too low."""
 
     def __init__(self, conservativeness: float) -> None:
         self._initial = min(1.0, INITIAL_RATIO * conservativeness)
@@ -24,17 +130,108 @@ class NewTokenRatio:
         self.value = self._initial
 
     def decoded(self) -> None:
-        """A decode step went through without retraction."""
+        """Lower the ratio after a decode step without retraction."""
         self.value = max(self._floor, self.value - self._decay)
 
     def retracted(self, active: Iterable[Req]) -> None:
-        """Requests had to be retracted: expect of the others at least what they have used so far, and some more."""
+        """Raise the ratio after a retraction: the others are expected to use at least what they have used so far."""
         used = wanted = 1
         for req in active:
             used += req.num_output + 20
             wanted += min(req.num_output + max(req.remaining, 0), CLIP_TOKENS)
         self.value = min(1.0, max(self._initial, used / wanted))
 
-    def reserve(self, req: Req) -> int:
-        """Slots that an active or admitted request is expected to take from now on, its uncomputed input included."""
-        return max(req.known_len - req.kv_len, 0) + int(min(max(req.remaining, 0), CLIP_TOKENS) * self.value)
+    def reserve(self, req: Req, computed: int) -> int:
+        """Number of slots that a request of which `computed` tokens have slots is expected to take from now on, for the
+        rest of its input and for its output."""
+        return max(req.known_len - computed, 0) + int(min(max(req.remaining, 0), CLIP_TOKENS) * self.value)
+
+
+def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
+    """The first WINDOW waiting requests in the order in which admission should try them (all of them for fcfs)."""
+    by_arrival = sorted(waiting, key=lambda r: (-r.priority, r.seq))
+    if policy == "fcfs" or len(by_arrival) < 2:
+        return by_arrival
+    window = by_arrival[:WINDOW]
+    patient = [r for r in window if not is_overdue(r, now)]
+    overdue = [r for r in window if is_overdue(r, now)]
+    arranged = _ORDERS[policy](patient, kv)
+    arranged.sort(key=lambda r: -r.priority)  # stable: the policy's order within one priority
+    return sorted(overdue + arranged, key=lambda r: -r.priority) if overdue else arranged
+
+
+def is_overdue(req: Req, now: float) -> bool:
+    return now - req.stats.arrived_at > PATIENCE_S
+
+
+def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
+    lens = {r.rid: kv.match_len(r) for r in reqs}
+    return sorted(reqs, key=lambda r: (-lens[r.rid], _arrival(r)))
+
+
+def _arrival(req: Req) -> int:
+    """Position in the order of arrival: of the request's program, if it belongs to one."""
+    program = None if req.call is None else req.call.program
+    return req.seq if program is None else program.seq
+
+
+def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
+    """Sorting by the path of (weight, node) pairs from the root is a depth-first walk, heaviest child first, that
+    takes the requests that end at a node before those that go deeper."""
+    paths: dict[str, list[Any]] = {}
+    weight: Counter[int] = Counter()
+    for r in reqs:
+        node, path = kv.cache.match_node(r.reusable_ids, r.namespace), []
+        while node is not None:
+            path.append(node)
+            weight[id(node)] += 1
+            node = node.parent
+        paths[r.rid] = path[::-1]
+    return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), _arrival(r)))
+
+
+_ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}
+
+
+class PrefillPrefixes:
+    """Inputs of the requests in PREFILL, indexed to find one that computes a prefix that a waiting request can reuse.
+
+    Lives while the requests of one step are admitted. Every waiting request is looked up, so the inputs are indexed by
+    the DEFER_TOKENS tokens behind each number of cached tokens that came up, and only inputs with equal tokens there
+    are compared.
+    """
+
+    def __init__(self, active: Iterable[Req], kv: KVManager) -> None:
+        self._kv = kv
+        self._reqs = [r for r in active if r.state is ReqState.PREFILL] if kv.cache.shares else []
+        self._indexes: dict[int, dict[tuple[str, bytes], list[Req]]] = {}
+
+    def add(self, req: Req) -> None:
+        """Add a request that was just admitted."""
+        if self._kv.cache.shares:
+            self._reqs.append(req)
+            for cached, index in self._indexes.items():
+                _add_to(index, req, cached)
+
+    def covers(self, req: Req) -> bool:
+        """Whether an active request is computing a prefix of this one's input that it can reuse a step later."""
+        reusable = req.reusable_ids
+        if not self._reqs or len(reusable) < DEFER_TOKENS:
+            return False
+        cached = self._kv.match_len(req)
+        if len(reusable) < cached + DEFER_TOKENS:
+            return False
+        index = self._indexes.get(cached)
+        if index is None:
+            index = self._indexes[cached] = {}
+            for other in self._reqs:
+                _add_to(index, other, cached)
+        window = reusable[cached : cached + DEFER_TOKENS].tobytes()
+        same = index.get((req.namespace, window), ())
+        return any(np.array_equal(other.ids[:cached], reusable[:cached]) for other in same)
+
+
+def _add_to(index: dict[tuple[str, bytes], list[Req]], req: Req, cached: int) -> None:
+    window = req.known_ids[cached : cached + DEFER_TOKENS].tobytes()
+    if len(window) == 4 * DEFER_TOKENS:
+        index.setdefault((req.namespace, window), []).append(req)

@@ -1,19 +1,17 @@
-"""What is special about constrained requests: masks, jump-forward, and ends that are always valid.
+"""Constrained requests: masks, jump-forward, and early ends that are always valid.
 
-All of it is decided here, in the scheduler, when a step is committed and every earlier token is known:
+The scheduler decides all of it when a step is committed and every earlier token is known:
 
-- a sampled token after which no valid end could be reached within the budget is dropped, and the output is closed along
-  the grammar's shortest way instead; that costs no step, because nothing is left to sample;
-- what the grammar leaves no choice about is appended without sampling (jump-forward), and computed by the next step as
-  an EXTEND. A sample of the request that is still in flight then is ignored when it comes.
+- a sampled token after which no valid output could be completed within the budget is dropped, and the output is closed
+  with the grammar's shortest completion instead; that costs no step, because nothing is left to sample;
+- tokens about which the grammar leaves no choice are appended without sampling (jump-forward), and computed by the next
+  step as an EXTEND. A sample of the request that is still in flight then is ignored when it arrives.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
@@ -21,20 +19,19 @@ from radixrt.messages.scheduler import TokenizedReq
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
-from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.req import ConstraintState, Req, ReqState
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 
 logger = logging.getLogger(__name__)
 
-F = TypeVar("F")
-
 JUMP_RATE_MEMORY = 64
-"""Sampled tokens over which the share of those that led to a jump is averaged, about."""
+"""Approximate number of sampled tokens over which the share that led to a jump is averaged."""
 WORTH_WAITING = 0.1
-"""Above this share, steps do not run ahead of their own tokens (see `ConstrainedRequests.waits`)."""
+"""Above this share of jumps, no step is submitted before the tokens of the step before it are known; see
+`ConstrainedRequests.waits`."""
 
 MASK_LIMIT_S = 0.05
-"""A request whose mask takes longer than this holds up everyone in its batch, and is ended."""
+"""A request whose mask takes longer than this delays its whole batch, and is ended."""
 LOOK_S = 0.001
 """Masks that together take less than this are not timed one by one."""
 
@@ -43,19 +40,19 @@ class StepMasks:
     """The masks of one step, each kept once however many rows have it.
 
     Attributes:
-        rows: indices of sampling rows; those that may sample anything are left out.
-        index: of each row's mask in `masks`.
-        masks: uint32 [mask_words] each.
+        rows: indices of the sampling rows that have a mask.
+        index: index in `masks` of each row's mask.
+        masks: arrays of uint32 [mask_words].
     """
 
     def __init__(self) -> None:
         self.rows: list[int] = []
         self.index: list[int] = []
         self.masks: list[Bitmask] = []
-        self._places: dict[int, int] = {}  # in `masks`, by identity: equal masks of other arrays are not looked for
+        self._indices: dict[int, int] = {}  # in `masks`, by id(mask): equal masks in other arrays are not detected
 
     def add(self, row: int, mask: Bitmask) -> None:
-        at = self._places.setdefault(id(mask), len(self.masks))
+        at = self._indices.setdefault(id(mask), len(self.masks))
         if at == len(self.masks):
             self.masks.append(mask)
         self.rows.append(row)
@@ -63,13 +60,13 @@ class StepMasks:
 
 
 def append_token(req: Req, token: int) -> Finish | None:
-    """Append an output token; the request's end, if this is it."""
+    """Append an output token; returns the request's finish if the token is its last."""
     if req.prompt_len == req.max_len:  # max_tokens 0: only the prompt was to be scored
         return Finish(FINISH_LENGTH)
     req.append(token)
     if token in req.stop_ids:
         return Finish(FINISH_STOP, matched=token)
-    if req.grammar is not None and req.grammar.is_terminated():
+    if req.constraint is not None and req.constraint.grammar.is_terminated():
         return Finish(FINISH_STOP)
     if req.known_len >= req.max_len:
         return Finish(FINISH_LENGTH)
@@ -77,24 +74,28 @@ def append_token(req: Req, token: int) -> Finish | None:
 
 
 class ConstrainedRequests:
-    """Drives the grammars of the scheduler's requests; shares its KV manager, writer and counters."""
+    """Advances the grammars of the scheduler's requests; shares its KV manager, writer and counters."""
 
     def __init__(self, kv: KVManager, writer: DeltaWriter, counters: Counters) -> None:
         self._kv = kv
         self._writer = writer
         self._counters = counters
-        self._jump_rate = 0.5  # of sampled tokens; the first few correct it
+        self._jump_rate = 0.5  # share of sampled tokens that led to a jump; the first few correct it
 
     def waits(self, running: list[Req]) -> bool:
-        """Whether a next step over these requests had better wait for the tokens in flight.
+        """Whether the next step over these requests should wait for the tokens in flight.
 
-        A jump throws the sample away that is in flight. Where all rows may jump and often do, a step that waits gets
-        further than one that runs ahead; where others share the batch, they pay for it anyway.
+        A jump discards the sample that is in flight. Where all rows may jump and often do, a step that waits makes more
+        progress than one that is submitted early; where other rows share the batch, they would pay for the wait.
         """
-        return self._jump_rate > WORTH_WAITING and bool(running) and all(r.jumps for r in running)
+        return (
+            self._jump_rate > WORTH_WAITING
+            and bool(running)
+            and all(r.constraint is not None and r.constraint.jumps for r in running)
+        )
 
     def refusal(self, message: TokenizedReq, grammar: Grammar, room: int) -> FinishError | None:
-        """Why a request cannot be served whose prompt leaves `room` tokens; None if it can."""
+        """The error of a request that cannot be served because its prompt leaves only `room` tokens; None if it can."""
         asked = message.sampling.max_tokens
         try:
             need = max(len(grammar.closing()), 1)
@@ -116,20 +117,21 @@ class ConstrainedRequests:
     # --- masks ---
 
     def masks(self, batch: ScheduleBatch) -> tuple[StepMasks, list[tuple[Req, Finish]]]:
-        """The masks of the batch's constrained rows, and the requests whose grammar failed on it.
+        """The masks of the batch's constrained rows, and the requests whose grammar failed.
 
         All earlier steps are committed, so every grammar is up to date.
         """
         masks = StepMasks()
         failed: list[tuple[Req, Finish]] = []
-        started = stamp = time.thread_time()  # not what others on this core took meanwhile
+        started = stamp = time.thread_time()  # excludes the time of other threads on this core
         looked = time.perf_counter()
         for i in batch.grammar_rows:
             req = batch.sampled[i]
-            if req.finish is not None or req.grammar is None or req.stale_samples:
+            constraint = req.constraint
+            if req.finish is not None or constraint is None or constraint.stale_samples:
                 continue
             try:
-                masks.add(i, req.grammar.mask())
+                masks.add(i, constraint.grammar.mask())
             except Exception as error:
                 failed.append((req, _failed(req, error)))
                 stamp, looked = time.thread_time(), time.perf_counter()
@@ -145,64 +147,65 @@ class ConstrainedRequests:
         return masks, failed
 
     def settle(self, running: list[Req]) -> list[tuple[Req, Finish]]:
-        """Let the grammars do what they put off; returns the requests whose grammar failed on it."""
+        """Do the grammars' deferred work; returns the requests whose grammar failed."""
         failed = []
         for req in running:
-            if req.grammar is not None:
+            if req.constraint is not None:
                 try:
-                    req.grammar.settle()
+                    req.constraint.grammar.settle()
                 except Exception as error:
                     failed.append((req, _failed(req, error)))
         return failed
 
     # --- tokens ---
 
-    def take(self, req: Req, token: int, columns: LogprobColumns | None) -> Finish | None:
-        """Take a sampled token of a constrained request; its end, if it comes to one."""
-        grammar = req.grammar
-        assert grammar is not None
+    def take(self, req: Req, state: ConstraintState, token: int, columns: LogprobColumns | None) -> Finish | None:
+        """Take a sampled token of a constrained request; returns its finish if it ends."""
+        grammar = state.grammar
         try:
             if not grammar.fits(token, req.max_len - req.known_len - 1):
-                return self.close(req)
+                return self._close(req, state)
             if not grammar.accept(token):
                 logger.error("request %s: its grammar refuses token %d, which its mask allowed", req.rid, token)
                 return _error("the sampled token is not allowed by the request's grammar")
             finish = append_token(req, token)
             self._writer.token(req, token, columns)
             if finish is not None:
-                return self._ended(req, finish)
-            if not req.jumps:
+                return self._ended(req, state, finish)
+            if not state.jumps:
                 return None
-            before = req.forced_tokens
-            finish = self.jump(req)
-            self._jump_rate += ((req.forced_tokens > before) - self._jump_rate) / JUMP_RATE_MEMORY
+            before = state.forced_tokens
+            finish = self._jump(req, state)
+            self._jump_rate += ((state.forced_tokens > before) - self._jump_rate) / JUMP_RATE_MEMORY
             return finish
         except Exception as error:
             return _failed(req, error)
 
     def start(self, req: Req) -> Finish | None:
-        """Append what a new request's output must begin with; its end, if that is all."""
-        return self._guarded(req, self.jump) if req.jumps else None
-
-    def expire(self, req: Req) -> Finish:
-        """The end of a request whose time is up: what there is of it becomes a valid answer."""
-        return self._guarded(req, self.close)
-
-    @staticmethod
-    def _guarded(req: Req, act: Callable[[Req], F]) -> F | Finish:
+        """Append the forced beginning of a new request's output; returns its finish if that is the whole output."""
+        state = req.constraint
+        if state is None or not state.jumps:
+            return None
         try:
-            return act(req)
+            return self._jump(req, state)
         except Exception as error:
             return _failed(req, error)
 
-    def jump(self, req: Req) -> Finish | None:
-        """Jump-forward: append what must come next.
+    def expire(self, req: Req) -> Finish:
+        """Close the output of a request whose deadline passed into a valid answer; returns its finish."""
+        assert req.constraint is not None
+        try:
+            return self._close(req, req.constraint)
+        except Exception as error:
+            return _failed(req, error)
 
-        Even a single token, which a step in flight would bring as well: so the output does not depend on how many steps
-        are in flight, and its tokens are the tokenizer's own.
+    def _jump(self, req: Req, state: ConstraintState) -> Finish | None:
+        """Jump-forward: append the tokens that must come next.
+
+        A single token is appended too, though a step in flight would sample it as well: so the output does not depend
+        on how many steps are in flight, and its tokens are the tokenizer's own.
         """
-        grammar = req.grammar
-        assert grammar is not None
+        grammar = state.grammar
         forced = grammar.forced_continuation()
         if not forced:
             return None
@@ -212,7 +215,7 @@ class ConstrainedRequests:
         taken = 0
         for token in forced:
             if not grammar.fits(token, req.max_len - req.known_len - 1):
-                finish = self.close(req)
+                finish = self._close(req, state)
                 break
             if not grammar.accept(token):
                 logger.error("request %s: its grammar refuses token %d, which it forced", req.rid, token)
@@ -222,11 +225,11 @@ class ConstrainedRequests:
             self._writer.unsampled(req, [token])
             taken += 1
             if finish is not None:
-                finish = self._ended(req, finish)
+                finish = self._ended(req, state, finish)
                 break
-        req.forced_tokens += taken
+        state.forced_tokens += taken
         self._counters.forced_tokens += taken
-        req.stale_samples += req.num_pending
+        state.stale_samples += req.num_pending
         req.num_pending = 0
         if req.state is ReqState.RUNNING:
             req.state = ReqState.PREFILL
@@ -234,9 +237,10 @@ class ConstrainedRequests:
         return finish
 
     def _heal(self, req: Req, grammar: Grammar, forced: list[int]) -> list[int]:
-        """Take the last token back where it and the forced text together are tokenized otherwise; returns what follows.
+        """Take the last token back where it and the forced text together are tokenized differently; returns the tokens
+        to append.
 
-        So the sequence is what the tokenizer makes of its text, and later prompts that hold it find it in the cache.
+        So the sequence equals the tokenization of its text, and later prompts with that text find it in the cache.
         """
         healed = grammar.healed(int(req.ids[req.known_len - 1]), forced)
         if healed is None:
@@ -247,21 +251,19 @@ class ConstrainedRequests:
         self._kv.truncate(req, req.known_len)
         return healed
 
-    def _ended(self, req: Req, finish: Finish) -> Finish:
-        """A full budget where the output may end but could go on is an early end as well, with nothing left to add."""
-        return self.close(req) if finish.reason == FINISH_LENGTH else finish
+    def _ended(self, req: Req, state: ConstraintState, finish: Finish) -> Finish:
+        """Report a used-up budget where the output may end but could go on as an early end too, with nothing to add."""
+        return self._close(req, state) if finish.reason == FINISH_LENGTH else finish
 
-    def close(self, req: Req) -> Finish:
-        """End the output along the grammar's shortest way; no step is needed for it."""
-        grammar = req.grammar
-        assert grammar is not None
-        tokens = grammar.closing()
+    def _close(self, req: Req, state: ConstraintState) -> Finish:
+        """End the output with the grammar's shortest completion, which needs no step."""
+        tokens = state.grammar.closing()
         if req.state is not ReqState.WAITING:
-            self._kv.truncate(req, req.known_len)  # what is in flight computes tokens that are not part of the output
+            self._kv.truncate(req, req.known_len)  # steps in flight compute tokens that are not part of the output
         for token in tokens:
             req.append(token)
         self._writer.unsampled(req, tokens)
-        req.closing_tokens = len(tokens)
+        state.closing_tokens = len(tokens)
         self._counters.forced_closes += 1
         return Finish(req.sampling.structured.on_length, forced_close=True)
 

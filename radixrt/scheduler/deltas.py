@@ -1,4 +1,4 @@
-"""`DeltaWriter`: gathers what requests produced until the loop sends it to the tokenizer."""
+"""`DeltaWriter`: accumulates the output of requests until the loop sends it to the tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixrt.scheduler.scoring import ScoreGroup
 
 
 class _Open:
-    """What one request produced and has not been sent yet."""
+    """Output of one request that has not been sent yet."""
 
     __slots__ = ("columns", "tokens")
 
@@ -22,9 +22,9 @@ class _Open:
 
 
 class DeltaWriter:
-    """A request's new tokens stay open until they are taken; those that end it leave in one delta with the end.
+    """A request's new tokens stay open until they are taken; the last ones leave in one delta with the finish.
 
-    What nearly every request has is one token and nothing else; that is kept without an object for each (`_plain`).
+    Nearly every request has one token and nothing else; that is kept without an object for each request (`_plain`).
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class DeltaWriter:
         self._prompt_logprobs: dict[str, list[LogprobColumns]] = {}
 
     def store_prompt_logprobs(self, reqs: list[Req], columns: list[LogprobColumns]) -> None:
-        """Keep a chunk's columns until the request's first token leaves."""
+        """Keep the columns of chunks until their request's first token leaves."""
         for req, part in zip(reqs, columns, strict=True):
             if req.finish is None:
                 self._prompt_logprobs.setdefault(req.rid, []).append(part)
@@ -43,7 +43,7 @@ class DeltaWriter:
         self._prompt_logprobs.pop(req.rid, None)
 
     def token(self, req: Req, token: int, logprobs: LogprobColumns | None) -> None:
-        """A sampled token."""
+        """Add a sampled token."""
         rid = req.rid
         if logprobs is None and rid not in self._plain and rid not in self._open:
             self._plain[rid] = token
@@ -62,11 +62,11 @@ class DeltaWriter:
         return opened
 
     def take_back(self, req: Req) -> None:
-        """The last token written, which is still open, is replaced by what follows."""
+        """Drop the last token written, which is still open."""
         self._opened(req.rid).tokens.pop()
 
     def unsampled(self, req: Req, tokens: list[int]) -> None:
-        """Tokens that nobody sampled; their log-probabilities, where asked for, are -inf."""
+        """Add tokens that were not sampled; their log-probabilities, where asked for, are -inf."""
         for token in tokens:
             self.token(req, token, None)
         if tokens and req.sampling.logprobs is not None:
@@ -76,21 +76,22 @@ class DeltaWriter:
         opened = self._opened(req.rid)
         del self._open[req.rid]
         if req.num_output == 0:
-            opened = _Open()  # max_tokens 0 samples a token that nobody asked for
-        first = req.first_token_at
+            opened = _Open()  # max_tokens 0 samples a token that was not asked for
+        stats = req.stats
+        first = stats.first_token_at
         scores = self._take_prompt_logprobs(req.rid)
-        admitted = now if req.admitted_at is None else req.admitted_at
+        admitted = now if stats.admitted_at is None else stats.admitted_at
         self._deltas.append(
             TokenDelta(
                 req.rid,
                 token_ids=pack_i32(opened.tokens),
                 finish=finish,
-                usage=Usage(req.prompt_len, req.num_output, max(req.cached_tokens, 0)),
+                usage=Usage(req.prompt_len, req.num_output, max(stats.cached_tokens, 0)),
                 timings=Timings(
-                    queue_s=admitted - req.arrived_at,
+                    queue_s=admitted - stats.arrived_at,
                     prefill_s=(now if first is None else first) - admitted,
-                    decode_s=0.0 if first is None else req.last_token_at - first,
-                    retractions=req.retractions,
+                    decode_s=0.0 if first is None else stats.last_token_at - first,
+                    retractions=stats.retractions,
                 ),
                 logprobs=_joined(opened.columns),
                 prompt_logprobs=None if first is None else scores,  # a prompt cut short has only some of its scores
@@ -99,11 +100,11 @@ class DeltaWriter:
         )
 
     def refuse(self, rid: str, finish: Finish, prompt_tokens: int) -> None:
-        """The end of a request that was never taken in."""
+        """Write the finish of a request that was never queued."""
         self._deltas.append(TokenDelta(rid, finish=finish, usage=Usage(prompt_tokens), timings=Timings()))
 
     def scored(self, group: ScoreGroup, finish: Finish, now: float) -> None:
-        """The one answer to a scoring request."""
+        """Write the one answer to a scoring request."""
         admitted = now if group.admitted_at is None else group.admitted_at
         self._deltas.append(
             TokenDelta(
@@ -116,7 +117,7 @@ class DeltaWriter:
         )
 
     def take(self) -> TokenBatch | None:
-        """Everything since the last time; None if that is nothing."""
+        """Everything since the last call; None if there is nothing."""
         for rid in self._plain.keys() & self._prompt_logprobs.keys():
             self._opened(rid)  # their first token, with which these leave
         for rid, opened in self._open.items():
@@ -155,9 +156,10 @@ def _no_logprobs(tokens: list[int], k: int) -> LogprobColumns:
 
 
 def _constraint_info(req: Req) -> ConstraintInfo | None:
-    info = req.constraint_info
-    if info is None:
+    state = req.constraint
+    if state is None or state.info is None:
         return None
+    info = state.info
     return ConstraintInfo(
-        info.backend, info.ignored, req.forced_tokens, req.closing_tokens, info.compile_s, info.cached
+        info.backend, info.ignored, state.forced_tokens, state.closing_tokens, info.compile_s, info.cached
     )

@@ -17,11 +17,11 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """Every invariant of slots, tree and rows.
 
     Raises:
-        InvariantError: the first that does not hold, with its figures.
+        InvariantError: the first invariant that does not hold, with its figures.
     """
     kv = scheduler.kv
     kv.allocator.check_invariants()
-    kv.cache.check_invariants([r.last_node for r in scheduler.active])
+    kv.cache.check_invariants([r.kv.last_node for r in scheduler.active])
     check_slots(scheduler)
     check_rows(scheduler)
     check_programs(scheduler)
@@ -30,7 +30,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
 def check_slots(scheduler: Scheduler) -> None:
     """free + evictable + protected + private == num_slots, private sets disjoint from one another and from slot 0.
 
-    A request's private slots are whole pages: row[protected_len:kv_len] rounded up to a page.
+    A request's private slots are whole pages: row[protected_len:length] rounded up to a page.
     """
     kv = scheduler.kv
     private = [_private_pages(scheduler, r) for r in scheduler.active]
@@ -50,19 +50,19 @@ def check_slots(scheduler: Scheduler) -> None:
 
 def _private_pages(scheduler: Scheduler, req: Req) -> Int32Array:
     kv = scheduler.kv
-    row = kv.rows.table[req.req_pool_idx, req.protected_len : req.kv_len]
+    row = kv.rows.table[req.kv.req_pool_idx, req.kv.protected_len : req.kv.length]
     return np.unique(row // kv.allocator.page_size)
 
 
 def check_programs(scheduler: Scheduler) -> None:
-    """rank(node) > RANK_NORMAL exactly for the nodes that programs hold, and then it is their hold's; what programs
-    hold sums up to held_tokens, and no bound is passed."""
+    """rank(node) == rank of its holds for the nodes that programs hold, rank(node) <= RANK_NORMAL for all others;
+    sum of tokens over programs == held_tokens, and no bound is exceeded."""
     programs, slots = scheduler.programs, scheduler.kv.allocator.num_slots
     holds = programs.holds()
     for node in scheduler.kv.cache.iter_nodes():
         expected = holds.get(node)
         if (expected is None and node.rank > RANK_NORMAL) or (expected is not None and node.rank != expected):
-            raise InvariantError(f"{node!r} has rank {node.rank}, its programs say {expected}")
+            raise InvariantError(f"{node!r} has rank {node.rank}, its programs hold it with {expected}")
     tokens = programs.program_tokens()
     if sum(tokens) != programs.held_tokens or min(tokens, default=0) < 0:
         raise InvariantError(f"programs hold {tokens}, but held_tokens is {programs.held_tokens}")
@@ -73,7 +73,7 @@ def check_programs(scheduler: Scheduler) -> None:
 def check_rows(scheduler: Scheduler) -> None:
     """Rows in use and active requests are one to one, and row[:protected_len] equals the slots on the tree path."""
     kv = scheduler.kv
-    rows = [r.req_pool_idx for r in scheduler.active]
+    rows = [r.kv.req_pool_idx for r in scheduler.active]
     if len(set(rows)) != len(rows) or 0 in rows:
         raise InvariantError(f"active requests hold rows {rows}")
     in_use = len(kv.rows.table) - 1 - kv.rows.available()
@@ -82,8 +82,10 @@ def check_rows(scheduler: Scheduler) -> None:
     for req in scheduler.active:
         if req.state not in (ReqState.PREFILL, ReqState.RUNNING):
             raise InvariantError(f"request {req.rid} is active but {req.state.value}")
-        path = kv.cache.path_slots(req.last_node)
-        if len(path) != req.protected_len:
-            raise InvariantError(f"request {req.rid} protects {req.protected_len} slots but its path has {len(path)}")
-        if not np.array_equal(kv.rows.table[req.req_pool_idx, : req.protected_len], path):
+        path = kv.cache.path_slots(req.kv.last_node)
+        if len(path) != req.kv.protected_len:
+            raise InvariantError(
+                f"request {req.rid} protects {req.kv.protected_len} slots but its path has {len(path)}"
+            )
+        if not np.array_equal(kv.rows.table[req.kv.req_pool_idx, : req.kv.protected_len], path):
             raise InvariantError(f"request {req.rid}: its row does not equal the slots on its tree path")

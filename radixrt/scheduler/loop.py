@@ -297,7 +297,7 @@ class SchedulerLoop:
     def stats(self) -> SchedulerStats:
         core, c, kv = self._core, self._core.counters, self._core.kv
         return SchedulerStats(
-            waiting=core.num_waiting,
+            waiting=len(core.waiting),
             running=len(core.active),
             slots_total=kv.allocator.num_slots,
             slots_free=kv.allocator.available(),

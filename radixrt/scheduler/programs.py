@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.tree_node import RANK_DONE, RANK_EXTENDED, RANK_LEASED, RANK_NORMAL, TreeNode
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import ProgramStats
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
-from radixrt.scheduler.kv_manager import KVManager
 
 KEEP_S = 10.0
 PROGRAM_SHARE = 0.75
@@ -86,11 +86,27 @@ class Program:
     branches: dict[str, _Branch] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
+class ProgramCall:
+    """One request or scoring request as a call of a program.
+
+    Attributes:
+        program: None where nothing is cached, so that hints are of no use.
+        hint: None for a row of a scoring request, whose call the scoring request is.
+        lease_len: number of leading tokens to lease for a fork once they are in the tree; 0 for none, or done.
+    """
+
+    program: Program | None
+    hint: ProgramHint | None
+    lease_len: int = 0
+
+
 class Programs:
     """See the module's docstring. The only code that ranks nodes of the tree."""
 
-    def __init__(self, kv: KVManager, counters: Counters) -> None:
-        self._kv = kv
+    def __init__(self, cache: PrefixCache, counters: Counters) -> None:
+        self._cache = cache
+        self._num_slots = cache.allocator.num_slots
         self._counters = counters
         self._programs: OrderedDict[str, Program] = OrderedDict()  # the longest silent first
         self._holds: dict[TreeNode, list[_Hold]] = {}
@@ -107,14 +123,19 @@ class Programs:
     @property
     def max_tokens(self) -> int:
         """Bound of `held_tokens`."""
-        return int(TOTAL_SHARE * self._kv.allocator.num_slots)
+        return int(TOTAL_SHARE * self._num_slots)
 
     # --- a request's life ---
 
-    def joined(self, hint: ProgramHint, seq: int, now: float) -> Program | None:
-        """A request of a program has come; what its life is to be told to, None where nothing is cached anyway."""
-        if not self._kv.cache.shares:
-            return None
+    def begin_call(self, hint: ProgramHint, seq: int, now: float, prompt_len: int = 0) -> ProgramCall:
+        """Register a request of a program.
+
+        Args:
+            seq: position of the request in the order of arrival.
+            prompt_len: number of its tokens of which a fork's prefix may be leased; 0 leases nothing.
+        """
+        if not self._cache.shares:
+            return ProgramCall(None, hint)
         program = self._programs.get(hint.program)
         if program is None:
             if len(self._programs) >= MAX_PROGRAMS:
@@ -122,11 +143,17 @@ class Programs:
             program = self._programs[hint.program] = Program(hint.program, seq, now)
         program.live += 1
         self._touch(program, now)
-        return program
+        # Leased only while more than one branch of the fork is still to call.
+        lease_len = min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
+        return ProgramCall(program, hint, lease_len)
 
-    def lease_fork(self, program: Program, ids: Int32Array, namespace: str, fork_len: int) -> None:
-        """The first fork_len of these tokens, which are in the tree, are what the branches of a fork share."""
-        node = self._kv.cache.node_at(ids[:fork_len], namespace)
+    def lease_fork(self, call: ProgramCall, ids: Int32Array, namespace: str, computed: int) -> None:
+        """Lease the fork's prefix, once, when the first `computed` tokens of `ids` are in the tree and cover it."""
+        program, length = call.program, call.lease_len
+        if program is None or not 0 < length <= computed:
+            return
+        call.lease_len = 0
+        node = self._cache.node_at(ids[:length], namespace)
         if node is None or not self._is_current(program) or node in program.forks:
             return
         hold = self._hold(program, node, RANK_LEASED, 0)
@@ -134,13 +161,17 @@ class Programs:
             program.forks[node] = hold
             self._counters.leases += 1
 
-    def ended(self, program: Program, hint: ProgramHint, node: TreeNode | None, cached: int, now: float) -> None:
-        """A request has ended.
+    def end_call(self, call: ProgramCall, node: TreeNode | None, cached: int, now: float) -> None:
+        """Update the program at the end of a request.
 
         Args:
-            cached: tokens of its prompt that it found in the cache.
-            node: where its computed tokens end in the tree; None if it was broken off, which says nothing.
+            node: the node in which the request's computed tokens end; None if it was cut short, which says nothing
+                about later calls.
+            cached: number of tokens of its prompt that were found in the cache.
         """
+        program, hint = call.program, call.hint
+        if program is None or hint is None:
+            return
         program.live -= 1
         if not self._is_current(program):
             return
@@ -169,7 +200,7 @@ class Programs:
             if other is not program:
                 holds = [*other.forks.values(), *(b.hold for b in other.branches.values() if b.hold is not None)]
                 tokens += sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)
-        return min(tokens, int(GRACE_SHARE * self._kv.allocator.num_slots))
+        return min(tokens, int(GRACE_SHARE * self._num_slots))
 
     # --- the program's own word, and time ---
 
@@ -237,7 +268,7 @@ class Programs:
             length -= node.num_tokens
             if length < own_from:
                 return
-            self._kv.cache.set_rank(node, RANK_DONE)
+            self._cache.set_rank(node, RANK_DONE)
             node = node.parent
 
     def _hold(self, program: Program, node: TreeNode, rank: int, own_from: int) -> _Hold | None:
@@ -267,7 +298,7 @@ class Programs:
 
     def _rank(self, node: TreeNode) -> None:
         rank = max((hold.rank for hold in self._holds.get(node, ())), default=RANK_NORMAL)
-        self._kv.cache.set_rank(node, rank)
+        self._cache.set_rank(node, rank)
 
     def _cost(self, node: TreeNode, own_from: int) -> int:
         """Tokens of the node's path behind the first own_from, down from the next node above that is held."""
@@ -282,7 +313,7 @@ class Programs:
 
     def _fits(self, program: Program, tokens: int) -> bool:
         return (
-            program.tokens + tokens <= PROGRAM_SHARE * self._kv.allocator.num_slots
+            program.tokens + tokens <= PROGRAM_SHARE * self._num_slots
             and self._tokens + tokens <= self.max_tokens
             and self._num_holds < MAX_HOLDS
         )

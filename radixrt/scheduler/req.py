@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,17 +13,82 @@ from radixrt.messages.parts import ConstraintInfo, Finish
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.programs import ProgramCall
 
-if TYPE_CHECKING:
-    from radixrt.scheduler.programs import Program
+
+class ReqState(enum.Enum):
+    """State of a request. WAITING holds no row and no slot; PREFILL and RUNNING hold a row; FINISHED nothing."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class KVState:
+    """The request's row of req_to_token and the slots in it. Written by `KVManager` alone.
+
+    Attributes:
+        req_pool_idx: the row; 0 while the request is waiting.
+        length: positions [0, length) have, or will have once the steps in flight have run, keys and values in the slots
+            row[:length].
+        protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
+            row[protected_len:length] are private to this request.
+        last_node: the `TreeNode` in which row[:protected_len] ends, locked; None while the request holds no lock.
+    """
+
+    req_pool_idx: int = 0
+    length: int = 0
+    protected_len: int = 0
+    last_node: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class ConstraintState:
+    """The grammar of a constrained request and what it did to the output. Written by `ConstrainedRequests`, but for
+    `stale_samples`, which the scheduler counts down as the samples arrive.
+
+    Attributes:
+        info: how the constraint was compiled.
+        jumps: forced continuations are appended without sampling (jump-forward).
+        forced_tokens: output tokens about which the grammar left no choice.
+        closing_tokens: output tokens that ended the output early.
+        stale_samples: number of the oldest samples in flight to ignore: the tokens after them are forced already.
+    """
+
+    grammar: Grammar
+    info: ConstraintInfo | None
+    jumps: bool
+    forced_tokens: int = 0
+    closing_tokens: int = 0
+    stale_samples: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class ReqStats:
+    """Times of a request, in the caller's seconds, and counts that its usage reports. Written by the scheduler.
+
+    Attributes:
+        deadline: time at which the request ends with an error, or a constrained one with what it has.
+        cached_tokens: prompt tokens found in the cache at the first admission; -1 before that.
+    """
+
+    arrived_at: float
+    deadline: float
+    last_token_at: float
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    retractions: int = 0
+    cached_tokens: int = -1
 
 
 class RowScores:
-    """What one row of a scoring request has still to score, and what it has; see `messages.ScoreRow`.
+    """Targets and scores of one row of a scoring request; see `messages.ScoreRow`.
 
     Attributes:
-        rid: of the scoring request.
-        shared_len: leading tokens that an earlier row of the same request has too.
+        rid: id of the scoring request.
+        shared_len: number of leading tokens that an earlier row of the same request has too.
         positions, targets: int32[q].
     """
 
@@ -38,7 +104,7 @@ class RowScores:
 
     @property
     def first_open(self) -> int:
-        """Position of the first target without an answer. Read only while there is one."""
+        """Position of the first target without a score. Read only while there is one."""
         return int(self.positions[self._answered])
 
     @property
@@ -46,12 +112,12 @@ class RowScores:
         return self._answered == len(self.positions)
 
     def within(self, start: int, end: int) -> slice:
-        """The targets without an answer at positions [start, end)."""
+        """The targets without a score at positions [start, end)."""
         first, last = np.searchsorted(self.positions, [start, end])
         return slice(max(int(first), self._answered), max(int(last), self._answered))
 
     def take(self, values: bytes) -> None:
-        """The next answers, float32 column."""
+        """Append the next scores, a float32 column."""
         self._values.append(values)
         self._answered += len(values) // 4
 
@@ -59,122 +125,76 @@ class RowScores:
         return b"".join(self._values)
 
 
-class ReqState(enum.Enum):
-    """Where a request stands. WAITING holds no row and no slot; PREFILL and RUNNING hold a row; FINISHED nothing."""
-
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
 class Req:
-    """One request.
+    """One request: its tokens and its state. The records `kv`, `constraint`, `stats`, `call` and `scores` each have one
+    writer, named in their docstrings.
 
     Attributes:
+        seq: position in the order of arrival.
+        max_len: length of the sequence at which the request ends.
+        stop_ids: tokens that end the output.
         ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
-        num_pending: tokens sampled by steps that are in flight: their number is known, their ids are not yet.
-        kv_len: positions [0, kv_len) have, or will have once the steps in flight have run, keys and values in the slots
-            row[:kv_len] of req_to_token.
-        protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
-            row[protected_len:kv_len] are private to this request.
-        cached_tokens: prompt tokens found in the cache when first admitted; -1 before that.
-        stale_samples: of the steps in flight, the oldest so many samples of this request are to be ignored: what came
-            after them was decided without sampling.
-        hint: where it stands in its program; `program` is what the scheduler knows of that, None where hints are of no
-            use or there is none.
-        lease_len: leading tokens to be leased for the program's fork once they are in the tree; 0 for none, or done.
-        row: what this request scores, as one row of a scoring request; None for one that generates.
-        jumps: forced continuations of its grammar are appended without sampling (jump-forward).
-        forced_tokens, closing_tokens: output tokens that were not sampled: those that the grammar left no choice about,
-            and those that ended the output early.
+        num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
+        call: the call of a program that this request is; None outside of programs.
+        scores: what this request scores, as one row of a scoring request; None for one that generates.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
 
     __slots__ = (
-        "admitted_at",
-        "arrived_at",
-        "cached_tokens",
-        "closing_tokens",
-        "constraint_info",
-        "deadline",
+        "call",
+        "constraint",
         "finish",
-        "first_token_at",
-        "forced_tokens",
-        "grammar",
-        "hint",
         "ids",
-        "jumps",
         "known_len",
-        "kv_len",
-        "last_node",
-        "last_token_at",
-        "lease_len",
+        "kv",
         "max_len",
         "namespace",
         "num_pending",
         "priority",
-        "program",
         "prompt_len",
-        "protected_len",
-        "req_pool_idx",
-        "retractions",
         "rid",
-        "row",
         "sampling",
         "sampling_row_due",
+        "scores",
         "seed",
         "seq",
-        "stale_samples",
         "state",
+        "stats",
         "stop_ids",
     )  # fmt: skip
 
     def __init__(
         self, message: TokenizedReq, ids: Int32Array, *, seq: int, seed: int, eos_ids: frozenset[int], max_len: int,
-        now: float, timeout_s: float, grammar: Grammar | None, constraint_info: ConstraintInfo | None = None,
-        row: RowScores | None = None,
+        now: float, timeout_s: float, grammar: Grammar | None = None, constraint_info: ConstraintInfo | None = None,
+        call: ProgramCall | None = None, scores: RowScores | None = None,
     ) -> None:  # fmt: skip
+        sampling = message.sampling
         self.rid = message.rid
-        self.sampling: SamplingParams = message.sampling
+        self.seq = seq
+        self.priority = message.priority
+        self.namespace = message.cache_salt
+        self.sampling: SamplingParams = sampling
+        self.seed = seed
         self.prompt_len = len(ids)
-        self.known_len = len(ids)
+        self.max_len = max_len if sampling.max_tokens is None else min(max_len, len(ids) + sampling.max_tokens)
+        stop = frozenset(sampling.stop_token_ids)
+        self.stop_ids = stop if sampling.ignore_eos else stop | eos_ids
         self.ids: Int32Array = np.empty(len(ids) + 64, np.int32)
         self.ids[: len(ids)] = ids
+        self.known_len = len(ids)
         self.num_pending = 0
-        self.kv_len = 0
-        self.req_pool_idx = 0
-        self.last_node: Any = None
-        self.protected_len = 0
-        self.namespace = message.cache_salt
-        self.priority = message.priority
-        self.seq = seq
-        self.seed = seed
-        self.deadline = now + timeout_s
         self.state = ReqState.WAITING
         self.finish: Finish | None = None
-        self.grammar = grammar
-        self.row = row
-        self.hint = message.program
-        self.program: Program | None = None
-        self.lease_len = 0
-        self.constraint_info = constraint_info
-        self.stale_samples = 0
-        self.forced_tokens = 0
-        self.closing_tokens = 0
-        scored = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
-        self.jumps = grammar is not None and self.sampling.structured.jump_forward and not scored
-        self.cached_tokens = -1
-        self.sampling_row_due = row is None
-        stop = frozenset(self.sampling.stop_token_ids)
-        self.stop_ids = stop if self.sampling.ignore_eos else stop | eos_ids
-        most = self.sampling.max_tokens
-        self.max_len = max_len if most is None else min(max_len, self.prompt_len + most)
-        self.arrived_at = now
-        self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
-        self.last_token_at = now
-        self.retractions = 0
+        self.sampling_row_due = scores is None
+        self.kv = KVState()
+        self.stats = ReqStats(arrived_at=now, deadline=now + timeout_s, last_token_at=now)
+        self.call = call
+        self.scores = scores
+        self.constraint: ConstraintState | None = None
+        if grammar is not None:
+            wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+            jumps = sampling.structured.jump_forward and not wants_logprobs
+            self.constraint = ConstraintState(grammar, constraint_info, jumps)
 
     @property
     def seq_len(self) -> int:
@@ -187,19 +207,19 @@ class Req:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be sampled by steps not yet submitted."""
+        """Number of tokens that steps not yet submitted may sample."""
         return self.max_len - self.seq_len
 
     @property
     def computes_whole_prompt(self) -> bool:
-        """Log-probabilities of the prompt need its logits, so no part of it may come from the cache."""
+        """Log-probabilities of the prompt need its logits, so no part of the prompt may come from the cache."""
         return self.sampling.prompt_logprobs is not None and self.num_output == 0
 
     @property
     def reusable_ids(self) -> Int32Array:
-        """int32 view of the tokens that may come from the cache: those before the first whose own logits are wanted."""
-        if self.row is not None:
-            return self.ids[: self.row.first_open]
+        """int32 view of the tokens that may come from the cache: those before the first one whose logits are needed."""
+        if self.scores is not None:
+            return self.ids[: self.scores.first_open]
         return self.ids[: 0 if self.computes_whole_prompt else self.known_len - 1]
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.scheduler.kv_manager import DecodeSlots
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
 
@@ -29,12 +30,12 @@ class Chunk:
 
     @property
     def begins(self) -> bool:
-        """It is its request's first, and nothing of the prompt was cached."""
+        """Whether this is the first chunk of its request, and nothing of the prompt was cached."""
         return self.start == 0
 
     @property
     def is_single(self) -> bool:
-        """One token behind others, like a decode row's."""
+        """Whether the chunk is one token behind others, like a decode row's."""
         return self.start > 0 and len(self.slots) == 1
 
 
@@ -46,7 +47,7 @@ class ScheduleBatch:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
         scored: rows of scoring requests that the step scores, with the number of their targets, in row order.
         prompt_logprobs: requests whose prompt log-probabilities come with this step, in row order.
-        step: what the runners are sent.
+        step: the message to the runners.
         grammar_rows: indices into `sampled` of constrained requests.
     """
 
@@ -60,7 +61,7 @@ class ScheduleBatch:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens that the step computes."""
+        """Number of new tokens that the step computes."""
         return len(self.step.out_cache_loc) // 4
 
 
@@ -69,7 +70,7 @@ def sampling_row(req: Req) -> SamplingRow:
     s = req.sampling
     held_back = s.min_tokens > 0
     return SamplingRow(
-        req_pool_idx=req.req_pool_idx,
+        req_pool_idx=req.kv.req_pool_idx,
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=max(s.top_k, 0),
@@ -89,18 +90,17 @@ def sampling_row(req: Req) -> SamplingRow:
 
 
 def decode_batch(
-    step_id: int, reqs: list[Req], idx: Int32Array, slots: Int32Array, writes: list[RowWrite],
-    shared: SharedColumns = NOTHING,
+    step_id: int, reqs: list[Req], slots: DecodeSlots, writes: list[RowWrite], shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
-    """A DECODE step: one future token for each row. The requests' kv_len already counts the new slot."""
+    """A DECODE step: one future token for each row."""
     rows = [sampling_row(r) for r in reqs if r.sampling_row_due]
-    grammar_rows = [i for i, r in enumerate(reqs) if r.grammar is not None]
+    grammar_rows = [i for i, r in enumerate(reqs) if r.constraint is not None]
     step = ForwardStep(
         step_id=step_id,
         mode=DECODE,
-        req_pool_idx=pack_i32(idx),
-        seq_lens=pack_i32([r.kv_len for r in reqs]),
-        out_cache_loc=pack_i32(slots),
+        req_pool_idx=pack_i32(slots.req_pool_idx),
+        seq_lens=pack_i32(slots.seq_lens),
+        out_cache_loc=pack_i32(slots.slots),
         row_writes=writes,
         sampling_rows=rows,
         has_grammar=bool(grammar_rows),
@@ -111,23 +111,25 @@ def decode_batch(
 
 
 def extend_batch(
-    step_id: int, chunks: list[Chunk], decode: list[Req], decode_slots: Int32Array, writes: list[RowWrite],
+    step_id: int, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, writes: list[RowWrite],
     shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
-    """An EXTEND step: chunks in the order of `ByKind`, and the decode rows riding along as one future token each."""
+    """An EXTEND step: chunks in the order of `ByKind`, then the decode rows with one future token each."""
     reqs = [c.req for c in chunks] + decode
-    samples = [c.is_last and c.req.row is None for c in chunks]
+    samples = [c.is_last and c.req.scores is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
     scores = _Scores(chunks)
     scored = [i for i, c in enumerate(chunks) if c.req.computes_whole_prompt]
-    grammar_rows = [i for i, r in enumerate(sampled) if r.grammar is not None]
+    grammar_rows = [i for i, r in enumerate(sampled) if r.constraint is not None]
     ones = np.ones(len(decode), np.int32)
+    chunk_rows = [c.req.kv.req_pool_idx for c in chunks]
+    chunk_lens = [c.start + len(c.slots) for c in chunks]
     step = ForwardStep(
         step_id=step_id,
         mode=EXTEND,
-        req_pool_idx=pack_i32([r.req_pool_idx for r in reqs]),
-        seq_lens=pack_i32([c.start + len(c.slots) for c in chunks] + [r.kv_len for r in decode]),
-        out_cache_loc=pack_i32(np.concatenate([*(c.slots for c in chunks), decode_slots])),
+        req_pool_idx=pack_i32(np.concatenate([np.array(chunk_rows, np.int32), slots.req_pool_idx])),
+        seq_lens=pack_i32(np.concatenate([np.array(chunk_lens, np.int32), slots.seq_lens])),
+        out_cache_loc=pack_i32(np.concatenate([*(c.slots for c in chunks), slots.slots])),
         extend_lens=pack_i32(np.concatenate([np.array([len(c.slots) for c in chunks], np.int32), ones])),
         input_ids=pack_i32(np.concatenate([*(_chunk_ids(c) for c in chunks), -ones])),
         samples=bytes([*samples, *[1] * len(decode)]),
@@ -145,13 +147,15 @@ def extend_batch(
 
 
 class ByKind(NamedTuple):
-    """The chunks of a step in the order that `radixrt.forward_batch.extend_parts` cuts: each kind has its kernel.
+    """The chunks of a step in the order in which `radixrt.forward_batch.extend_parts` splits them.
+
+    Each kind has its own attention kernel.
 
     Attributes:
-        prompts: those that go on, the ones with many tokens before the ones with few; and among them, if they have few
-            tokens together, those that begin, which share their kernels then.
-        fresh: those that begin, else.
-        single: one token each.
+        prompts: chunks behind earlier tokens, the longest first. Chunks without earlier tokens are among them if they
+            have fewer than MIN_FRESH_TOKENS tokens together.
+        fresh: chunks without earlier tokens, otherwise.
+        single: chunks of one token behind earlier tokens.
     """
 
     prompts: list[Chunk]
@@ -164,7 +168,7 @@ class ByKind(NamedTuple):
 
 
 def by_kind(chunks: list[Chunk]) -> ByKind:
-    """Put a step's chunks in order."""
+    """Sort a step's chunks by kind."""
     single = [chunk for chunk in chunks if chunk.is_single]
     fresh = [chunk for chunk in chunks if chunk.begins]
     prompts = [chunk for chunk in chunks if not chunk.begins and not chunk.is_single]
@@ -174,7 +178,7 @@ def by_kind(chunks: list[Chunk]) -> ByKind:
 
 
 def shared_in_extend(sharing: SharingPlanner, chunks: ByKind, decode: list[Req]) -> SharedColumns:
-    """What the rows of an EXTEND step share."""
+    """The prefixes that rows of an EXTEND step share."""
     return sharing.extend_columns(
         [chunk.req for chunk in chunks.prompts], [len(chunk.slots) for chunk in chunks.prompts],
         [chunk.req for chunk in chunks.single] + decode, len(chunks.prompts) + len(chunks.fresh),
@@ -182,14 +186,14 @@ def shared_in_extend(sharing: SharingPlanner, chunks: ByKind, decode: list[Req])
 
 
 class _Scores:
-    """What the chunks of scoring requests score: columns of `ForwardStep`, and whose they are."""
+    """Targets that the chunks of scoring requests score: columns of `ForwardStep`, and the requests they belong to."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
         self.rows: list[tuple[Req, int]] = []
         index, targets = [], []
-        first = 0  # of the chunk's tokens among the step's
+        first = 0  # index of the chunk's first token in the step
         for chunk in chunks:
-            row = chunk.req.row
+            row = chunk.req.scores
             if row is not None:
                 open_ = row.within(chunk.start, chunk.start + len(chunk.slots))
                 self.rows.append((chunk.req, open_.stop - open_.start))

@@ -52,10 +52,10 @@ class SharingPlanner:
 
         Each row's runs lie within what it has in the tree, so they never hold the slot of the step's own token.
         """
-        nodes = [req.last_node for req in decode]
+        nodes = [req.kv.last_node for req in decode]
         if nodes != self._nodes or decode != self._reqs or first_row != self._first_row:
             self._reqs, self._nodes, self._first_row = decode, nodes, first_row
-            order, runs = find_runs(nodes, [req.protected_len for req in decode], self._decode)
+            order, runs = find_runs(nodes, [req.kv.protected_len for req in decode], self._decode)
             self._columns = _pack(order, runs, first_row)
         return self._columns
 
@@ -71,7 +71,7 @@ class SharingPlanner:
         columns = self.columns(single, first_single) if self._in_extend else NOTHING
         if self._prompts is None or len(prompts) < 2:
             return columns
-        nodes, lengths = [req.last_node for req in prompts], [req.protected_len for req in prompts]
+        nodes, lengths = [req.kv.last_node for req in prompts], [req.kv.protected_len for req in prompts]
         order, runs = find_runs(nodes, lengths, self._prompts, queries)
         if not runs:
             return columns

@@ -72,8 +72,8 @@ def test_the_mirror_equals_the_schedulers_table(page_size: int, tiny_model: Call
     compared = 0
     while bench.turn():
         active = bench.core.active
-        rows = [r.req_pool_idx for r in active]
-        lens = [r.kv_len - bench.loop.inflight for r in active]  # what is in flight has run already, in one process
+        rows = [r.kv.req_pool_idx for r in active]
+        lens = [r.kv.length - bench.loop.inflight for r in active]  # what is in flight has run already, in one process
         mirror = unpack_i32(bench.executor.debug_rows(rows, lens).slots)
         table = bench.core.kv.rows.table
         expected = [table[row, :n] for row, n in zip(rows, lens, strict=True)]

@@ -220,7 +220,7 @@ class Harness:
 
     def __init__(
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
-        eviction: str = "lru", check: bool = True, **config: object,
+        eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
@@ -228,7 +228,7 @@ class Harness:
         rows = ReqToTokenPool(self.config.max_running_requests, max_context)
         self.scheduler = Scheduler(
             self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
-            vocab_size=VOCAB, cascade=FREE,
+            vocab_size=VOCAB, cascade=cascade,
         )  # fmt: skip
         self.runner = FakeRunner(num_slots + page_size, self.config.max_running_requests, max_context)
         self.max_len = min(max_context, num_slots)

@@ -161,7 +161,7 @@ def test_all_programs_together_cannot_hold_the_pool_and_nobody_waits_for_them() 
 def test_the_number_of_programs_is_bounded() -> None:
     h = harness(check=False, max_queued_requests=10**6)
     for i in range(MAX_PROGRAMS + 10):
-        h.scheduler.programs.joined(ProgramHint(f"p{i}"), i, 0.0)
+        h.scheduler.programs.begin_call(ProgramHint(f"p{i}"), i, 0.0)
     assert h.scheduler.programs.stats().programs == MAX_PROGRAMS
 
 

@@ -8,7 +8,7 @@ import pytest
 from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.wire import unpack_i32
-from radixrt.scheduler.policy import arrange
+from radixrt.scheduler.admission import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of, expected_output
 
@@ -192,7 +192,7 @@ def test_dfs_weight_takes_the_heaviest_subtree_together():
         h.drain()
     for i, root in enumerate([1, 2, 1, 2, 2]):
         h.add(f"{root}-{i}", [*[root] * 10, 20 + i], max_tokens=1)
-    waiting = h.scheduler._waiting
+    waiting = h.scheduler.waiting
     assert [r.rid[0] for r in arrange("dfs-weight", waiting, h.scheduler.kv, h.now)] == ["2", "2", "2", "1", "1"]
 
 

@@ -69,7 +69,7 @@ def test_thousands_of_rows_take_one_place_in_the_queue() -> None:
     h = Harness(num_slots=256, max_running_requests=8, max_queued_requests=2, check=False, depth=2)
     choices = [[a, b, 1] for a in range(1, 46) for b in range(1, 46)]
     h.add_score("a", {PROMPT: choices})
-    assert h.scheduler.num_waiting == 1
+    assert len(h.scheduler.waiting) == 1
     h.turn()
     h.add("other", [1, 2, 3])
     h.drain()

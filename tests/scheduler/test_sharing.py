@@ -14,6 +14,7 @@ from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.runner import CascadeCosts, PromptCosts
 from radixrt.messages.wire import unpack_i32
+from radixrt.scheduler.req import KVState
 from radixrt.scheduler.sharing import SharingPlanner, find_runs
 from radixrt.scheduler.sharing_costs import DecodeSharing, PromptSharing, Run
 from tests.scheduler.fake_runner import FREE, Harness
@@ -230,8 +231,7 @@ def test_a_prefix_is_not_copied_once_for_each_branch(root: int, branches: int, r
 
 class Row:
     def __init__(self, node: TreeNode, length: int) -> None:
-        self.last_node = node
-        self.protected_len = length
+        self.kv = KVState(last_node=node, protected_len=length)
 
 
 def test_runs_are_found_anew_only_when_rows_or_their_ends_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,15 +246,14 @@ def test_runs_are_found_anew_only_when_rows_or_their_ends_change(monkeypatch: py
     fewer = planner.columns(rows[:3])
     assert unpack_i32(fewer.segments).tolist() == [0, 30, 0, 3]
     assert unpack_i32(planner.columns(rows[:3], first_row=2).rows).min() == 2
-    rows[0].last_node, rows[0].protected_len = tree.nodes[0].parent, 30
+    rows[0].kv = KVState(last_node=tree.nodes[0].parent, protected_len=30)
     assert unpack_i32(planner.columns(rows[:3]).segments).tolist() == [0, 30, 0, 3]
 
 
 def test_decode_rows_that_ride_with_a_chunk_share_only_where_that_is_wanted() -> None:
     for in_extend in (True, False):
-        h = Harness(chunked_prefill_size=8, num_slots=128)
         costs = CascadeCosts(0, 0, 0, min_length=1, in_extend=in_extend)
-        h.scheduler._sharing = SharingPlanner(costs)
+        h = Harness(chunked_prefill_size=8, num_slots=128, cascade=costs)
         for leaf in (5, 6):
             h.add(f"r{leaf}", [1, 2, 3, 4, leaf], max_tokens=12)
         h.turn()

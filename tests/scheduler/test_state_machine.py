@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.h.inflight)
     @rule()
     def step_fails(self) -> None:
-        self.disturbed.update(r.rid if r.row is None else r.row.rid for r in self.h.inflight[0].requests)
+        self.disturbed.update(r.rid if r.scores is None else r.scores.rid for r in self.h.inflight[0].requests)
         self.h.fail()
 
     @rule(seconds=st.sampled_from([1.0, 20.0]))

@@ -14,7 +14,7 @@ from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.deferral import DEFER_TOKENS, ComputedPrefixes
+from radixrt.scheduler.admission import DEFER_TOKENS, PrefillPrefixes
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.req import Req, ReqState
 
@@ -23,7 +23,6 @@ def request(ids: list[int], *, namespace: str = "", state: ReqState = ReqState.P
     message = TokenizedReq("r", pack_i32(ids), SamplingParams(**sampling), cache_salt=namespace)  # type: ignore[arg-type]
     req = Req(
         message, np.array(ids, np.int32), seq=0, seed=0, eos_ids=frozenset(), max_len=4096, now=0.0, timeout_s=60.0,
-        grammar=None,
     )  # fmt: skip
     req.state = state
     return req
@@ -61,31 +60,31 @@ PREFIX = list(range(100, 100 + 2 * DEFER_TOKENS))
 def test_the_border(shared: int, cached: int) -> None:
     ids = PREFIX[: cached + shared]
     kv = manager(PREFIX[:cached])
-    computing = ComputedPrefixes([request([*ids, 1, 1])], kv)
+    computing = PrefillPrefixes([request([*ids, 1, 1])], kv)
     assert computing.covers(request([*ids, 2, 2])) is (shared >= DEFER_TOKENS)
 
 
 def test_the_last_token_is_always_computed() -> None:
     kv = manager([])
-    computing = ComputedPrefixes([request(PREFIX)], kv)
+    computing = PrefillPrefixes([request(PREFIX)], kv)
     assert not computing.covers(request(PREFIX[:DEFER_TOKENS]))
     assert computing.covers(request(PREFIX[: DEFER_TOKENS + 1]))
 
 
 def test_nobody_waits_for_what_is_not_computed_or_not_shared() -> None:
     waiting = request(PREFIX)
-    assert not ComputedPrefixes([], manager([])).covers(waiting)
-    assert not ComputedPrefixes([request(PREFIX, state=ReqState.RUNNING)], manager([])).covers(waiting)
-    assert not ComputedPrefixes([request(PREFIX, namespace="x")], manager([])).covers(waiting)
-    assert not ComputedPrefixes([request(PREFIX)], manager([], shares=False)).covers(waiting)
+    assert not PrefillPrefixes([], manager([])).covers(waiting)
+    assert not PrefillPrefixes([request(PREFIX, state=ReqState.RUNNING)], manager([])).covers(waiting)
+    assert not PrefillPrefixes([request(PREFIX, namespace="x")], manager([])).covers(waiting)
+    assert not PrefillPrefixes([request(PREFIX)], manager([], shares=False)).covers(waiting)
     scored = request(PREFIX, prompt_logprobs=0)
-    assert not ComputedPrefixes([request(PREFIX)], manager([])).covers(scored)
+    assert not PrefillPrefixes([request(PREFIX)], manager([])).covers(scored)
 
 
 def test_equal_windows_behind_other_prefixes_do_not_count() -> None:
     window = PREFIX[:DEFER_TOKENS]
     kv = manager([1, 1])
-    computing = ComputedPrefixes([request([2, 2, *window, 5])], kv)
+    computing = PrefillPrefixes([request([2, 2, *window, 5])], kv)
     assert not computing.covers(request([1, 1, *window, 5]))
 
 
@@ -103,7 +102,7 @@ def test_against_the_definition(seed: int) -> None:
     active = [request(prompt(), namespace=rng.choice(["", "", "n"])) for _ in range(rng.randint(0, 4))]
     for req in active:
         req.state = rng.choice([ReqState.PREFILL, ReqState.PREFILL, ReqState.RUNNING])
-    computing = ComputedPrefixes(active, kv)
+    computing = PrefillPrefixes(active, kv)
     for _ in range(30):
         req = request(prompt(), namespace=rng.choice(["", "", "n"]))
         expected = held_back(req, active, kv)

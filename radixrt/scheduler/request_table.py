@@ -1,0 +1,158 @@
+"""`RequestTable`: every open request, and the transitions between its states.
+
+    queue            -> WAITING
+    activate            WAITING -> PREFILL          takes a row and the cached prefix
+    retract             PREFILL, RUNNING -> WAITING gives the row back, to be recomputed later
+    end                 any -> FINISHED             the request's one finish
+
+A scoring request is a `ScoreGroup` whose rows are requests of their own; it ends when its last row has.
+"""
+
+from __future__ import annotations
+
+from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, FINISH_STOP, Finish
+from radixrt.messages.wire import Int32Array
+from radixrt.scheduler.counters import Counters
+from radixrt.scheduler.deltas import DeltaWriter
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.programs import Programs
+from radixrt.scheduler.req import Req, ReqState, RowScores
+from radixrt.scheduler.scoring import ScoreGroup
+
+
+class RequestTable:
+    """See the module's docstring.
+
+    Attributes:
+        by_rid: every open request, rows of scoring requests included.
+        groups: every open scoring request.
+        waiting: requests in WAITING.
+        active: requests in PREFILL and RUNNING, in order of admission.
+        recovering: a step failed, so no slot of an active request is known to hold what it should.
+    """
+
+    def __init__(self, kv: KVManager, programs: Programs, writer: DeltaWriter, counters: Counters) -> None:
+        self._kv = kv
+        self._programs = programs
+        self._writer = writer
+        self._counters = counters
+        self.by_rid: dict[str, Req] = {}
+        self.groups: dict[str, ScoreGroup] = {}
+        self.waiting: list[Req] = []
+        self.active: list[Req] = []
+        self.recovering = False
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self.by_rid or rid in self.groups
+
+    def queue(self, req: Req) -> None:
+        self.by_rid[req.rid] = req
+        self.waiting.append(req)
+
+    def queue_group(self, group: ScoreGroup) -> None:
+        """Open a scoring request and queue its first row."""
+        self.groups[group.rid] = group
+        self.queue_next_row(group.rid)
+
+    def queue_next_row(self, rid: str) -> Req | None:
+        """Queue the next row of a scoring request, if it has one left."""
+        req = self.groups[rid].next_row()
+        if req is not None:
+            self.queue(req)
+        return req
+
+    def activate(self, req: Req, prefix: Int32Array, now: float) -> None:
+        """Admit a waiting request whose cached prefix is locked in the slots `prefix`."""
+        self._kv.take_row(req, prefix)
+        self.waiting.remove(req)
+        self.active.append(req)
+        req.state = ReqState.PREFILL
+        req.sampling_row_due = req.scores is None
+        if req.stats.cached_tokens < 0:
+            self._count_admission(req, len(prefix), now)
+
+    def _count_admission(self, req: Req, cached: int, now: float) -> None:
+        stats, counters = req.stats, self._counters
+        stats.cached_tokens = min(cached, req.prompt_len)  # tokens that a grammar forced can be cached too
+        stats.admitted_at = now
+        shared = 0 if req.scores is None else req.scores.shared_len
+        prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)
+        counters.prompt_tokens += prompt_tokens
+        counters.cached_tokens += cached_tokens
+        if req.call is not None and req.call.hint is not None:
+            counters.hinted_prompt_tokens += prompt_tokens
+            counters.hinted_cached_tokens += cached_tokens
+        if req.scores is not None:
+            self.groups[req.scores.rid].admitted(prompt_tokens, cached_tokens, now)
+
+    def retract(self, req: Req, *, keep: bool) -> None:
+        """Put an active request back to waiting; what it computed stays in the cache if `keep`."""
+        self._kv.release(req, keep=keep)
+        self.active.remove(req)
+        req.num_pending = 0
+        if req.constraint is not None:
+            req.constraint.stale_samples = 0
+        if req.num_output == 0:
+            self._writer.drop_prompt_logprobs(req)  # they will be computed again
+        req.state = ReqState.WAITING
+        req.stats.retractions += 1
+        self._counters.retractions += 1
+        if req.scores is not None:
+            self.groups[req.scores.rid].retractions += 1
+        self.waiting.insert(0, req)
+
+    def recover(self) -> None:
+        """Recompute every active request from its known tokens, on an empty cache. No step may be in flight."""
+        for req in reversed(list(self.active)):
+            self.retract(req, keep=False)
+        self._kv.cache.reset()
+        self._programs.clear()
+        self.recovering = False
+
+    # --- ends ---
+
+    def abort(self, rid: str, now: float) -> None:
+        """End a request in whatever state it is; an unknown rid does nothing."""
+        req, group = self.by_rid.get(rid), self.groups.get(rid)
+        if req is not None:
+            self.end(req, Finish(FINISH_ABORT), now)
+        elif group is not None:
+            self._end_group(group, Finish(FINISH_ABORT), now)
+
+    def end(self, req: Req, finish: Finish, now: float) -> None:
+        """End a request: release its row and its slots, and write its finish."""
+        node = None
+        if req.state is ReqState.WAITING:
+            self.waiting.remove(req)
+        else:
+            self.active.remove(req)
+            node = self._kv.release(req, keep=not self.recovering)
+        if req.call is not None:
+            end = node if finish.reason in (FINISH_STOP, FINISH_LENGTH) else None
+            self._programs.end_call(req.call, end, req.stats.cached_tokens, now)
+        req.state = ReqState.FINISHED
+        req.finish = finish
+        del self.by_rid[req.rid]
+        if req.scores is not None:
+            self._row_ended(req, req.scores, finish, now)
+            return
+        self._counters.finished += 1
+        self._writer.finish(req, finish, now)
+
+    def _row_ended(self, req: Req, row: RowScores, finish: Finish, now: float) -> None:
+        group = self.groups.get(row.rid)
+        if group is None:
+            return  # the scoring request ended first, and this row with it
+        group.live.remove(req)
+        if group.is_done or finish.reason != FINISH_STOP:
+            self._end_group(group, finish, now)
+
+    def _end_group(self, group: ScoreGroup, finish: Finish, now: float) -> None:
+        del self.groups[group.rid]
+        for req in group.live:
+            self.end(req, Finish(FINISH_ABORT), now)
+        if group.call is not None:
+            end = self._kv.cache.node_at(group.prompt, group.namespace) if group.is_done else None
+            self._programs.end_call(group.call, end, group.cached_tokens, now)
+        self._counters.finished += 1
+        self._writer.scored(group, finish, now)
