@@ -21,10 +21,9 @@ import torch
 from benchmarks import machine
 from benchmarks.report import table
 from radixrt.attention.base import AttentionLayer
-from radixrt.attention.cascade_plan import plan_cascade
+from radixrt.attention.cascade import plan_cascade
 from radixrt.attention.kv_cache import KVCache
-from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 
 SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "smollm2": (9, 3, 64)}
 """Query heads, kv heads, head dim."""
@@ -164,7 +163,7 @@ def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float)
 
 
 def measure_cuda(shape: tuple[int, int, int], geometry: Geometry, seconds: float) -> list[str]:
-    from radixrt.attention.cascade_runner import CascadeRunner
+    from radixrt.attention.cascade import CascadeRunner
 
     heads, kv_heads, dim = shape
     batch = make_batch(geometry, "cuda")

@@ -16,9 +16,9 @@ import torch
 
 from benchmarks import machine
 from benchmarks.report import table
+from radixrt.executor.mask_buffer import Mask
 from radixrt.messages.runner import SamplingRow
 from radixrt.messages.wire import pack_i32
-from radixrt.runner.sampling.sample_result import Mask
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
 

@@ -1,6 +1,6 @@
 """`DecodeRunner`: attention of rows with one query each, on CUDA, by a kernel that shares their keys out evenly.
 
-Once a step the host plans (`decode_plan`), and the device lists the slots of all rows; then each layer is one launch.
+Once a step the host plans (`plan_decode`), and the device lists the slots of all rows; then each layer is one launch.
 What is launched depends on nothing but the number of rows, so both can be part of a CUDA graph whose tensors stay:
 
     arrays = runner.plan(starts, ends)              # host; then take them to the device
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixrt.attention.decode_plan import plan_decode
 from radixrt.forward_batch.upload import Uploader
-from radixrt.messages.wire import Int32Array
+from radixrt.messages.wire import I32, Int32Array
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,35 @@ def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
     if kv_itemsize == 1:
         return Sizes(64, 4, 5, 4)
     return Sizes(64, 2, 3 if head_dim == 128 else 5, 4)
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """One step's shares, int32 each.
+
+    Attributes:
+        block_ptr: [B + 1], row i has blocks [block_ptr[i], block_ptr[i + 1]).
+        lane_ptr: [lanes + 1], lane i has blocks [lane_ptr[i], lane_ptr[i + 1]); lanes without any stand last.
+        first_lane, last_lane: [B], the lanes that have the row's first and its last block.
+    """
+
+    block_ptr: Int32Array
+    lane_ptr: Int32Array
+    first_lane: Int32Array
+    last_lane: Int32Array
+
+
+def plan_decode(lens: Int32Array, lanes: int, block: int) -> DecodePlan:
+    """Share out rows of `lens` keys each (int32 [B], at least 1) in blocks of `block` keys."""
+    block_ptr = np.zeros(len(lens) + 1, I32)
+    np.cumsum(-(-lens // block), out=block_ptr[1:])
+    total = int(block_ptr[-1])
+    used = min(lanes, total)
+    # In int64: the product may be larger than 2**31.
+    lane_ptr = np.minimum(np.arange(lanes + 1, dtype=np.int64), used) * total // max(used, 1)
+    first = np.searchsorted(lane_ptr[: used + 1], block_ptr[:-1], side="right") - 1
+    last = np.searchsorted(lane_ptr[: used + 1], block_ptr[1:] - 1, side="right") - 1
+    return DecodePlan(block_ptr, lane_ptr.astype(I32), first.astype(I32), last.astype(I32))
 
 
 @dataclass(frozen=True)

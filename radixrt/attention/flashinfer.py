@@ -9,29 +9,81 @@ the shared ones and the merge are `CascadeRunner`'s for rows with one query, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cascade_plan import CascadePlan, Tile
-from radixrt.attention.cascade_runner import CascadeRunner, CascadeStep
-from radixrt.attention.decode_runner import DecodeRunner
+from radixrt.attention.cascade import CascadePlan, CascadeRunner, CascadeStep, Tile
+from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
 from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, compile_kernels, cumulated
 from radixrt.attention.kv_cache import KVCache
-from radixrt.attention.prompt_cascade import PromptCascade
-from radixrt.attention.prompt_plan import plan_prompts
-from radixrt.attention.step_parts import DecodePart, FreshPart, PagedPart, Part, Window, within
+from radixrt.attention.prompt_cascade import PromptCascade, SharedPrompts, plan_prompts
 from radixrt.forward_batch.extend_parts import ExtendParts, leading, split_extend
-from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 from radixrt.kernels.triton.room import empty_with_room
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages.wire import Int32Array
 
 MAX_GRAPH_POSITIONS = 2**24
 """Positions that one captured decode step can read at most (64 MB of slots); longer steps run uncaptured."""
+
+
+Window = int | None
+"""A kind of layer, by its sliding window."""
+
+
+@dataclass(frozen=True)
+class FreshPart:
+    """Tokens [first, end) of a step, of prompts that begin in it: they read the keys and values that come with them.
+
+    Attributes:
+        wrappers: FlashInfer's, planned, by window.
+    """
+
+    first: int
+    end: int
+    wrappers: dict[Window, Any]
+
+
+@dataclass(frozen=True)
+class PagedPart:
+    """The first tokens of a step, of rows that read the pool by pages: with several queries, or with one where these
+    are too few for a part.
+
+    Attributes:
+        own: (first token, the one behind the last, FlashInfer's wrappers by window, planned) for each kernel that they
+            go through; over what each row has for itself.
+        shared: what they share; None if nothing.
+    """
+
+    own: list[tuple[int, int, dict[Window, Any]]]
+    shared: SharedPrompts | None
+
+
+@dataclass(frozen=True)
+class DecodePart:
+    """Tokens [first, end) of a step, each the one query of its row.
+
+    Attributes:
+        rows: by window.
+        tile: of what they share; None if nothing.
+    """
+
+    first: int
+    end: int
+    rows: dict[Window, DecodeRows]
+    tile: Tile | None = None
+
+
+Part = PagedPart | FreshPart | DecodePart
+
+
+def within(window: Window, starts: Int32Array, lens: Int32Array) -> Int32Array:
+    """The positions (int32 [B]) at which the keys of each row's last query begin."""
+    return starts if window is None else np.maximum(starts, lens - window)
 
 
 class FlashInferBackend(AttentionBackend):

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.kv_cache import KVCache
-from radixrt.attention.prompt_plan import plan_prompts
-from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.attention.prompt_cascade import plan_prompts
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 
 
 class TorchNativeBackend(AttentionBackend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.forward_batch.graph_buckets import bucket_for, padded
-from radixrt.forward_batch.shared_groups import SharedGroups
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
-from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
 MIN_SAVED_TOKENS = 64
 """Tokens that a narrowed batch must leave out: fewer save less than its plan and its copies cost. On one core,
@@ -32,6 +31,61 @@ class ForwardMode(enum.IntEnum):
     EXTEND = 1
     DECODE = 2
     IDLE = 3
+
+
+START, LENGTH, FIRST, COUNT = range(4)
+"""Columns of `SharedGroups.segments`."""
+
+
+@dataclass(frozen=True)
+class SharedGroups:
+    """Positions [start, start + length) hold the same slots for rows[first : first + count], two or more: a group.
+
+    Groups of one row are disjoint in positions and together cover a prefix of its sequence, without its new tokens.
+    Groups nest, and `rows` are in depth-first order: the rows of two groups are apart, or those of the one that begins
+    further down are a part of the other's. In an EXTEND step the rows of a group have either several new tokens each,
+    or one each.
+
+    Attributes:
+        segments: int32 [G, 4], start, length, first, count; a group stands after those that it lies below.
+        rows: int32 [N], indices of the step's rows.
+    """
+
+    segments: Int32Array
+    rows: Int32Array
+
+    @staticmethod
+    def from_columns(segments: bytes, rows: bytes) -> SharedGroups | None:
+        """From a `ForwardStep`'s columns; None if it shares nothing."""
+        return SharedGroups(unpack_i32(segments).reshape(-1, 4), unpack_i32(rows)) if segments else None
+
+    def between(self, first: int, end: int) -> SharedGroups | None:
+        """The groups of the step's rows [first, end), numbered from 0; None if there are none. No group is cut."""
+        kept = (self.rows >= first) & (self.rows < end)
+        return self if first == 0 and kept.all() else self._of(kept, self.rows - first)
+
+    def among(self, chosen: npt.NDArray[np.bool_]) -> SharedGroups | None:
+        """The same for the step's rows that are set in `chosen` (bool [B]) alone; None if a group has others."""
+        if (self.ends(len(chosen)) > 0)[~chosen].any():
+            return None
+        return self._of(chosen[self.rows], np.cumsum(chosen, dtype=I32)[self.rows] - 1)
+
+    def _of(self, kept: npt.NDArray[np.bool_], places: Int32Array) -> SharedGroups | None:
+        """The groups of the entries of `rows` that are kept (bool [N]), each with its row's new number (int32 [N])."""
+        segments = self.segments[kept[self.segments[:, FIRST]]]
+        if not len(segments):
+            return None
+        segments[:, FIRST] = (np.cumsum(kept, dtype=I32) - 1)[segments[:, FIRST]]
+        return SharedGroups(segments, places[kept])
+
+    def ends(self, num_rows: int) -> Int32Array:
+        """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""
+        start, length, first, count = self.segments.T
+        before = np.cumsum(count) - count
+        members = self.rows[np.arange(count.sum()) + np.repeat(first - before, count)]
+        ends = np.zeros(num_rows, I32)
+        np.maximum.at(ends, members, np.repeat(start + length, count))
+        return ends
 
 
 @dataclass(frozen=True)
@@ -253,3 +307,47 @@ def _narrowed(
         req_pool_indices_cpu=req_pool_idx,
         shared=None if batch.shared is None else batch.shared.among(sampled),
     )
+
+
+# --- padding ---
+
+
+def graph_buckets(max_rows: int) -> list[int]:
+    """Ascending numbers of rows, the last one max_rows: a step is padded by an eighth at most, or by seven rows.
+
+    Padding rows cost what other rows cost in the matrix products, and nothing in attention; a graph costs a quarter of
+    a second to capture and a few megabytes.
+    """
+    buckets, n = [], 1
+    while n < max_rows:
+        buckets.append(n)
+        if n < 8:
+            n *= 2
+        elif n < 64:
+            n += 8
+        else:
+            n += 2 ** (n.bit_length() - 4)
+    return [*buckets, max_rows]
+
+
+def token_buckets(max_tokens: int) -> list[int]:
+    """Ascending numbers of prompt tokens, the last one max_tokens: a step is padded by an eighth at most, or by 15."""
+    buckets, n = [], 16
+    while n < max_tokens:
+        buckets.append(n)
+        n += max(16, 2 ** (n.bit_length() - 4))
+    return [*buckets, max_tokens]
+
+
+def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:
+    """The smallest bucket that holds that many rows; None if none does."""
+    at = bisect.bisect_left(buckets, rows)
+    return buckets[at] if at < len(buckets) else None
+
+
+def padded(values: npt.NDArray[Any], rows: int, fill: int = 0, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """The values, [n] for n <= rows, and `fill` behind them, [rows]; of their own dtype if none is given. It takes a
+    tenth of the time of numpy's pad."""
+    made = np.full(rows, fill, values.dtype if dtype is None else dtype)
+    made[: len(values)] = values
+    return made

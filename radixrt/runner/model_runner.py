@@ -20,23 +20,27 @@ from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query
 from radixrt.attention.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.executor.mask_buffer import MaskReader
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
-from radixrt.forward_batch.graph_buckets import graph_buckets
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode, SharedGroups, graph_buckets
 from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.registry import Model
-from radixrt.runner.device import free_memory, launches_early, make_ops, pick_device, pick_threads, torch_dtype
 from radixrt.runner.profile_run import largest_step, load_products, mixed_step
-from radixrt.runner.runner_config import RunnerConfig
-from radixrt.runner.sampling.prompt_scores import PromptScorer
-from radixrt.runner.sampling.sample_result import SampleResult, unpack_mask
+from radixrt.runner.runner_config import (
+    RunnerConfig,
+    free_memory,
+    launches_early,
+    make_ops,
+    pick_device,
+    pick_threads,
+    torch_dtype,
+)
+from radixrt.runner.sampling.logprobs import PromptScorer
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
-from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
+from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult
 
 if TYPE_CHECKING:
     from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner, StagedStep
@@ -64,7 +68,7 @@ class ModelRunner:
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
         self.cascade: CascadeCosts | None = None
-        self._masks = None if config.mask_path is None else MaskReader(config.mask_path)
+        self._masks = MaskReader(config.mask_path)
 
     def initialize(self) -> None:
         """Load and allocate everything; call once, before any step.
@@ -270,7 +274,7 @@ class ModelRunner:
             assert self._graphs is not None
             masked = mask is not None and bool(mask.rows)
             if self._sampler.plain(idx) and (not masked or self._graphs.samples_gathered(batch)):
-                allowed = None if self._group.rank else unpack_mask(mask, self._masks, self.vocab_size)
+                allowed = None if self._group.rank else self._masks.unpack(mask, self.vocab_size)
                 if allowed is not None:
                     self._sampler.apply_mask(self._graphs.logits(batch), allowed)
                 return self._sampled(self._graphs.sample(batch))
@@ -293,7 +297,7 @@ class ModelRunner:
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None
-        result = self._sampler.sample(logits, idx, seq_lens, unpack_mask(mask, self._masks, self.vocab_size))
+        result = self._sampler.sample(logits, idx, seq_lens, self._masks.unpack(mask, self.vocab_size))
         self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return result
 

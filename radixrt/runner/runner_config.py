@@ -1,10 +1,18 @@
-"""`RunnerConfig`: what a rank is told."""
+"""`RunnerConfig`, and the choices that follow from it: device, dtype, threads and the operations between layers."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from radixrt.distributed.rank_place import ONLY_RANK, RankPlace
+from radixrt.errors import ConfigError
+from radixrt.kernels.build import KernelUnavailable, load_kernels
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 
 
 @dataclass(frozen=True)
@@ -30,3 +38,66 @@ class RunnerConfig:
     show_progress: bool = False
     mask_path: str | None = None
     place: RankPlace = ONLY_RANK
+
+
+def pick_device(name: str) -> torch.device:
+    """The device for a config value of auto, cpu or cuda.
+
+    Raises:
+        ConfigError: CUDA was asked for and torch sees none.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but this torch sees no CUDA device; use --device cpu or install a CUDA build")
+    return torch.device("cuda")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a resolved config value (not "auto")."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def pick_threads(wanted: int | None, ranks: int = 1) -> int:
+    """Threads of one CPU runner: what was asked for, else what OMP_NUM_THREADS says, else its share, of `ranks`, of the
+    cores that this process may use. On cores that are shared with other work, fewer are faster: all threads wait for
+    the slowest."""
+    if wanted is not None:
+        return wanted
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(said) if said.isdecimal() and int(said) else max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may begin on this device before the one before it has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def make_ops(attention_backend: str, device: torch.device, kernel_cache: Path, *, early: bool) -> LayerOps:
+    """Return the operations between linear layers: compiled kernels where they are available, otherwise plain torch.
+
+    Args:
+        attention_backend: config value; torch_native selects plain torch.
+        kernel_cache: folder in which CPU kernels are compiled.
+        early: see `CudaOps`.
+    """
+    if attention_backend == "torch_native":
+        return TorchOps()
+    if device.type == "cuda":
+        try:
+            return CudaOps(early=early)
+        except ImportError:
+            return TorchOps()
+    try:
+        return CpuOps(load_kernels(kernel_cache))
+    except KernelUnavailable:
+        return TorchOps()

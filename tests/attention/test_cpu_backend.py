@@ -12,13 +12,11 @@ import torch
 
 from radixrt.attention import make_backend
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.cpu_plan import plan_step
+from radixrt.attention.cpu import CpuBackend, plan_step
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
 from radixrt.errors import ConfigError
-from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 from radixrt.kernels import build
 from tests.attention.shared_batches import random_tree
 

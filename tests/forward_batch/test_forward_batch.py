@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.forward_batch.forward_batch import MIN_SAVED_TOKENS, BatchBuilder, ForwardBatch, ForwardMode
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import MIN_SAVED_TOKENS, BatchBuilder, ForwardBatch, ForwardMode, SharedGroups
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
 
@@ -125,3 +124,12 @@ def test_what_decode_rows_share_goes_along() -> None:
 def test_groups_go_along_whole_or_not_at_all() -> None:
     groups = SharedGroups(np.array([[0, 8, 0, 2]], np.int32), np.array([4, 3], np.int32))
     assert groups.among(np.array([True, True, True, False, True])) is None
+
+
+def test_groups_from_a_steps_columns() -> None:
+    assert SharedGroups.from_columns(b"", b"") is None
+    groups = SharedGroups.from_columns(pack_i32([0, 9, 0, 3, 9, 4, 1, 2]), pack_i32([5, 2, 0]))
+    assert groups is not None
+    assert groups.segments.tolist() == [[0, 9, 0, 3], [9, 4, 1, 2]]
+    assert groups.ends(7).tolist() == [13, 0, 13, 0, 0, 9, 0]
+    assert groups.ends(7).dtype == np.int32

@@ -88,8 +88,7 @@ def test_prompts_share_beside_decode_rows_that_share(
     num_prompts: int, num_single: int, shape: str, pool: torch.dtype
 ) -> None:
     """Two layers: the first attends with all tokens of the step, the last with those that are sampled."""
-    from radixrt.attention.flashinfer import FlashInferBackend
-    from radixrt.attention.step_parts import PagedPart
+    from radixrt.attention.flashinfer import FlashInferBackend, PagedPart
 
     device = torch.device("cuda")
     heads, kv_heads, dim = SHAPES[shape]

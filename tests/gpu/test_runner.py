@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from radixrt import Engine
-from radixrt.attention.prompt_plan import PromptPlan
+from radixrt.attention.prompt_cascade import PromptPlan
 from radixrt.errors import RadixRTError
 from radixrt.forward_batch import forward_batch
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.attention.cascade_plan import Tile
+from radixrt.attention.cascade import Tile
 from tests.attention.shared_batches import SharedBatch, plain_attention, random_tree
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ def run(
     in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """What the kernels give and what they should, [B, heads, dim]; padding rows are checked to be left alone."""
-    from radixrt.attention.cascade_runner import CascadeRunner
+    from radixrt.attention.cascade import CascadeRunner
 
     num_rows = len(batch.seq_lens)
     generator = torch.Generator().manual_seed(num_rows + heads + dim)
@@ -86,7 +86,7 @@ def test_in_half_precision(triton_device: str, shape: tuple[int, int, int], in_f
 
 
 def test_a_long_prefix_in_several_splits_and_large_tiles(triton_device: str) -> None:
-    from radixrt.forward_batch.shared_groups import SharedGroups
+    from radixrt.forward_batch.forward_batch import SharedGroups
 
     rng = np.random.default_rng(5)
     common = rng.permutation(1100)[:1003] + 1
@@ -137,7 +137,7 @@ def test_parts_that_lie_in_another_order(triton_device: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dim", [64, 128])
 def test_a_graph_captured_with_one_plan_replays_another(dim: int) -> None:
-    from radixrt.attention.cascade_runner import CascadeRunner
+    from radixrt.attention.cascade import CascadeRunner
 
     rng, heads, kv_heads, rows = np.random.default_rng(3), 16, 8, 48
     tile = Tile(64, 2)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.runner.sampling.sample_result import SampleResult
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables, upload_together
+from radixrt.runner.step_result import SampleResult
 from tests.runner.sampling.sampling_reference import Params
 from tests.runner.sampling.test_sampler import MIXED, random_logits, step_mask
 

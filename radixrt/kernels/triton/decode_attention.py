@@ -6,7 +6,7 @@ keys and values of the blocks to come are on their way, across the ends of rows 
 part of, the lane that is done last merges the parts, in their order. The softmax is FlashAttention's online one (Dao et
 al. 2022, arXiv 2205.14135), and sharing work out evenly is Stream-K's idea (Osama et al. 2023, arXiv 2301.03598).
 
-`radixrt.attention.decode_plan` makes the numbers that this reads.
+`radixrt.attention.decode_runner` makes the numbers that this reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decode attention of many rows over positions that they share: keys and values are read once for a tile of rows.
 
 FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135) over slots gathered through req_to_token. The work
-is cut into items on the host (`radixrt.attention.cascade_plan`); a fixed number of programs, each with its own list of
+is cut into items on the host (`radixrt.attention.cascade`); a fixed number of programs, each with its own list of
 them, does all, so the launch is the same whatever the step shares and can be part of a CUDA graph.
 """
 
@@ -79,7 +79,7 @@ def shared_attention(
     items: torch.Tensor, members: torch.Tensor, partial: torch.Tensor, partial_lse: torch.Tensor, *, scale: float,
     lanes: int, block_m: int,
 ) -> None:  # fmt: skip
-    """Compute the items of `radixrt.attention.cascade_plan.CascadePlan`.
+    """Compute the items of `radixrt.attention.cascade.CascadePlan`.
 
     Args:
         q: [B, heads, dim]; heads and dims of a row lie together.

@@ -18,18 +18,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.attention.cascade_plan import Tile
+from radixrt.attention.cascade import Tile
 from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
-from radixrt.forward_batch.graph_buckets import bucket_for, graph_buckets, padded
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import (
+    BatchBuilder,
+    ForwardBatch,
+    ForwardMode,
+    SharedGroups,
+    bucket_for,
+    graph_buckets,
+    padded,
+)
 from radixrt.forward_batch.upload import Uploader, layout, view
 from radixrt.messages.wire import Int32Array
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, Captures, begin_capture
-from radixrt.runner.sampling.sample_result import SampleResult
 from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.step_result import SampleResult
 
 T = TypeVar("T")
 

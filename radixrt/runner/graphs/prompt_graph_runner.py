@@ -17,8 +17,7 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
-from radixrt.forward_batch.graph_buckets import bucket_for, token_buckets
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode, bucket_for, token_buckets
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, Captures, begin_capture
 

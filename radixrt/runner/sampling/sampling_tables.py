@@ -35,6 +35,9 @@ ONE_OUTPUT = 2
 """A count row holds ONE_OUTPUT for each time a token was generated, plus IN_PROMPT if the prompt holds it."""
 
 Index = npt.NDArray[np.integer]
+Rows = npt.NDArray[np.int64]
+Needs = npt.NDArray[np.uint8]
+NO_ROWS: Rows = np.zeros(0, np.int64)
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -56,6 +59,26 @@ def upload_together(arrays: Sequence[npt.NDArray[Any]], device: torch.device) ->
     pack(staged, arrays, offsets)
     there = staged.to(device, non_blocking=True)
     return [view(there, offset, array) for offset, array in zip(offsets, arrays, strict=True)]
+
+
+def rows_with(needs: Needs, every: int, bits: int) -> Rows:
+    """The rows that need any of these operations; every is what all rows need together."""
+    return np.flatnonzero(needs & bits) if every & bits else NO_ROWS
+
+
+def take(values: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """values[rows] for distinct ascending rows; values itself, not a copy, when those are all of them."""
+    if len(rows) == len(values):
+        return values
+    return values.index_select(0, upload(rows, values.device))
+
+
+def put(values: torch.Tensor, rows: Rows, part: torch.Tensor) -> None:
+    """values[rows] = part, for rows as in `take`; nothing to do for what `take` gave when it is values itself."""
+    if len(rows) < len(values):
+        values.index_copy_(0, upload(rows, values.device), part)
+    elif part is not values:
+        values.copy_(part)
 
 
 class SamplingTables:

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixrt.executor.mask_buffer import Mask
 from radixrt.runner.sampling import draw
-from radixrt.runner.sampling.sample_result import Mask, SampleResult
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
+from radixrt.runner.step_result import SampleResult
 from tests.runner.sampling.sampling_reference import (
     Params,
     edited_logits,

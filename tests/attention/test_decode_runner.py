@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.attention.decode_plan import plan_decode
+from radixrt.attention.decode_runner import plan_decode
 
 
 @given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.forward_batch.graph_buckets import bucket_for, graph_buckets, token_buckets
+from radixrt.forward_batch.forward_batch import bucket_for, graph_buckets, token_buckets
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 60, 64, 65, 100, 256, 500, 512, 1000])

@@ -10,9 +10,9 @@ import torch
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.kv_cache import KVCache
-from radixrt.attention.prompt_plan import plan_prompts
+from radixrt.attention.prompt_cascade import plan_prompts
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.forward_batch.shared_groups import SharedGroups
+from radixrt.forward_batch.forward_batch import SharedGroups
 from tests.attention.shared_batches import extend_step, random_tree
 
 CPU = torch.device("cpu")
