@@ -17,15 +17,21 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
-from radixrt.server import operate
-from radixrt.server.chat import chat_completions
-from radixrt.server.completions import completions
-from radixrt.server.decisions import decisions
-from radixrt.server.errors import ClientGone, on_client_gone, on_http_exception, on_invalid_request, on_request_error
-from radixrt.server.middleware import MODEL_PATH, Guard, Observe
-from radixrt.server.native import generate
-from radixrt.server.service import Service
-from radixrt.server.tokens import chat_template, detokenize, tokenize
+from radixrt.server.http.errors import (
+    ClientGone,
+    on_client_gone,
+    on_http_exception,
+    on_invalid_request,
+    on_request_error,
+)
+from radixrt.server.http.middleware import MODEL_PATH, Guard, Observe
+from radixrt.server.request_groups import Service
+from radixrt.server.routes import management
+from radixrt.server.routes.chat import chat_completions
+from radixrt.server.routes.completions import completions
+from radixrt.server.routes.decisions import decisions
+from radixrt.server.routes.native import generate
+from radixrt.server.routes.tokens import chat_template, detokenize, tokenize
 
 API_KEY_VARIABLE = "RADIXRT_API_KEY"
 
@@ -39,14 +45,14 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/chat_template", chat_template),
-    ("GET", "/v1/models", operate.list_models),
-    ("GET", MODEL_PATH + "{model:path}", operate.get_model),
-    ("GET", "/health", operate.health),
-    ("GET", "/metrics", operate.metrics),
-    ("GET", "/version", operate.get_version),
-    ("POST", "/abort", operate.abort),
-    ("POST", "/release", operate.release),
-    ("POST", "/flush_cache", operate.flush_cache),
+    ("GET", "/v1/models", management.list_models),
+    ("GET", MODEL_PATH + "{model:path}", management.get_model),
+    ("GET", "/health", management.health),
+    ("GET", "/metrics", management.metrics),
+    ("GET", "/version", management.get_version),
+    ("POST", "/abort", management.abort),
+    ("POST", "/release", management.release),
+    ("POST", "/flush_cache", management.flush_cache),
 ]
 
 

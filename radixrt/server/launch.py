@@ -34,7 +34,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         serve_rank(config)
     try:
         from radixrt.chat.dialect import read_dialect
-        from radixrt.server.run import serve
+        from radixrt.server.http.uvicorn_server import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)

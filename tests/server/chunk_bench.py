@@ -20,7 +20,7 @@ from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, ToTokeniz
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
-from radixrt.server.run import LimitedHttpProtocol
+from radixrt.server.http.uvicorn_server import LimitedHttpProtocol
 from tests.server.fake_engine import MODEL, info
 
 STEP_S = 0.004

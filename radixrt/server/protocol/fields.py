@@ -78,8 +78,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class ConstraintFields(Unsupported, kw_only=True):
-    """What the output must be; `radixrt.server.structured` reads them. JSON is kept as the client wrote it (a Raw that
-    is absent is empty)."""
+    """Forms of a constraint on the output, read by `radixrt.server.protocol.constraints`. JSON is kept as the client
+    wrote it; a Raw that is absent is empty."""
 
     response_format: msgspec.Raw = msgspec.Raw()
     json_schema: msgspec.Raw = msgspec.Raw()
@@ -183,7 +183,7 @@ class NativeSampling(SamplingFields, kw_only=True):
 
 
 class NativeRequest(Unsupported, kw_only=True):
-    """POST /generate; see `radixrt.server.native`."""
+    """POST /generate; see `radixrt.server.routes.native`."""
 
     model: str | None = None
     stream: bool | None = None

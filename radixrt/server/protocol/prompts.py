@@ -14,7 +14,7 @@ from radixrt.messages.client import EngineReady, GenerateReq
 from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.protocol import MAX_CHOICES, MAX_PARTS, MAX_PROMPTS
+from radixrt.server.protocol.fields import MAX_CHOICES, MAX_PARTS, MAX_PROMPTS
 
 Prompt = str | list[int]
 

@@ -1,4 +1,4 @@
-"""What clients may send to /v1/decisions; see `radixrt.server.protocol` for what holds for all routes."""
+"""What clients may send to /v1/decisions; see `radixrt.server.protocol.fields` for what holds for all routes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from radixrt.chat.types import ChatMessage
 from radixrt.messages.parts import SelectMethod, TemplateText
-from radixrt.server.protocol import RoutingFields
+from radixrt.server.protocol.fields import RoutingFields
 
 
 class InputPart(msgspec.Struct, kw_only=True):
@@ -54,7 +54,7 @@ class Question(msgspec.Struct, kw_only=True):
 
 
 class DecisionRequest(RoutingFields, kw_only=True):
-    """POST /v1/decisions; see `radixrt.server.decisions`."""
+    """POST /v1/decisions; see `radixrt.server.routes.decisions`."""
 
     input: str | list[InputMessage] | None = None
     questions: list[Question] | None = None

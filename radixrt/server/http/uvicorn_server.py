@@ -18,8 +18,8 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import ConfigError, RequestError
 from radixrt.server.app import create_app
-from radixrt.server.errors import error_body
-from radixrt.server.service import Service
+from radixrt.server.http.errors import error_body
+from radixrt.server.request_groups import Service
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
-from radixrt.server.errors import error_body, error_headers, json_response, model_not_found
-from radixrt.server.parsing import decode, read_body
-from radixrt.server.protocol import abort_decoder, release_decoder
-from radixrt.server.service import Service
+from radixrt.server.http.errors import error_body, error_headers, json_response, model_not_found
+from radixrt.server.http.receive import decode, read_body
+from radixrt.server.protocol.fields import abort_decoder, release_decoder
+from radixrt.server.request_groups import Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ID_PREFIXES = ("chatcmpl-", "cmpl-")

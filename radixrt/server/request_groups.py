@@ -15,8 +15,8 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.parts import FINISH_ABORT, ConstraintInfo, Finish, Timings, Usage
-from radixrt.server.errors import model_not_found
-from radixrt.server.metrics import Metrics
+from radixrt.server.http.errors import model_not_found
+from radixrt.server.http.metrics import Metrics
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 """Deltas of several requests as they come, each with its request's index."""

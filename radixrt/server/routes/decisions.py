@@ -13,7 +13,7 @@ Two forms. With `questions` it is OpenAI's Decisions API, and its clients work:
         "usage": {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}}
 
 A score is the expected level, counted from 0; a confidence is the highest of the probabilities. Images and tool calls
-in the input are refused by name. See `radixrt.server.questions` for how a question is put to the model.
+in the input are refused by name. See `radixrt.server.protocol.questions` for how a question is put to the model.
 
 With `choices` it is radixrt's own, the route behind `rt.select`: texts that may follow a prompt, scored as they are.
 
@@ -47,15 +47,15 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import ChoiceScores, EngineReady, ScoreReq, TextDelta
 from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.wire import pack_i32, unpack_i32
-from radixrt.server.connection import Generated
-from radixrt.server.decision_protocol import DecisionRequest, decision_decoder
-from radixrt.server.errors import json_response
-from radixrt.server.openai import clean_logprob
-from radixrt.server.parsing import decode, read_body
-from radixrt.server.prompts import check_ids, read_parts
-from radixrt.server.protocol import envelope_options
-from radixrt.server.questions import Asked, read_questions
-from radixrt.server.service import Service
+from radixrt.server.http.connection import Generated
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import decode, read_body
+from radixrt.server.protocol.decisions import DecisionRequest, decision_decoder
+from radixrt.server.protocol.fields import envelope_options
+from radixrt.server.protocol.prompts import check_ids, read_parts
+from radixrt.server.protocol.questions import Asked, read_questions
+from radixrt.server.protocol.usage import clean_logprob
+from radixrt.server.request_groups import Service
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
 

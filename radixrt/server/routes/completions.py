@@ -17,12 +17,11 @@ from radixrt.chat.constraint import FieldNames, RequestedConstraint, constraint_
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.connection import DONE, Generated, send_events
-from radixrt.server.errors import json_response
-from radixrt.server.openai import UsageSum, clean_logprob, finish_reason
-from radixrt.server.parsing import decode, read_body
-from radixrt.server.prompts import Prompt, make_requests, split_prompts
-from radixrt.server.protocol import (
+from radixrt.server.http.connection import DONE, Generated, send_events
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import decode, read_body
+from radixrt.server.protocol.constraints import constraint_body, read_constraint
+from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
     CompletionRequest,
@@ -31,8 +30,9 @@ from radixrt.server.protocol import (
     completion_decoder,
     routing_options,
 )
-from radixrt.server.service import Service
-from radixrt.server.structured import constraint_body, read_constraint
+from radixrt.server.protocol.prompts import Prompt, make_requests, split_prompts
+from radixrt.server.protocol.usage import UsageSum, clean_logprob, finish_reason
+from radixrt.server.request_groups import Service
 
 
 async def completions(service: Service, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The typed body of /v1/chat/completions; see `radixrt.server.protocol` for the rules of all routes."""
+"""The typed body of /v1/chat/completions; see `radixrt.server.protocol.fields` for the rules of all routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixrt.chat.types import (
     ToolName,
     ToolOptions,
 )
-from radixrt.server.protocol import OpenAIFields
+from radixrt.server.protocol.fields import OpenAIFields
 
 
 class ChatRequest(OpenAIFields, kw_only=True):

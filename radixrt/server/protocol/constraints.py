@@ -10,8 +10,8 @@ from radixrt.chat.constraint import RequestedConstraint
 from radixrt.constraint import Kind
 from radixrt.errors import RequestError, shown
 from radixrt.messages.parts import ConstraintInfo, Finish
-from radixrt.server.parsing import decode
-from radixrt.server.protocol import ConstraintFields, ResponseFormat, StructuredOutputs
+from radixrt.server.http.receive import decode
+from radixrt.server.protocol.fields import ConstraintFields, ResponseFormat, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
 

@@ -17,7 +17,7 @@ import msgspec
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import ChoiceScores
 from radixrt.messages.parts import ChatPrompt
-from radixrt.server.decision_protocol import Content, DecisionRequest, InputMessage, Question
+from radixrt.server.protocol.decisions import Content, DecisionRequest, InputMessage, Question
 from radixrt.tokenizer.selection import softmax
 
 MAX_QUESTIONS = 400

@@ -20,15 +20,15 @@ from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.answer import chat_finish_reason, delta_of, message_of
-from radixrt.server.chat_protocol import ChatRequest, chat_decoder
-from radixrt.server.connection import DONE, Generated, send_events
-from radixrt.server.errors import json_response
-from radixrt.server.openai import UsageSum, clean_logprob
-from radixrt.server.parsing import decode, read_body
-from radixrt.server.protocol import MAX_TOP_LOGPROBS, build_sampling, check_stream_options, routing_options
-from radixrt.server.service import Output, Service
-from radixrt.server.structured import constraint_body, read_constraint
+from radixrt.server.http.connection import DONE, Generated, send_events
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import decode, read_body
+from radixrt.server.protocol.chat import ChatRequest, chat_decoder
+from radixrt.server.protocol.chat_answer import chat_finish_reason, delta_of, message_of
+from radixrt.server.protocol.constraints import constraint_body, read_constraint
+from radixrt.server.protocol.fields import MAX_TOP_LOGPROBS, build_sampling, check_stream_options, routing_options
+from radixrt.server.protocol.usage import UsageSum, clean_logprob
+from radixrt.server.request_groups import Output, Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:

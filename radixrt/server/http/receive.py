@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from radixrt.errors import RequestError
-from radixrt.server.errors import ClientGone
+from radixrt.server.http.errors import ClientGone
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32, unpack_i32
-from radixrt.server.errors import json_response
-from radixrt.server.parsing import decode, read_body
-from radixrt.server.prompts import read_parts
-from radixrt.server.service import Service
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import decode, read_body
+from radixrt.server.protocol.prompts import read_parts
+from radixrt.server.request_groups import Service
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

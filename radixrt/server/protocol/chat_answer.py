@@ -9,7 +9,7 @@ from radixrt.chat.answer import AnswerForm, AnswerParser, Part, Reasoning
 from radixrt.chat.reasoning import Thinking
 from radixrt.chat.tool_parser import CallBegin, Text, tool_call
 from radixrt.messages.parts import FINISH_STOP, Finish
-from radixrt.server.openai import finish_reason
+from radixrt.server.protocol.usage import finish_reason
 
 
 def chat_finish_reason(finish: Finish, parser: AnswerParser, form: AnswerForm) -> str:

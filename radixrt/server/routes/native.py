@@ -59,12 +59,11 @@ from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.parts import Finish
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from radixrt.server.connection import DONE, Generated, send_events
-from radixrt.server.errors import json_response
-from radixrt.server.openai import clean_logprob
-from radixrt.server.parsing import decode, read_body
-from radixrt.server.prompts import make_requests, read_parts, split_prompts
-from radixrt.server.protocol import (
+from radixrt.server.http.connection import DONE, Generated, send_events
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import decode, read_body
+from radixrt.server.protocol.constraints import constraint_body, read_constraint
+from radixrt.server.protocol.fields import (
     NativeRequest,
     NativeSampling,
     build_sampling,
@@ -72,8 +71,9 @@ from radixrt.server.protocol import (
     native_decoder,
     routing_options,
 )
-from radixrt.server.service import Output, Service
-from radixrt.server.structured import constraint_body, read_constraint
+from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
+from radixrt.server.protocol.usage import clean_logprob
+from radixrt.server.request_groups import Output, Service
 
 
 async def generate(service: Service, request: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixrt.errors import RequestError
-from radixrt.server.errors import ClientGone, as_request_error, error_body
+from radixrt.server.http.errors import ClientGone, as_request_error, error_body
 
 T = TypeVar("T")
 

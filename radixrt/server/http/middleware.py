@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt.errors import RequestError
-from radixrt.server.errors import as_request_error, error_response
-from radixrt.server.metrics import Metrics
+from radixrt.server.http.errors import as_request_error, error_response
+from radixrt.server.http.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
 """Served without the API key: probes and scrapers have none."""
