@@ -13,12 +13,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import msgspec
 
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod
 from radixrt.lang.backends.endpoint_answers import Reading, decoded, error_of, refusal_of, usage_of
-from radixrt.lang.backends.http import HttpClient, Response
+from radixrt.lang.backends.http import HttpClient, events
 from radixrt.messages.parts import TemplateText
 from radixrt.sampling_params import SamplingParams
 
@@ -76,10 +77,10 @@ class Endpoint(Backend):
         reading = Reading()
         async with self._post("/generate", body, call.timeout_s) as response:
             if not call.stream:
-                reading.add(decoded(await response.read()))
+                reading.add(decoded(await response.aread()))
             else:
-                async with aclosing(response.events()) as events:
-                    async for data in events:
+                async with aclosing(events(response)) as answers:
+                    async for data in answers:
                         if data == b"[DONE]":
                             continue  # the body ends behind it, and a connection read to its end is kept
                         answer = decoded(data)
@@ -166,12 +167,12 @@ class Endpoint(Backend):
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         async with self._post(path, body, None, method=method) as response:
-            return decoded(await response.read())
+            return decoded(await response.aread())
 
     @asynccontextmanager
     async def _post(
         self, path: str, body: Any, timeout_s: float | None, *, method: str = "POST"
-    ) -> AsyncGenerator[Response, None]:
+    ) -> AsyncGenerator[httpx.Response, None]:
         """A response with status 200; anything else is raised, but for a full queue, which is waited for."""
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout_s if timeout_s is None else timeout_s
@@ -179,11 +180,11 @@ class Endpoint(Backend):
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
-                    async with self._http.request(method, path, data) as response:
-                        if response.status == 200:
+                    async with self._http.stream(method, path, data) as response:
+                        if response.status_code == 200:
                             yield response
                             return
-                        error = refusal_of(response.status, await response.read(), path)
+                        error = refusal_of(response.status_code, await response.aread(), path)
                         wait = _wait(response.headers.get("retry-after"))
                     if error.status != 429 or asyncio.get_running_loop().time() + wait > deadline:
                         break

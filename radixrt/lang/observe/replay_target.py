@@ -14,7 +14,7 @@ import msgspec
 from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backends.base import Call, Hint, Prompt, SelectMethod, TemplateText
 from radixrt.lang.backends.endpoint import Endpoint
-from radixrt.lang.backends.http import HttpClient
+from radixrt.lang.backends.http import HttpClient, events
 from radixrt.lang.observe.run_log import CallRecord
 from radixrt.sampling_params import SamplingParams
 
@@ -132,11 +132,13 @@ class CompletionsTarget(Target):
             "stream_options": {"include_usage": True},
         }
         usage: dict[str, Any] | None = None
-        async with self._http.request("POST", "/v1/completions", msgspec.json.encode(body)) as response:
-            if response.status != 200:
-                raise RequestError(f"HTTP {response.status}: {(await response.read())[:300].decode(errors='replace')}")
-            async with aclosing(response.events()) as events:
-                async for data in events:
+        async with self._http.stream("POST", "/v1/completions", msgspec.json.encode(body)) as response:
+            if response.status_code != 200:
+                raise RequestError(
+                    f"HTTP {response.status_code}: {(await response.aread())[:300].decode(errors='replace')}"
+                )
+            async with aclosing(events(response)) as answers:
+                async for data in answers:
                     if data == b"[DONE]":
                         continue
                     chunk = msgspec.json.decode(data)
@@ -203,11 +205,11 @@ async def find_target(
 
 
 async def _models(http: HttpClient) -> list[dict[str, Any]]:
-    async with http.request("GET", "/v1/models") as response:
-        body = await response.read()
+    async with http.stream("GET", "/v1/models") as response:
+        body = await response.aread()
     try:
-        if response.status != 200:
-            raise ValueError(f"status {response.status}")
+        if response.status_code != 200:
+            raise ValueError(f"status {response.status_code}")
         return list(msgspec.json.decode(body)["data"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{http.base_url}/v1/models does not list models: {error!r}") from None

@@ -1,27 +1,32 @@
-"""The HTTP client against servers that say exactly what a test wants: bytes on a real socket."""
+"""The endpoint's HTTP against servers that say exactly what a test wants: bytes on a real socket."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from radixrt.errors import ConfigError, EngineError
-from radixrt.lang.backends.http import HttpClient
+from radixrt.errors import ConfigError, EngineError, RequestError
+from radixrt.lang.backends.base import Call, Prompt
+from radixrt.lang.backends.endpoint import Endpoint
+from radixrt.sampling_params import SamplingParams
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HEY = b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"hey"'
 
 
 @asynccontextmanager
-async def serving(handler: Handler, **options: object) -> AsyncIterator[HttpClient]:
-    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+async def serving(handler: Handler, **options: Any) -> AsyncIterator[Endpoint]:
+    server = await asyncio.start_server(handler, "127.0.0.1", 0, backlog=1024)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        client = HttpClient(f"http://127.0.0.1:{port}/base/", **options)
-        yield client
-        await client.aclose()
+        endpoint = Endpoint(f"http://127.0.0.1:{port}/base/", **options)
+        yield endpoint
+        await endpoint.aclose()
 
 
 def answering(*pieces: bytes, close: bool = True, heads: list[bytes] | None = None) -> Handler:
@@ -31,7 +36,7 @@ def answering(*pieces: bytes, close: bool = True, heads: list[bytes] | None = No
         while True:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
+            except (asyncio.IncompleteReadError, ConnectionError):
                 break
             if heads is not None:
                 heads.append(head)
@@ -46,131 +51,147 @@ def answering(*pieces: bytes, close: bool = True, heads: list[bytes] | None = No
     return handle
 
 
-async def get(client: HttpClient) -> tuple[int, bytes]:
-    async with client.request("GET", "/path") as response:
-        return response.status, await response.read()
+async def get(endpoint: Endpoint) -> Any:
+    """The JSON value that a GET is answered with."""
+    return await endpoint.chat_template()
+
+
+def streamed(endpoint: Endpoint) -> AsyncIterator[Any]:
+    return endpoint.generate(Call(Prompt(["a"]), SamplingParams(), stream=True))
+
+
+def event(text: str, finish: dict[str, Any] | None = None) -> bytes:
+    meta = {
+        "finish_reason": finish, "prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "queue_s": 0.0,
+        "prefill_s": 0.0, "decode_s": 0.0, "retractions": 0,
+    }  # fmt: skip
+    answer = {"text": text, "output_ids": [], "meta_info": meta}
+    return json.dumps(answer, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(
     "pieces",
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",),
-        (b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: 5\r\n\r\nhe", b"llo"),
+        (HEY,),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", b'ngth: 5\r\n\r\n"h', b'ey"'),
         (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r",
-            b"\n3;x=y\r\nl",
-            b"lo\r\n0\r\nA: b\r\n\r\n",
+            b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n"h\r',
+            b"\n3;x=y\r\ne",
+            b'y"\r\n0\r\nA: b\r\n\r\n',
         ),
-        (b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo"),
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",),
-        (b"HTTP/1.0 200 OK\nContent-Length: 5\n\nhello",),
+        (b'HTTP/1.1 200 OK\r\n\r\n"he', b'y"'),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + HEY,),
+        (b'HTTP/1.0 200 OK\nContent-Length: 5\n\n"hey"',),
     ],
 )
 async def test_bodies(pieces: tuple[bytes, ...]) -> None:
     heads: list[bytes] = []
-    async with serving(answering(*pieces, heads=heads), headers={"X-A": "b"}) as client:
-        assert await get(client) == (200, b"hello")
-    assert heads[0].startswith(b"GET /base/path HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert b"X-A: b\r\n" in heads[0]
+    async with serving(answering(*pieces, heads=heads), api_key="b") as endpoint:
+        assert await get(endpoint) == "hey"
+    assert heads[0].startswith(b"GET /base/chat_template HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"Authorization: Bearer b\r\n" in heads[0]
 
 
 async def test_no_body() -> None:
-    async with serving(answering(b"HTTP/1.1 204 No Content\r\n\r\n")) as client:
-        assert await get(client) == (204, b"")
+    async with serving(answering(b"HTTP/1.1 204 No Content\r\n\r\n")) as endpoint:
+        with pytest.raises(RequestError, match="status 204"):
+            await get(endpoint)
 
 
 async def test_a_connection_is_used_again() -> None:
     connections = 0
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    piece = b"data: " + event("a") + b"\n\n"
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        await answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", close=False)(reader, writer)
+        while head := await reader.readline():
+            body_length = 0
+            while (line := await reader.readline()) != b"\r\n":
+                name, _, value = line.partition(b":")
+                body_length = int(value) if name.lower() == b"content-length" else body_length
+            await reader.readexactly(body_length)
+            writer.write(HEY if head.startswith(b"GET") else answer + b"%x\r\n%s\r\n" % (len(piece), piece))
+        writer.close()
 
-    async with serving(handle) as client:
+    async with serving(handle) as endpoint:
         for _ in range(3):
-            assert await get(client) == (200, b"x")
+            assert await get(endpoint) == "hey"
         assert connections == 1
-        async with client.request("GET", "/") as response:
-            assert response.status == 200  # left unread, so it cannot be used again
-        await get(client)
+        stream = streamed(endpoint)
+        assert (await anext(stream)).text == "a"
+        await stream.aclose()  # type: ignore[attr-defined]  # left unread, so that its connection cannot be used again
+        await get(endpoint)
         assert connections == 2
 
 
 async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"  # it does not say that it closes
-    async with serving(answering(answer)) as client:
-        assert await get(client) == (200, b"x")
-        await asyncio.sleep(0.05)
-        assert await get(client) == (200, b"x")
+    async with serving(answering(HEY)) as endpoint:  # the answer does not say that its connection closes
+        for _ in range(20):
+            assert await get(endpoint) == "hey"
 
 
-async def test_never_more_connections_than_allowed() -> None:
-    open_now = most = 0
+async def test_any_number_of_connections() -> None:
+    """The server answers nobody before all have come."""
+    number = 300
+    all_here = asyncio.Barrier(number)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal open_now, most
-        open_now += 1
-        most = max(most, open_now)
-        await asyncio.sleep(0.02)
-        await answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")(reader, writer)
-        open_now -= 1
+        await all_here.wait()
+        await answering(HEY)(reader, writer)
 
-    async with serving(handle, max_connections=3) as client:
-        answers = await asyncio.gather(*(get(client) for _ in range(12)))
-    assert answers == [(200, b"")] * 12
-    assert most == 3
+    async with serving(handle) as endpoint:
+        assert await asyncio.gather(*(get(endpoint) for _ in range(number))) == ["hey"] * number
 
 
 async def test_events() -> None:
-    body = b'data: {"a":\xc3\xa9}\n\n: note\n\ndata:[DONE]\r\n\r\ndata: end'
-    pieces = [b"HTTP/1.1 200 OK\r\n\r\n", *(body[i : i + 3] for i in range(0, len(body), 3))]
-    async with serving(answering(*pieces)) as client, client.request("GET", "/") as response:
-        events = [data async for data in response.events()]
-    assert events == [b'{"a":\xc3\xa9}', b"[DONE]", b"end"]
+    first, second, last = event("aé\u2028"), event("b"), event("c", {"type": "length", "matched": None})
+    body = b"data: %s\n\n: note\n\ndata:%s\n\ndata:[DONE]\r\n\r\ndata: %s" % (first, second, last)
+    pieces = [b"HTTP/1.1 200 OK\r\n\r\n", *(body[i : i + 100] for i in range(0, len(body), 100))]
+    async with serving(answering(*pieces)) as endpoint:
+        assert [delta.text async for delta in streamed(endpoint)] == ["aé\u2028", "b", "c"]
 
 
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
-        ((b"SSH-2.0-OpenSSH\r\n",), "not HTTP"),
-        ((b"",), "closed without an answer"),
-        ((b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello",), "in the middle of an answer"),
-        ((b"HTTP/1.1 200 OK\r\nContent-Le",), "in the middle of an answer"),
-        ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",), "has no size"),
-        ((b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 2 + b"x" * 70_000,), "broke"),
+        ((b"SSH-2.0-OpenSSH\r\n",), "disconnected without sending a response"),
+        ((b"",), "disconnected without sending a response"),
+        ((b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello",), "without sending complete message body"),
+        ((b"HTTP/1.1 200 OK\r\nContent-Le",), "disconnected without sending a response"),
+        ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",), "illegal chunk header"),
+        ((b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 2 + b"x" * 200_000,), "exceed|too long|Too many|Receive buffer"),
         (
-            (b"HTTP/1.1 200 OK\r\n" + b"".join(b"A%d: b\r\n" % i for i in range(300)) + b"\r\n",),
-            "more than 256 headers",
+            (b"HTTP/1.1 200 OK\r\n" + b"".join(b"A%d: b\r\n" % i for i in range(30_000)) + b"\r\n",),
+            "exceed|too long|Too many|Receive buffer",
         ),
     ],
 )
 async def test_broken_answers(pieces: tuple[bytes, ...], words: str) -> None:
-    async with serving(answering(*pieces)) as client:
-        with pytest.raises(EngineError, match=words):
-            await get(client)
+    async with serving(answering(*pieces)) as endpoint:
+        with pytest.raises(EngineError, match=rf"the connection to 127.0.0.1:\d+ broke: .*({words})"):
+            await get(endpoint)
 
 
 async def test_nobody_listens() -> None:
-    async with serving(answering(b"")) as client:
+    async with serving(answering(b"")) as endpoint:
         pass
     with pytest.raises(EngineError, match=r"cannot connect to 127.0.0.1:\d+: .*is the server running"):
-        await get(client)
+        await get(endpoint)
 
 
-def test_one_client_in_several_event_loops() -> None:
-    async def use() -> HttpClient:
-        async with serving(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", close=False)) as client:
-            await get(client)
-            return client
+def test_one_endpoint_in_several_event_loops() -> None:
+    async def use() -> Endpoint:
+        async with serving(answering(HEY, close=False)) as endpoint:
+            await get(endpoint)
+            return endpoint
 
-    client = asyncio.run(use())
+    endpoint = asyncio.run(use())
 
     async def again() -> None:
-        with pytest.raises(
-            EngineError, match="cannot connect"
-        ):  # the server went with its loop; no kept connection did
-            await get(client)
+        with pytest.raises(EngineError, match="cannot connect"):  # the server was closed with its loop
+            await get(endpoint)
 
     asyncio.run(again())
 
@@ -178,9 +199,9 @@ def test_one_client_in_several_event_loops() -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://h", "http://", "http://h:99999", "http://h/?q=1"])
 def test_urls(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url"):
-        HttpClient(url)
+        Endpoint(url)
 
 
 def test_headers() -> None:
     with pytest.raises(ConfigError, match="line break"):
-        HttpClient("http://h", headers={"Authorization": "Bearer a\r\nX: y"})
+        Endpoint("http://h", api_key="a\r\nX: y")
