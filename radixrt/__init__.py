@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from radixrt.lang.backends.default import set_default_backend
     from radixrt.lang.backends.endpoint import Endpoint
     from radixrt.lang.backends.openai import OpenAI
-    from radixrt.lang.core.branches import Branches, join
-    from radixrt.lang.core.function import Function, function
+    from radixrt.lang.core.function import Function, ProgramStream, function
     from radixrt.lang.core.primitives import (
         assistant,
         assistant_begin,
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
         user_begin,
         user_end,
     )
-    from radixrt.lang.core.program_stream import ProgramStream
-    from radixrt.lang.core.state import State
+    from radixrt.lang.core.state import Branches, State, join
     from radixrt.lang.core.streaming import StreamEvent
     from radixrt.lang.errors import CallError, NotReadyError, ProgramCancelled, ProgramError
     from radixrt.lang.observe.trace import trace
@@ -53,19 +51,19 @@ _HOMES = {
     "assistant": "radixrt.lang.core.primitives",
     "assistant_begin": "radixrt.lang.core.primitives",
     "assistant_end": "radixrt.lang.core.primitives",
-    "Branches": "radixrt.lang.core.branches",
+    "Branches": "radixrt.lang.core.state",
     "CallError": "radixrt.lang.errors",
     "Endpoint": "radixrt.lang.backends.endpoint",
     "Function": "radixrt.lang.core.function",
     "function": "radixrt.lang.core.function",
     "gen": "radixrt.lang.core.primitives",
     "image": "radixrt.lang.core.primitives",
-    "join": "radixrt.lang.core.branches",
+    "join": "radixrt.lang.core.state",
     "NotReadyError": "radixrt.lang.errors",
     "OpenAI": "radixrt.lang.backends.openai",
     "ProgramCancelled": "radixrt.lang.errors",
     "ProgramError": "radixrt.lang.errors",
-    "ProgramStream": "radixrt.lang.core.program_stream",
+    "ProgramStream": "radixrt.lang.core.function",
     "read_trace": "radixrt.lang.observe.trace_file",
     "role": "radixrt.lang.core.primitives",
     "role_begin": "radixrt.lang.core.primitives",

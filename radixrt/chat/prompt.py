@@ -59,7 +59,7 @@ def chat_prompt(
     if not dialect.renders_tools:
         messages = _without_calls(messages, dialect.tool_format)
         if tools is not None:
-            messages = _with_instructions(messages, tool_instructions(tools, dialect.tool_format), dialect.takes_system)
+            messages = with_instructions(messages, tool_instructions(tools, dialect.tool_format), dialect.takes_system)
             tools = None
     return ChatPrompt(
         messages=msgspec.json.encode(messages),
@@ -160,8 +160,9 @@ def tool_instructions(definitions: bytes, form: ToolFormat) -> str:
     )
 
 
-def _with_instructions(messages: list[Message], text: str, takes_system: bool) -> list[Message]:
-    if messages[0]["role"] == "system":
+def with_instructions(messages: list[Message], text: str, takes_system: bool) -> list[Message]:
+    """Return the messages with the text in the system message, or in the first of the user if there can be none."""
+    if messages and messages[0]["role"] == "system":
         return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
     if takes_system:
         return [{"role": "system", "content": text}, *messages]

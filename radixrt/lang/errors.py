@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radixrt.errors import RadixRTError
-
-if TYPE_CHECKING:
-    from radixrt.lang.core.state import State
 
 
 class ProgramError(RadixRTError):
@@ -19,7 +16,7 @@ class ProgramError(RadixRTError):
         state: of the run that the error ended; see `hand_over`.
     """
 
-    state: State | None = None
+    state: Any = None
 
 
 class NotReadyError(ProgramError):
@@ -39,7 +36,7 @@ class CallError(RadixRTError):
         state: of the run that the error ended, for its report and for what else it has done; see `hand_over`.
     """
 
-    state: State | None = None
+    state: Any = None
 
     def __init__(self, program: str, branch: str, key: str, name: str, cause: BaseException) -> None:
         where = f"branch {branch} ({key})" if key else f"branch {branch}"
@@ -62,7 +59,7 @@ class ProgramCancelled(asyncio.CancelledError):
     accident; raised where the program next reads or appends."""
 
 
-def hand_over(error: BaseException, state: State | None) -> None:
+def hand_over(error: BaseException, state: Any) -> None:
     """Let the exception that ends a run carry the run's state as `error.state`, whatever its class.
 
     An attribute of that name that an exception has for itself stays as it is.

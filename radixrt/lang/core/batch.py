@@ -13,7 +13,7 @@ import pydantic_core
 
 from radixrt.lang.core.state import State
 from radixrt.lang.errors import ProgramError, describe, hand_over
-from radixrt.lang.observe.usage import ProgramUsage
+from radixrt.lang.observe.run_log import ProgramUsage
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -19,7 +19,7 @@ from radixrt.lang.errors import CallError, ProgramCancelled
 from radixrt.lang.observe.run_log import BranchRecord
 
 if TYPE_CHECKING:
-    from radixrt.lang.core.program import Program
+    from radixrt.lang.core.run import Run
 
 Failure = CallError | ProgramCancelled
 
@@ -138,7 +138,7 @@ class Branch:
         error: what ended it.
     """
 
-    def __init__(self, program: Program, record: BranchRecord, origin: ForkPoint | None) -> None:
+    def __init__(self, program: Run, record: BranchRecord, origin: ForkPoint | None) -> None:
         self.program = program
         self.record = record
         self.transcript: Transcript = None

@@ -60,7 +60,7 @@ class Generate(Step):
         branch.transcript = append(branch.transcript, Answer(results[0].text, made[0].id, known, calls))
         branch.joined = []
         values = [value for value, _ in read]
-        branch.program.publish(branch, made[0], self._gen.type, Streamed.done(values))
+        branch.program.publish(made[0], branch.record, self._gen.type, Streamed.done(values))
         self._slot.fill(values[0] if self._gen.n == 1 else values, [meta for _, meta in read])
 
     async def _all(self, branch: Branch, composed: Composed, made: Sequence[CallRecord]) -> list[Result]:
@@ -117,7 +117,7 @@ class Generate(Step):
                         record.first_token = time.monotonic()
                     record.text += delta.text
                     if program.streams and delta.text:
-                        program.publish(branch, record, self._gen.type, Streamed(delta.text, record.text))
+                        program.publish(record, branch.record, self._gen.type, Streamed(delta.text, record.text))
                     if delta.result is not None:
                         _finish(branch, record, delta.result)
                         if delta.result.finish_reason == "abort":
@@ -174,7 +174,7 @@ class Choose(Step):
             scores=decision.scores,
             choice_logprobs=decision.logprobs,
         )
-        program.publish(branch, record, None, replace(Streamed.done([chosen]), text=chosen, so_far=chosen))
+        program.publish(record, branch.record, None, replace(Streamed.done([chosen]), text=chosen, so_far=chosen))
         self._slot.fill(chosen, [meta])
 
     def _note(self, branch: Branch, record: CallRecord, decision: Decision, chosen: str) -> None:

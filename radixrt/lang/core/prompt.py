@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from radixrt.chat.prompt import tool_instructions, with_instructions
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Part, Prompt, TemplateText
 from radixrt.lang.core.chat_format import ChatFormat, Piece
@@ -14,6 +15,7 @@ from radixrt.lang.core.transcript import Answer, Conversation, Known, Message, T
 
 if TYPE_CHECKING:
     from radixrt.chat.dialect import Dialect
+    from radixrt.lang.core.tools import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,7 @@ class Composer:
             )
         messages, tools = conversation.messages, conversation.tools
         if self._dialect is not None and not self._dialect.renders_tools:
-            from radixrt.lang.core.tools import told
-
-            return self._chat_format.render(told(messages, tools, self._dialect), open=conversation.open)
+            return self._chat_format.render(_without_tools(messages, tools, self._dialect), open=conversation.open)
         definitions = () if tools is None else tools.definitions
         return self._chat_format.render(messages, open=conversation.open, tools=definitions)
 
@@ -117,6 +117,16 @@ def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             one["tool_call_id"] = waiting.pop(0)
         out.append(one)
     return out
+
+
+def _without_tools(messages: Sequence[Message], offer: Offer | None, dialect: Dialect) -> list[Message]:
+    """The conversation for a template that renders no tools: instructions to the model describe them, and their results
+    are messages of the user."""
+    out = [{"role": "user" if m.role == "tool" else m.role, "content": m.content} for m in messages]
+    if offer is not None:
+        text = tool_instructions(offer.read.definitions, dialect.tool_format)
+        out = with_instructions(out, text, dialect.takes_system)
+    return [Message(m["role"], m["content"]) for m in out]
 
 
 def _known(transcript: Transcript, text: str) -> tuple[Known | None, bool]:

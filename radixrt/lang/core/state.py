@@ -1,61 +1,51 @@
-"""`State`: what a program appends to and reads from.
+"""`State`: what a program appends to; `Branches`: the states of a fork; `join`: their values as text.
 
-A state belongs to the program's side. It queues steps for its `Branch`, which the event loop works through; it keeps
-who wrote which name, so that a read waits for that value alone. `Writer` makes the steps, `Reader` does the waiting.
+A state belongs to the program's side. Appending queues steps for its `Branch`, which the event loop works through.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
 
 from radixrt.lang.core.branch import Branch, Fork, ForkPoint, Step
-from radixrt.lang.core.branches import Branches
-from radixrt.lang.core.names import MetaView, Names
 from radixrt.lang.core.primitives import Expr, Join, RoleBegin, RoleEnd, SubProgram, as_expr
 from radixrt.lang.core.program import Program
-from radixrt.lang.core.prompt import as_messages
-from radixrt.lang.core.state_reader import Reader
-from radixrt.lang.core.step_builder import Writer, flat
-from radixrt.lang.core.transcript import fold
-from radixrt.lang.core.values import Slot
+from radixrt.lang.core.state_reader import StateReader
+from radixrt.lang.core.step_builder import StepBuilder, flat
+from radixrt.lang.core.values import Names
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.observe.run_log import RunLog
-
-if TYPE_CHECKING:
-    from radixrt.lang.observe.usage import ProgramUsage
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
-class State:
-    """See the module's docstring. A function gets one as its first argument; `rt.State(backend)` makes one for trying
+class State(StateReader):
+    """The state of a program. A function gets one as its first argument; `rt.State(backend)` makes one for trying
     things out, which `close()` or leaving its `with` block ends.
 
-    `state += word` appends; `state["name"]` is the value of a gen or select, and waits for it. In an `async def`
+    `state += primitive` appends; `state["name"]` is the value of a gen or select, and waits for it. In an `async def`
     program `await state.get("name")` does.
 
     Args:
         backend: an Engine, a Backend or the URL of a radixrt server; default: the default backend.
-        sampling: sampling parameters for gens that do not say otherwise.
+        sampling: sampling parameters for gens that do not set their own.
 
     Attributes:
-        log: what the run has done; see `radixrt.lang.observe.run_log`.
-        returned: what the function returned.
+        returned: return value of the function.
     """
 
     def __init__(self, backend: Any = None, *, sampling: Mapping[str, Any] | None = None) -> None:
         from radixrt.lang.backends.default import as_backend
 
         program = Program("state", as_backend(backend))
-        self._set_up(program, program.root, Writer(program.root.id, sampling or {}))
+        self._set_up(program, program.root, StepBuilder(program.root.id, sampling or {}))
 
-    def _set_up(self, program: Program, branch: Branch, writer: Writer) -> None:
+    def _set_up(self, program: Program, branch: Branch, builder: StepBuilder) -> None:
         self._program = program
         self._branch = branch
-        self._writer = writer
-        self._reader = Reader(program, branch)
+        self._builder = builder
         self._forks = self._children = 0
         self.returned: Any = None
 
@@ -63,7 +53,7 @@ class State:
     def of(cls, program: Program, defaults: Mapping[str, Any]) -> State:
         """The state of a program."""
         state = cls.__new__(cls)
-        state._set_up(program, program.root, Writer(program.root.id, defaults))
+        state._set_up(program, program.root, StepBuilder(program.root.id, defaults))
         return state
 
     # --- appending ---
@@ -90,7 +80,7 @@ class State:
                     steps = []
                     item.body(self)
                 else:
-                    steps += self._writer.steps(item)
+                    steps += self._builder.steps(item)
         finally:
             if steps:
                 self._branch.add(steps)
@@ -104,7 +94,7 @@ class State:
 
     def defaults(self, sampling: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Inside the block, these sampling parameters hold for gens that do not say otherwise."""
-        return self._writer.defaults(sampling)
+        return self._builder.defaults(sampling)
 
     # --- messages as blocks ---
 
@@ -127,128 +117,6 @@ class State:
         yield self
         self.append(RoleEnd(role))
 
-    # --- reading ---
-
-    def __getitem__(self, name: str) -> Any:
-        """The value of the last gen or select of that name, here or before the fork.
-
-        Raises:
-            KeyError: there is none.
-            CallError: it failed, or something before it in its branch.
-            NotReadyError: an async program must await it.
-        """
-        return self._reader.filled(self.slot(name), f'await state.get("{name}")').value
-
-    async def get(self, name: str) -> Any:
-        """`state[name]` for async programs."""
-        return (await self._reader.arrived(self.slot(name))).value
-
-    def get_meta(self, name: str) -> Any:
-        """The `Meta` of a value (for n > 1 a list); waits like `state[name]`."""
-        return self._reader.filled(self.slot(name), f'await state.get("{name}") first').meta
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """`state.meta[name]` is `state.get_meta(name)`."""
-        return MetaView(self)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether a gen or select of that name has been appended."""
-        return isinstance(name, str) and self._writer.names.find(name) is not None
-
-    def names(self) -> list[str]:
-        """Names of all gens and selects up to here."""
-        return list(self._writer.names.all())
-
-    def done(self, name: str) -> bool:
-        """Whether a read of that name would not wait."""
-        return self.slot(name).done.done()
-
-    def values(self) -> dict[str, Any]:
-        """All values by name; waits for them."""
-        return {name: self[name] for name in self._writer.names.all()}
-
-    def sync(self) -> State:
-        """Wait until everything appended so far has been done.
-
-        Raises:
-            CallError: something failed.
-        """
-        self._reader.sync("await state.wait()")
-        return self
-
-    async def wait(self) -> State:
-        """`sync` for async programs."""
-        await self._reader.async_sync()
-        return self
-
-    def text(self) -> str:
-        """Everything so far as the model sees it, with the chat template's text."""
-        self.sync()
-        return self._program.read_text(self._branch.transcript)
-
-    def messages(self) -> list[dict[str, Any]]:
-        """Everything so far as messages of the OpenAI API; a program without roles has none."""
-        self.sync()
-        return as_messages(fold(self._branch.transcript).messages)
-
-    @property
-    def error(self) -> BaseException | None:
-        """What ended this state, as far as is known now."""
-        return self._branch.error
-
-    @property
-    def usage(self) -> ProgramUsage:
-        """Tokens and calls of this state and those forked from it, as far as they are done."""
-        from radixrt.lang.observe.usage import usage_of
-
-        return usage_of(self.log, self._branch.id)
-
-    @property
-    def log(self) -> RunLog:
-        return self._program.log
-
-    @property
-    def awaits(self) -> bool:
-        """Whether it is an async program's."""
-        return self._program.awaits
-
-    @property
-    def branch(self) -> str:
-        """Id of its branch: "0" is the program's own state, "0/1" the first forked from it."""
-        return self._branch.id
-
-    def report(self) -> str:
-        """What the run computed and what it reused, as text."""
-        from radixrt.lang.observe.report import report
-
-        return report(self.log)
-
-    def save_report(self, path: str) -> None:
-        """Write the report as a self-contained HTML page."""
-        from radixrt.lang.observe.report_page import save_report
-
-        save_report(self.log, path)
-
-    @property
-    def key(self) -> str:
-        """What `fork` named it by, as text."""
-        return self._branch.record.key
-
-    def slot(self, name: str) -> Slot:
-        """Where the value of that name will be. Raises KeyError."""
-        slot = self._writer.names.find(name)
-        if slot is None:
-            known = ", ".join(self._writer.names.all()) or "none yet"
-            raise KeyError(f"no gen or select is named {name!r}; known are: {known}")
-        return slot
-
-    def read_join(self, join: Join) -> str:
-        """The text of a join; waits for it."""
-        for slot in join.slots:
-            self._reader.wait(slot.done, "state += rt.join(...), which waits by itself")
-        return join.text()
-
     # --- forking ---
 
     @overload
@@ -270,7 +138,7 @@ class State:
         self._check_open()
         point = ForkPoint(len(keys))
         self._branch.add([Fork(point)])
-        inherited = self._writer.fork()
+        inherited = self._builder.fork()
         self._forks += 1
         return Branches(keys, [self._child(str(key), point, inherited) for key in keys])
 
@@ -278,7 +146,7 @@ class State:
         self._children += 1
         branch = self._program.branch(self._branch, key, self._forks, point, self._children)
         child = State.__new__(State)
-        child._set_up(self._program, branch, self._writer.child(branch.id, names))
+        child._set_up(self._program, branch, self._builder.child(branch.id, names))
         return child
 
     def copy(self) -> State:
@@ -326,3 +194,97 @@ class State:
     def __repr__(self) -> str:
         names = ", ".join(self.names()) or "no names"
         return f"<State {self._branch.id} of {self._program.log.name}: {names}>"
+
+
+class Branches(Generic[K]):
+    """The states of a fork, in order. `branches[0]`, or `branches["key"]` where keys are not numbers.
+
+    As a `with` block: leaving it says that nothing more will be appended to them; an exception cancels them.
+    """
+
+    def __init__(self, keys: Sequence[K], states: Sequence[State]) -> None:
+        self._keys = list(keys)
+        self._states = list(states)
+
+    @overload
+    def __getitem__(self, index: int | str | tuple[Any, ...] | None) -> State: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[State]: ...
+    def __getitem__(self, index: Any) -> State | list[State]:
+        """By position where the index is a number, else by key. Raises IndexError, KeyError."""
+        if isinstance(index, (int, slice)):
+            return self._states[index]
+        if index not in self._keys:
+            raise KeyError(f"no branch has the key {index!r}; there are {', '.join(map(repr, self._keys))}")
+        return self._states[self._keys.index(index)]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self._states)
+
+    def keys(self) -> list[K]:
+        """What the branches were forked by."""
+        return list(self._keys)
+
+    def items(self) -> list[tuple[State, K]]:
+        """Each state with its key: `for view, topic in views.items()`."""
+        return list(zip(self._states, self._keys, strict=True))
+
+    def values(self, name: str) -> list[Any]:
+        """The value of that name in each branch; waits for all of them."""
+        return [state[name] for state in self._states]
+
+    def end(self) -> None:
+        """Nothing more will be appended to any of them; see `State.end`."""
+        for state in self._states:
+            state.end()
+
+    def cancel(self) -> None:
+        """See `State.cancel`."""
+        for state in self._states:
+            state.cancel()
+
+    def __enter__(self) -> Branches[K]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.cancel()
+        self.end()
+
+
+def join(
+    branches: Iterable[State] | Mapping[Any, State],
+    name: str,
+    *,
+    sep: str = "\n",
+    format: str = "{value}",
+    skip_errors: bool = False,
+) -> Join:
+    """What each branch has written under a name, as one text to append; the state appended to waits for them.
+
+    The branches are taken to be done with it; appending more to them is still possible.
+
+    Args:
+        branches: states, most often what `fork` gave.
+        name: of a gen or select in each.
+        sep: between them.
+        format: of each; may use {value} (the text), {key} (what `fork` named it by) and {index}.
+        skip_errors: leave out branches that failed; otherwise the join fails with the first.
+
+    Raises:
+        KeyError: a branch has no such name.
+        ProgramError: the format uses another name.
+    """
+    states = list(branches.values()) if isinstance(branches, Mapping) else list(branches)
+    try:
+        format.format(value="", key="", index=0)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ProgramError(f"join: format may use {{value}}, {{key}} and {{index}}; {error!r}") from None
+    keys = branches.keys() if isinstance(branches, Branches) else [state.key for state in states]
+    slots = [state.slot(name) for state in states]
+    for state in states:
+        state.end()
+    return Join(slots, keys, sep, format, skip_errors, states[0].read_join if states else Join.text)

@@ -1,37 +1,82 @@
-"""`Writer`: from the words that are appended to a state to the steps of its branch."""
+"""`StepBuilder`: from the words that are appended to a state to the steps of its branch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from radixrt.errors import shown
 from radixrt.lang.core.branch import Step, Write, WriteJoined
 from radixrt.lang.core.calls import Choose, Generate
-from radixrt.lang.core.conversation_state import Standing
-from radixrt.lang.core.names import Names
 from radixrt.lang.core.primitives import Expr, Gen, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
 from radixrt.lang.core.transcript import Begin, End, Text, Tools
-from radixrt.lang.core.values import Slot
+from radixrt.lang.core.values import Names, Slot
+from radixrt.lang.errors import ProgramError
 
 
-class Writer:
+@dataclass(frozen=True, slots=True)
+class ConversationState:
+    """See the module's docstring. A program speaks in messages or in plain text, not in both.
+
+    Attributes:
+        role: of the open message, or None.
+        form: "roles" or "plain", once something has been said.
+    """
+
+    role: str | None = None
+    form: str | None = None
+
+    def begin(self, role: str) -> ConversationState:
+        """A message begins; raises ProgramError."""
+        if self.role is not None:
+            raise ProgramError(f"a {role} message begins inside the {self.role} message; end that first")
+        if self.form == "plain":
+            raise ProgramError(
+                f"a {role} message after text without a role; put that text into rt.user(...) or rt.system"
+            )
+        return ConversationState(role, "roles")
+
+    def end(self, role: str) -> ConversationState:
+        """The open message ends, which is of that role ("": whichever); raises ProgramError."""
+        if self.role is None:
+            raise ProgramError(f"the end of a {role or 'message'} where none is open")
+        if role and role != self.role:
+            raise ProgramError(f"the end of a {role} message where the {self.role} message is open")
+        return ConversationState(None, "roles")
+
+    def say(self, item: Expr) -> ConversationState:
+        """Something is said; raises ProgramError where it would have no place in the conversation."""
+        if self.role is not None:
+            return self
+        if self.form == "roles":
+            what = f"the text {shown(item.text)}" if isinstance(item, TextWord) else f"a {type(item).__name__.lower()}"
+            raise ProgramError(f"{what} outside of a message; put it into rt.user(...) or rt.assistant(...)")
+        return ConversationState(None, "plain")
+
+
+class StepBuilder:
     """Knows what may stand where, and under which name a value will be read.
 
     Args:
         branch: id of the branch.
         defaults: sampling parameters for gens that do not say otherwise.
         names: who wrote which name.
-        standing: where in its messages the text is.
+        conversation: where in its messages the text is.
     """
 
     def __init__(
-        self, branch: str, defaults: Mapping[str, Any], names: Names | None = None, standing: Standing | None = None
+        self,
+        branch: str,
+        defaults: Mapping[str, Any],
+        names: Names | None = None,
+        conversation: ConversationState | None = None,
     ) -> None:
         self.names = names or Names()
         self._branch = branch
         self._defaults = dict(defaults)
-        self._standing = standing or Standing()
+        self._conversation = conversation or ConversationState()
 
     def fork(self) -> Names:
         """The names up to here, which branches inherit; later ones are this state's own."""
@@ -39,9 +84,9 @@ class Writer:
         self.names = Names(inherited)
         return inherited
 
-    def child(self, branch: str, inherited: Names) -> Writer:
+    def child(self, branch: str, inherited: Names) -> StepBuilder:
         """Of a branch that goes on from here."""
-        return Writer(branch, self._defaults, Names(inherited), self._standing)
+        return StepBuilder(branch, self._defaults, Names(inherited), self._conversation)
 
     def steps(self, item: Expr) -> list[Step]:
         """What one word other than a program stands for.
@@ -51,14 +96,14 @@ class Writer:
             TypeError: it is no word that can be appended.
         """
         if isinstance(item, RoleBegin):
-            self._standing = self._standing.begin(item.role)
+            self._conversation = self._conversation.begin(item.role)
             return [Write(Begin(item.role))]
         if isinstance(item, RoleEnd):
-            self._standing = self._standing.end(item.role)
+            self._conversation = self._conversation.end(item.role)
             return [Write(End())]
         if isinstance(item, TextWord) and not item.text:
             return []
-        self._standing = self._standing.say(item)
+        self._conversation = self._conversation.say(item)
         if isinstance(item, TextWord):
             return [Write(Text(item.text))]
         if isinstance(item, Join):

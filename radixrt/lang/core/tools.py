@@ -14,13 +14,11 @@ from typing import Any
 import msgspec
 
 from radixrt.chat.dialect import Dialect, make_dialect
-from radixrt.chat.prompt import tool_instructions
 from radixrt.chat.tool_parser import read_tool_calls
 from radixrt.chat.tools import OfferedTools, offer_tools
 from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Backend, TemplateText, Unsupported
-from radixrt.lang.core.transcript import Message
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.chat_template import ChatTemplate
 
@@ -68,22 +66,6 @@ async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:
         if len(ids) == 1:
             tokens[marker] = ids[0]
     return make_dialect(template, tokens=tokens)
-
-
-def told(messages: Sequence[Message], offered: Offer | None, dialect: Dialect) -> list[Message]:
-    """The conversation for a template that knows no tools: told in words, and their results as what the user says."""
-    out = [Message("user", m.content) if m.role == "tool" else m for m in messages]
-    if offered is None:
-        return out
-    text = tool_instructions(offered.read.definitions, dialect.tool_format)
-    if out and out[0].role == "system":
-        return [Message("system", f"{out[0].content}\n\n{text}"), *out[1:]]
-    if dialect.takes_system:
-        return [Message("system", text), *out]
-    first = next((i for i, m in enumerate(out) if m.role == "user"), None)
-    if first is None:
-        return [Message("user", text), *out]
-    return [*out[:first], Message("user", f"{text}\n\n{out[first].content}"), *out[first + 1 :]]
 
 
 def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> SamplingParams:

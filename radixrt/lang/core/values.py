@@ -82,22 +82,23 @@ class Slot:
     @property
     def value(self) -> Any:
         """The value, once it is there; raises the error if there is one."""
-        self._raise()
+        self.raise_error()
         return self._value
 
     @property
     def meta(self) -> Any:
         """The `Meta`, or a list of n."""
-        self._raise()
+        self.raise_error()
         return self.metas[0] if len(self.metas) == 1 else list(self.metas)
 
     @property
     def text(self) -> str:
         """The text that stands in the transcript."""
-        self._raise()
+        self.raise_error()
         return self.metas[0].text
 
-    def _raise(self) -> None:
+    def raise_error(self) -> None:
+        """Raise a fresh copy of the error, if there is one."""
         assert self.done.done()
         if isinstance(self.error, CallError):
             raise self.error.again()
@@ -107,3 +108,33 @@ class Slot:
     @property
     def cancelled(self) -> bool:
         return isinstance(self.error, ProgramCancelled)
+
+
+class Names:
+    """A state's own names, and those that it inherited when it was forked; those no longer change."""
+
+    __slots__ = ("_above", "_own")
+
+    def __init__(self, above: Names | None = None) -> None:
+        self._above = above
+        self._own: dict[str, Slot] = {}
+
+    def __setitem__(self, name: str, slot: Slot) -> None:
+        self._own[name] = slot
+
+    def find(self, name: str) -> Slot | None:
+        names: Names | None = self
+        while names is not None:
+            if name in names._own:
+                return names._own[name]
+            names = names._above
+        return None
+
+    def all(self) -> dict[str, Slot]:
+        """Every name with its slot, the oldest first."""
+        layers: list[dict[str, Slot]] = []
+        names: Names | None = self
+        while names is not None:
+            layers.append(names._own)
+            names = names._above
+        return {name: slot for own in reversed(layers) for name, slot in own.items()}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radixrt.errors import RadixRTError
 from radixrt.lang.backends.default import as_backend
@@ -19,9 +19,6 @@ from radixrt.lang.observe.dry_run import Rehearsal, TooManyCalls
 from radixrt.lang.observe.explain_text import count, lines_of
 from radixrt.lang.observe.run_log import CallRecord, Event, Record, RunLog, observe
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
-
-if TYPE_CHECKING:
-    from radixrt.lang.core.function import Function
 
 LEAST_SAVED = 0.005
 """Prefixes that spare less than this share of all that is spared are left out."""
@@ -108,10 +105,14 @@ class Explanation:
         return "\n".join(lines_of(self))
 
 
-def explain(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Any = None) -> Explanation:
+def explain(
+    name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Any = None
+) -> Explanation:
     """What a run with these arguments would call.
 
     Args:
+        name: name of the function.
+        run: its `Function.run`.
         kwargs: the function's own, and `sampling` as `Function.run` takes it.
         backend: whose chat template and tokens count; it is asked for no answer.
 
@@ -120,13 +121,13 @@ def explain(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         TypeError: the arguments are not the function's.
     """
     inner = as_backend(backend)
-    tries = [_rehearse(function, args, kwargs, Rehearsal(inner, variant)) for variant in (0, 1)]
+    tries = [_rehearse(run, args, kwargs, Rehearsal(inner, variant)) for variant in (0, 1)]
     first, second = tries
     shown = max(tries, key=lambda one: (one.problem is None, len(one.log.calls)))
     notes = _differences(first.log, second.log)
     notes += [one.problem for one in tries if one.problem is not None][:1]
     return Explanation(
-        name=function.name,
+        name=name,
         backend=inner.name,
         unit=shown.unit,
         calls=_planned(shown.log),
@@ -146,7 +147,7 @@ class _Try:
     problem: str | None
 
 
-def _rehearse(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Rehearsal) -> _Try:
+def _rehearse(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Rehearsal) -> _Try:
     logs: list[RunLog] = []
 
     def note(log: RunLog, event: Event, record: Record | None) -> None:
@@ -156,7 +157,7 @@ def _rehearse(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, An
     problem: str | None = None
     stop = observe(note)
     try:
-        function.run(*args, backend=backend, **kwargs)
+        run(*args, backend=backend, **kwargs)
     except ProgramError:
         raise
     except Exception as error:
