@@ -39,7 +39,7 @@ check: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python -m benchmarks.radix_cache
+	$(BIN)/python -m benchmarks.cache.radix_cache
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -35,8 +35,9 @@ class Sizes:
 
 
 def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
-    """What measures best for a head size of 128 in bfloat16 (`python -m benchmarks.decode_attention --sweep`); for the
-    others, what keeps as many bytes on their way without spilling registers."""
+    """The sizes that measure best for a head size of 128 in bfloat16
+    (`python -m benchmarks.kernels.decode_attention --sweep`); for the others, those that keep as many bytes in flight
+    without spilling registers."""
     if head_dim > 128:
         return Sizes(64, 4, 3, 2)
     if kv_itemsize == 1:

@@ -160,7 +160,8 @@ def _gemv_kernel(
 def wins(tokens: int, rows: int, columns: int) -> bool:
     """Whether x [tokens, columns] times a weight [rows, columns] goes through these kernels instead of cuBLAS.
 
-    Measured on an H200 in a CUDA graph, bfloat16, microseconds of ours and of cuBLAS (`benchmarks/kernels.py`):
+    Measured on an H200 in a CUDA graph, bfloat16, microseconds of ours and of cuBLAS
+    (`python -m benchmarks.kernels.small_kernels --only matrix-vector`):
 
     ============  ==========  ===========  ===========
     rows x cols   one token   two tokens   four tokens

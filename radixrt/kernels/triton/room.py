@@ -1,7 +1,7 @@
 """Matrices with a batch's tokens as rows, and room behind them for as many as a product of `skinny_gemm` reads at once.
 
 The copy engine may fetch a tile that goes past the end of a matrix, but the product then takes up to twice as long, the
-longer the more rows are missing (`python -m benchmarks.choices room`). So what products read is made with
+longer the more rows are missing. So what products read is made with
 memory behind it, which is fetched with it; whatever lies there ends in rows of the result that nobody stores.
 """
 

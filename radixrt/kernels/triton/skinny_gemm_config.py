@@ -134,9 +134,10 @@ CONFIGS: dict[Product, dict[int, Config]] = {
     },
 }
 # fmt: on
-"""By tokens with padding: the best of dozens tried for each linear layer of Qwen3-0.6B, of Llama-3.1-8B, and of what
-two and four ranks have of the latter, where it beat cuBLAS (`python -m benchmarks.gemm_cuts`). Elsewhere cuBLAS is the
-safer choice: a cut that is good for one weight may take a third longer than cuBLAS with another."""
+"""By padded number of tokens: the best of dozens of tilings for each linear layer of Qwen3-0.6B, of Llama-3.1-8B, and
+of the latter's shards on two and four ranks, where it beat cuBLAS (`python -m benchmarks.kernels.skinny_gemm_tuning`).
+Elsewhere cuBLAS is the safer choice: a tiling that is good for one weight may take a third longer than cuBLAS with
+another."""
 
 
 def find(tokens: int, rows: int, columns: int, *, gated: bool) -> Config | None:

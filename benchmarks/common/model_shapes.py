@@ -1,0 +1,170 @@
+"""Model folders without weights, for `--load-format dummy`: the shape of a public model and a synthetic tokenizer.
+
+Speed depends on the shape of a model and not on its weights, so that a benchmark needs no model hub. The
+tokenizer has a token for each id of the model's vocabulary and is of the usual kind (byte-level), so that detokenizing
+costs what it costs for a real one; it has no merges, and texts are tokenized byte by byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "tiny": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "bos_token_id": 10238,
+        "eos_token_id": 10239,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "max_position_embeddings": 16384,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "vocab_size": 10240,
+    },
+}
+"""The config.json of each shape: of the first two the published values, `tiny` to try a benchmark on any machine."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a shape costs to run, in bf16 (2 bytes a value).
+
+    Attributes:
+        layer_params: parameters of all layers together; each is read once a step and multiplied with each new token.
+        head_params: of the output head, multiplied only with tokens that are sampled from.
+        kv_bytes: keys and values of one token in all layers.
+        attention_flops: for one new token and one earlier position, over all layers and heads (q.k and p.v).
+    """
+
+    layer_params: int
+    head_params: int
+    kv_bytes: int
+    attention_flops: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Read by every step; the input embedding is a look-up of a few rows."""
+        return 2 * (self.layer_params + self.head_params)
+
+
+def shape_of(name: str) -> Shape:
+    """The costs of one of CONFIGS. Norms, a thousandth of the parameters, are left out."""
+    c = CONFIGS[name]
+    hidden, heads, kv_heads, layers = (
+        c["hidden_size"],
+        c["num_attention_heads"],
+        c["num_key_value_heads"],
+        c["num_hidden_layers"],
+    )
+    head_dim = c.get("head_dim", hidden // heads)
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    mlp = 3 * hidden * c["intermediate_size"]
+    return Shape(
+        layer_params=layers * (attention + mlp),
+        head_params=hidden * c["vocab_size"],
+        kv_bytes=layers * 2 * kv_heads * head_dim * 2,
+        attention_flops=layers * 4 * heads * head_dim,
+    )
+
+
+def shape_folder(name: str, root: Path | None = None) -> Path:
+    """The folder of one of CONFIGS, written if it is not there yet.
+
+    Args:
+        root: where; default: a folder of the user's in the system's temporary one.
+    """
+    root = Path(tempfile.gettempdir()) / f"radixrt-shapes-{os.getuid()}" if root is None else root
+    folder = root / name
+    config = CONFIGS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        unfinished = tokenizer.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(made_up_tokenizer(config["vocab_size"]))
+        unfinished.replace(tokenizer)
+    return folder
+
+
+def made_up_tokenizer(vocab_size: int) -> str:
+    """A tokenizer.json, byte-level, with a token of its own for each id below vocab_size (at least 256)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    for i in range(len(vocab), vocab_size):
+        vocab["Ġ" + _word(i)] = i
+    backend = Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return str(backend.to_str())
+
+
+def _word(number: int) -> str:
+    letters = ""
+    while number:
+        number, digit = divmod(number, 26)
+        letters += chr(ord("a") + digit)
+    return letters

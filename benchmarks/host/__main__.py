@@ -1,0 +1,247 @@
+"""Tables "The host path alone" of docs/benchmarks.md: scheduler, tokenizer and main on one core, without a device.
+
+The device answers at once, with random tokens.
+
+    steps      rows that decode: microseconds of each part for one step, and for one row of it. "turnaround" is from
+               taking an answer to the next submission, which is what a device may wait for
+    workloads  the workloads of benchmarks.offline: seconds of each part from the call to the last token
+    busy       the scheduler's loop in this process and a device in another that takes a fixed time for each step, over
+               the real sockets: the part of the time that the device computes
+    chain      from an answer to the next mask and the next step, for rows with and without a JSON schema: medians and
+               90th percentiles of the parts (benchmarks.host.chain)
+
+Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [--rows 1 64 256 512] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import os
+import pstats
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import zmq
+
+from benchmarks.common.model_shapes import CONFIGS, shape_folder
+from benchmarks.common.tables import percentile, table
+from benchmarks.host.chain import PARTS, SPANS, measure_chain
+from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
+from benchmarks.offline.workloads import MAKERS, Workload, make_workload
+from benchmarks.structure.constrained_rows import SCHEMA
+from radixrt.client.arguments import Job, jobs
+from radixrt.client.completion import Collector
+from radixrt.config import SchedulerConfig
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.executor.multiproc_executor import MultiprocExecutor
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.scheduler import Scheduler
+
+SHAPE = "qwen3-0.6b"
+PROMPT_TOKENS = 64
+STEP_PARTS = ("next_batch", "submit", "turnaround", "commit", "deltas", "scheduler", "tokenizer out", "main out")
+WORKLOAD_PARTS = (
+    "main in", "tokenizer in", "scheduler", "next_batch", "submit", "commit", "deltas", "tokenizer out", "main out",
+)  # fmt: skip
+BUSY_STEPS_MS = {0.6: 1, 1.1: 1, 2.5: 64, 6.0: 512}
+"""Step times with the rows that take about so long on an H200."""
+PREPARE_MS = 0.5
+"""What a runner there needs from a step's message to the beginning of its work on the device."""
+
+
+def plain_workload(rows: int, output: int, seed: int = 0) -> Workload:
+    base = make_workload("decode64", seed=seed, scale=1.0)
+    length = min(PROMPT_TOKENS, len(base.segments[0]))
+    segments = [base.segments[i % 64][i // 64 * length : (i // 64 + 1) * length] for i in range(rows)]
+    return Workload("plain", segments, [(i,) for i in range(rows)], [output] * rows)
+
+
+def submit(pipe: Pipe, workload: Workload, *, detokenize: bool) -> list[tuple[Job, Any]]:
+    """As `Engine.generate` does; "main in" is what that takes."""
+    prompts = workload.prompts()
+    with pipe.times.of("main in"):
+        params = [
+            {"temperature": 0.6, "max_tokens": n, "ignore_eos": True, "detokenize": detokenize}
+            for n in workload.outputs
+        ]
+        return [(job, pipe.client.stream(job.request)) for job in jobs(list(prompts), params, {})]
+
+
+def collect(pipe: Pipe, streams: list[tuple[Job, Any]]) -> int:
+    """Output tokens of all requests, which have ended; their time is "main out"."""
+    tokens = 0
+    with pipe.times.of("main out"):
+        for job, stream in streams:
+            collector = Collector(job.asked, job.request.input_ids)
+            for delta in stream:
+                chunk = collector.add(delta)
+            assert chunk.completion is not None
+            tokens += len(chunk.completion.token_ids)
+    return tokens
+
+
+def measure_steps(folder: Path, rows: int, steps: int, *, detokenize: bool, profile: bool) -> dict[str, float]:
+    """Microseconds of each part for one decode step of `rows`."""
+    pipe = Pipe(folder)
+    streams = submit(pipe, plain_workload(rows, steps + 40), detokenize=detokenize)
+    while pipe.scheduler.waiting or pipe.device.tokens < 10 * rows:
+        pipe.turn()
+    _settle()
+    pipe.turn()
+    pipe.times.clear()
+    first, profiler = pipe.device.steps, cProfile.Profile()
+    if profile:
+        profiler.enable()
+    while pipe.device.steps < first + steps:
+        pipe.turn()
+    profiler.disable()
+    measured = dict(pipe.times.seconds)
+    while pipe.client.open_requests:
+        pipe.turn()
+    tokens = collect(pipe, streams)
+    assert tokens == rows * (steps + 40), tokens
+    pipe.close()
+    if profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
+    measured["scheduler"] = measured["loop"] - measured["device"]
+    return {part: measured.get(part, 0.0) / steps * 1e6 for part in STEP_PARTS}
+
+
+def measure_workload(folder: Path, name: str, *, detokenize: bool, profile: bool) -> dict[str, float]:
+    """Seconds of each part for a whole workload, and the steps that it took."""
+    pipe = Pipe(folder)
+    workload = make_workload(name, seed=0)
+    _settle()
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    streams = submit(pipe, workload, detokenize=detokenize)
+    while pipe.client.open_requests:
+        pipe.turn()
+    tokens = collect(pipe, streams)
+    profiler.disable()
+    assert tokens == workload.output_tokens
+    pipe.close()
+    if profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
+    times = pipe.times.seconds
+    times["scheduler"] = times["loop"] - times["device"]
+    return {**{part: times[part] for part in WORKLOAD_PARTS}, "steps": pipe.device.steps}
+
+
+def measure_busy(
+    rows: int, step_ms: float, steps: int, depth: int, folder: Path, shape: Mapping[str, Any],
+    schema: dict[str, Any] | None = None,
+) -> tuple[float, float]:  # fmt: skip
+    """The device's busy share over `steps` decode steps, and the mean milliseconds between two steps.
+
+    Args:
+        schema: what the rows are constrained by; then the runner also takes `PREPARE_MS` to prepare each step, once the
+            mask of the step before has come.
+    """
+    vocab_size, eos_id = shape["vocab_size"], shape["eos_token_id"]
+    config = SchedulerConfig(max_running_requests=512, max_queued_requests=1024, chunked_prefill_size=8192)
+    with tempfile.TemporaryDirectory(prefix="radixrt-host-") as scratch:
+        context: zmq.Context[Any] = zmq.Context()
+        endpoints = [f"ipc://{scratch}/{name}" for name in ("runner", "answers")]
+        masks, prepare_ms = f"{scratch}/masks", 0.0 if schema is None else PREPARE_MS
+        command = [sys.executable, "-m", "benchmarks.host.device", *endpoints]
+        command += [str(step_ms), str(prepare_ms), masks, str(vocab_size), str(eos_id)]
+        device = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        executor = MultiprocExecutor(context, endpoints[:1], endpoints[1], mask_path=masks, max_rows=rows)
+        try:
+            executor.wait_ready(30.0)
+            inbox: Wire[ToScheduler] = Wire(ToScheduler)
+            to_tokenizer: Wire[ToTokenizer] = Wire(ToTokenizer)
+            parts = scheduler_parts(config, 1 << 20, 16_384)
+            scheduler = Scheduler(*parts, context_length=16_384, eos_ids=[eos_id], vocab_size=vocab_size)
+            grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, [eos_id]), inline=True)
+            loop = make_loop(scheduler, executor, inbox, to_tokenizer, depth=depth, grammars=grammars)
+            workload = plain_workload(rows, steps + 1)
+            given = {} if schema is None else {"json_schema": schema}
+            sampling = SamplingParams(temperature=0.6, max_tokens=steps + 1, ignore_eos=schema is None, **given)
+            for i, prompt in enumerate(workload.prompts()):
+                inbox.send(TokenizedReq(str(i), pack_i32(prompt), sampling))
+            _settle()
+            while not scheduler.counters.finished:
+                loop.run_once(wait=True)
+                to_tokenizer.clear()
+            while loop.inflight:
+                loop.run_once(wait=True)
+            loop.close()
+        finally:
+            executor.close()
+            context.destroy(linger=0)
+        said, _ = device.communicate(timeout=30)
+    busy, interval = map(float, said.split()[-2:])
+    return busy, interval
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{median(seconds) * 1e6:.0f} / {percentile(seconds, 90) * 1e6:.0f}" if seconds else "-"
+
+
+def _settle() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=["steps", "workloads", "busy", "chain"], default=["steps"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 512])
+    parser.add_argument("--workloads", nargs="+", choices=list(MAKERS), default=list(MAKERS))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--depth", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--detokenize", action="store_true", help="make texts too, not ids alone")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
+    args = parser.parse_args(argv)
+    folder = shape_folder(SHAPE)
+    if "steps" in args.what:
+        rows = []
+        for count in args.rows:
+            part = measure_steps(folder, count, args.steps, detokenize=args.detokenize, profile=args.profile)
+            rows.append([str(count), *(f"{part[p]:.0f} ({part[p] / count:.2f})" for p in STEP_PARTS)])
+        print("\nmicroseconds for a step (for each of its rows)\n")
+        print(table(["rows", *STEP_PARTS], rows), flush=True)
+    if "workloads" in args.what:
+        rows = []
+        for name in args.workloads:
+            part = measure_workload(folder, name, detokenize=args.detokenize, profile=args.profile)
+            rows.append([name, f"{part['steps']:.0f}", *(f"{part[p] * 1e3:.1f}" for p in WORKLOAD_PARTS)])
+        print("\nmilliseconds for a workload\n")
+        print(table(["workload", "steps", *WORKLOAD_PARTS], rows), flush=True)
+    if "chain" in args.what:
+        rows = []
+        for count in args.rows:
+            for name, schema in (("plain", None), ("constrained", SCHEMA)):
+                found = measure_chain(folder, CONFIGS[SHAPE], count, args.steps, schema)
+                rows.append([str(count), name, *(_spread(found[part]) for part in (*PARTS, *SPANS))])
+        print("\nmicroseconds from an answer, median / 90th percentile\n")
+        print(table(["rows", "", *PARTS, *SPANS], rows), flush=True)
+    if "busy" in args.what:
+        rows = []
+        for step_ms, count in BUSY_STEPS_MS.items():
+            for name, schema in (("plain", None), ("constrained", SCHEMA)):
+                busy, interval = measure_busy(count, step_ms, args.steps, args.depth, folder, CONFIGS[SHAPE], schema)
+                rows.append([f"{step_ms} ms", f"{count} {name}", f"{busy:.1%}", f"{interval:.3f}"])
+        print(f"\nthe device's share of the time, {args.depth} steps in flight\n")
+        print(table(["step", "rows", "busy", "ms from step to step"], rows), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Latency chain of constrained rows on the host: from an answer to the next mask and the next step.
+
+The scheduler's loop is the real one, with real grammars and masks in mapped memory; a device in the same thread answers
+each step with tokens that its mask allows, once the mask is there. Times are the thread's own processor time from the
+moment an answer is taken, so that other work on the machine does not count. Waiting for a message, waking up and cache
+misses come on top.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks.host.device import RandomTokens
+from benchmarks.host.pipeline import Wire, make_loop, scheduler_parts
+from radixrt.config import SchedulerConfig
+from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.executor.base import Executor
+from radixrt.executor.mask_buffer import MaskBuffer, MaskReader
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.scheduler import TokenizedReq, ToScheduler
+from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.loop import SchedulerLoop
+from radixrt.scheduler.schedule_batch import DECODE
+from radixrt.scheduler.scheduler import Scheduler
+
+WARM_STEPS = 100
+PARTS = ("take", "commit", "masks", "next_batch", "encode", "deltas", "settle")
+SPANS = ("to mask", "to step", "whole turn")
+
+
+class MaskedDevice(Executor):
+    """Answers each step that is not constrained, or whose mask has come, when it is asked for the answer."""
+
+    def __init__(self, path: str, rows: int, vocab_size: int, tokens: RandomTokens) -> None:
+        self._wire: Wire[ToRunner] = Wire(ToRunner)
+        self._answers: Wire[FromRunner] = Wire(FromRunner)
+        self._buffer = MaskBuffer(path, rows, bitmask_words(vocab_size))
+        self._reader = MaskReader(path)
+        self._words = bitmask_words(vocab_size)
+        self._tokens = tokens
+        self._steps: deque[ForwardStep] = deque()
+        self._masks: dict[int, GrammarMask] = {}
+        self.spent: dict[str, float] = defaultdict(float)  # seconds of the device's own, and of encoding
+        self.marks: dict[str, float] = {}
+        self.decoding = False  # whether the answer taken last was a decode step's
+
+    def submit(self, step: ForwardStep) -> None:
+        self._send(step)
+        self.marks["step"] = time.thread_time()
+
+    def send_mask(self, mask: GrammarMask) -> None:
+        self._send(mask)
+        self.marks["mask"] = time.thread_time()
+
+    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
+        return self._buffer.next_rows(num_masks)
+
+    def _send(self, message: ToRunner) -> None:
+        started = time.thread_time()
+        self._wire.send(message)
+        self.spent["encode"] += time.thread_time() - started
+
+    def take(self, timeout_s: float = 0.0) -> FromRunner | None:
+        self._run()
+        started = self.marks["answer"] = time.thread_time()
+        answer = self._answers.recv()
+        self.spent["take"] += time.thread_time() - started
+        return answer
+
+    def _run(self) -> None:
+        """Do what the messages say, and answer the oldest step if it can be."""
+        while (message := self._wire.recv()) is not None:
+            if isinstance(message, ForwardStep):
+                self._steps.append(message)
+            elif isinstance(message, GrammarMask):
+                self._masks[message.step_id] = message
+        if not self._steps or (self._steps[0].has_grammar and self._steps[0].step_id not in self._masks):
+            return
+        step = self._steps.popleft()
+        mask = self._masks.pop(step.step_id, None)
+        bits = None if mask is None else self._reader.read(mask.offset, mask.num_masks, self._words)
+        tokens = self._tokens.of(step, mask, bits)
+        self.decoding = step.mode == DECODE
+        self._answers.send(StepOutput(step.step_id, pack_i32(tokens)))
+
+    def wait_ready(self, timeout_s: float) -> RunnerReady:
+        raise NotImplementedError("always ready")
+
+    def ask(self, question: DebugReq) -> None:
+        raise NotImplementedError("holds no mirror")
+
+    def close(self) -> None: ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+
+def timed(spent: dict[str, float], name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, whose seconds of processor time are added to spent[name]."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        started = time.thread_time()
+        try:
+            return work(*args, **options)
+        finally:
+            spent[name] += time.thread_time() - started
+
+    return call
+
+
+def measure_chain(
+    folder: Path, shape: Mapping[str, Any], rows: int, steps: int, schema: dict[str, Any] | None
+) -> dict[str, list[float]]:
+    """Seconds of each of PARTS and SPANS, one for each decode step of `rows`, constrained unless schema is None.
+
+    Args:
+        shape: config.json of the model in `folder`.
+        schema: leaves room for outputs of any length; the first one that ends, ends the measurement.
+    """
+    vocab_size, eos_ids = shape["vocab_size"], (shape["eos_token_id"],)
+    with TemporaryDirectory(prefix="radixrt-host-") as scratch:
+        device = MaskedDevice(f"{scratch}/masks", rows, vocab_size, RandomTokens(vocab_size, eos_ids[0]))
+        config = SchedulerConfig(max_running_requests=rows, max_queued_requests=1024, chunked_prefill_size=8192)
+        scheduler: Any = Scheduler(
+            *scheduler_parts(config, 1 << 20, 16_384), context_length=16_384, eos_ids=eos_ids, vocab_size=vocab_size
+        )
+        for name in ("commit", "masks", "next_batch", "settle"):
+            setattr(scheduler, name, timed(device.spent, name, getattr(scheduler, name)))
+        inbox: Wire[ToScheduler] = Wire(ToScheduler)
+        outbox: Any = Wire(ToTokenizer)
+        outbox.send = timed(device.spent, "deltas", outbox.send)
+        scheduler.take_deltas = timed(device.spent, "deltas", scheduler.take_deltas)
+        grammars = GrammarManager(lambda: Vocabulary.from_folder(folder, vocab_size, eos_ids), inline=True)
+        loop = make_loop(scheduler, device, inbox, outbox, depth=2, grammars=grammars)
+        given = {} if schema is None else {"json_schema": schema}
+        sampling = SamplingParams(
+            temperature=0.6, max_tokens=steps + 2 * WARM_STEPS, ignore_eos=schema is None, **given
+        )
+        random = np.random.default_rng(1)
+        for i in range(rows):
+            inbox.send(TokenizedReq(str(i), pack_i32(random.integers(10, 10_000, 512)), sampling))
+        found: dict[str, list[float]] = {name: [] for name in (*PARTS, *SPANS)}
+        while len(found["to step"]) < steps and not scheduler.counters.finished:
+            warm = scheduler.counters.decode_steps > WARM_STEPS
+            if warm and not found["to step"]:
+                gc.collect()
+                gc.freeze()
+            _turn(loop, device, found, warm=warm, masked=schema is not None)
+            outbox.clear()
+        loop.close()
+    return found
+
+
+def _turn(
+    loop: SchedulerLoop, device: MaskedDevice, found: dict[str, list[float]], *, warm: bool, masked: bool
+) -> None:
+    device.spent.clear()
+    device.marks.clear()
+    loop.run_once(wait=False)
+    ended, marks = time.thread_time(), device.marks
+    wanted = {"answer", "step", "mask"} if masked else {"answer", "step"}
+    if not warm or not device.decoding or wanted - marks.keys() or marks["step"] < marks["answer"]:
+        return
+    for name in PARTS:
+        found[name].append(device.spent[name])
+    if masked:
+        found["to mask"].append(marks["mask"] - marks["answer"])
+    found["to step"].append(marks["step"] - marks["answer"])
+    found["whole turn"].append(ended - marks["answer"])

@@ -1,0 +1,114 @@
+"""Table "The sampler" of docs/benchmarks.md: `Sampler.sample` by kind of request, batch and vocabulary.
+
+    python -m benchmarks.kernels.sampler [--device cuda] [--scale 3] [--batches 1 16 64] [--vocab 49152 128256]
+
+Logits are random, normal with deviation `--scale` (wider is more peaked), rounded to bfloat16 as a model's are, so
+there are ties. A figure is the median and, in brackets, the least of the repetitions; on CUDA each waits for the
+device once.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.common import machine
+from benchmarks.common.tables import table
+from radixrt.executor.mask_buffer import Mask
+from radixrt.messages.runner import SamplingRow
+from radixrt.messages.wire import pack_i32
+from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.sampling.sampling_tables import SamplingTables
+
+SEQ_LEN = 700
+OFF: dict[str, float] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
+KINDS: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "+ top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "+ top_p 0.9, flat": {"temperature": 3.0, "top_p": 0.9},
+    "+ top_k 50": {"temperature": 0.8, "top_k": 50},
+    "+ top_k 50, top_p 0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "+ min_p 0.05": {"temperature": 0.8, "min_p": 0.05},
+    "greedy + penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.3},
+    "greedy + 5 logprobs": {"logprobs": 5},
+    "greedy + mask": {},
+    "half greedy, half top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+}
+
+
+def sampler_for(kind: str, batch: int, vocab: int, device: str) -> tuple[Sampler, Mask | None]:
+    """A sampler whose rows 1..batch are of that kind, and the mask of the step."""
+    tables = SamplingTables(batch, vocab, device)
+    rng = np.random.default_rng(0)
+    for i in range(1, batch + 1):
+        params = {} if kind.startswith("half") and i % 2 else KINDS[kind]
+        ids = pack_i32(rng.integers(0, vocab, SEQ_LEN // 2))
+        values = OFF | {"logprobs": -1} | params
+        tables.write(SamplingRow(req_pool_idx=i, seed=i, prompt_ids=ids, output_ids=ids, **values))  # type: ignore[arg-type]
+    if "mask" not in kind:
+        return Sampler(tables), None
+    bits = rng.integers(0, 2**32, (batch, (vocab + 31) // 32), dtype=np.uint32)
+    rows = np.arange(batch, dtype=np.int32)
+    return Sampler(tables), Mask(rows, rows, bits)
+
+
+def milliseconds(run: Callable[[torch.Tensor], object], logits: torch.Tensor, seconds: float) -> list[float]:
+    """Each repetition's time, for about that long in all; each has fresh logits, since sampling may edit them."""
+    run(logits.clone())
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(found) < 5 or time.perf_counter() < end:
+        fresh = logits.clone()
+        if logits.is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run(fresh)
+        if logits.is_cuda:
+            torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) * 1e3)
+    return found
+
+
+def measure(kind: str, batch: int, vocab: int, device: str, scale: float, seconds: float) -> str:
+    sampler, mask = sampler_for(kind, batch, vocab, device)
+    generator = torch.Generator().manual_seed(1)
+    logits = (torch.randn(batch, vocab, generator=generator) * scale).bfloat16().float().to(device)
+    idx, lens = np.arange(1, batch + 1, dtype=np.int32), np.full(batch, SEQ_LEN, np.int32)
+    found = milliseconds(lambda x: sampler.sample(x, idx, lens, mask), logits, seconds)
+    return f"{median(found):.2f} ({min(found):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--scale", type=float, default=3.0)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--vocab", type=int, nargs="+", default=[49152, 128256])
+    parser.add_argument("--seconds", type=float, default=0.4, help="of repetitions for each figure")
+    parser.add_argument("--threads", type=int, default=None)
+    args = parser.parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    facts = machine.facts() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    if args.device != "cpu":
+        facts["device"] = torch.cuda.get_device_name()
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    shapes = [(batch, vocab) for vocab in args.vocab for batch in args.batches]
+    rows = [[kind, *(measure(kind, b, v, args.device, args.scale, args.seconds) for b, v in shapes)] for kind in KINDS]
+    print(table(["ms, median (least)", *(f"{b} x {v}" for b, v in shapes)], rows))
+
+
+if __name__ == "__main__":
+    main()

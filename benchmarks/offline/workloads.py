@@ -1,0 +1,231 @@
+"""Offline workloads, their shared prefixes, and the least time that a device could take for them.
+
+A prompt is a path of segments; requests whose paths begin with the same segments share these tokens. The prompts, and
+the least that an engine has to compute and read, both follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.common.model_shapes import Shape
+
+LOWEST_ID, HIGHEST_ID = 10, 10_000
+"""Of prompt tokens; ids below are special tokens of some models."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are submitted at once.
+
+    Attributes:
+        segments: int32 runs of tokens that prompts are made of.
+        paths: for each request, the indices of the segments that its prompt consists of.
+        outputs: for each request, its output tokens.
+        counts_prompt: the figure is prompt tokens a second, not output tokens.
+    """
+
+    name: str
+    segments: list[npt.NDArray[np.int32]]
+    paths: list[tuple[int, ...]]
+    outputs: list[int]
+    counts_prompt: bool = False
+
+    def prompts(self) -> list[list[int]]:
+        return [np.concatenate([self.segments[i] for i in path]).tolist() for path in self.paths]
+
+    def prompt_len(self, request: int) -> int:
+        return sum(len(self.segments[i]) for i in self.paths[request])
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self.prompt_len(i) for i in range(len(self.paths)))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.outputs)
+
+    @property
+    def counted_tokens(self) -> int:
+        """What the workload's figure counts."""
+        return self.prompt_tokens if self.counts_prompt else self.output_tokens
+
+
+class _Maker:
+    """Draws lengths and segments; `scale` shrinks numbers of requests and lengths, none below 1."""
+
+    def __init__(self, seed: int, scale: float) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._scale = scale
+        self.segments: list[npt.NDArray[np.int32]] = []
+
+    def sized(self, count: int) -> int:
+        return max(1, round(count * self._scale))
+
+    def segment(self, length: int) -> int:
+        """A new run of `length` random tokens, not scaled; returns its index."""
+        self.segments.append(self._rng.integers(LOWEST_ID, HIGHEST_ID, length, dtype=np.int32, endpoint=True))
+        return len(self.segments) - 1
+
+    def lengths(self, low: int, high: int, count: int) -> list[int]:
+        """Uniform in [low, high], scaled."""
+        return [self.sized(n) for n in self._rng.integers(low, high, count, endpoint=True).tolist()]
+
+    def shuffled(self, count: int) -> list[int]:
+        return self._rng.permutation(count).tolist()
+
+
+def _plain(
+    make: _Maker, name: str, requests: int, prompt: int, output: int, *, counts_prompt: bool = False
+) -> Workload:
+    paths = [(make.segment(make.sized(prompt)),) for _ in range(requests)]
+    outputs = [output if counts_prompt else make.sized(output)] * requests
+    return Workload(name, make.segments, paths, outputs, counts_prompt)
+
+
+def _single(make: _Maker) -> Workload:
+    return _plain(make, "single", 1, 64, 256)
+
+
+def _decode64(make: _Maker) -> Workload:
+    return _plain(make, "decode64", make.sized(64), 512, 256)
+
+
+def _prefill(make: _Maker) -> Workload:
+    return _plain(make, "prefill", make.sized(16), 8192, 1, counts_prompt=True)
+
+
+def _mixed256(make: _Maker) -> Workload:
+    requests = make.sized(256)
+    paths = [(make.segment(n),) for n in make.lengths(100, 1024, requests)]
+    return Workload("mixed256", make.segments, paths, make.lengths(100, 1024, requests))
+
+
+def _shared4k(make: _Maker) -> Workload:
+    shared = make.segment(make.sized(4096))
+    paths = [(shared, make.segment(make.sized(128))) for _ in range(make.sized(256))]
+    return Workload("shared4k", make.segments, paths, [make.sized(64)] * len(paths))
+
+
+def _tree(make: _Maker) -> Workload:
+    """8 roots, 8 branches of each, 8 leaves of each of these; scaled, as many of each as keep about scale x 512."""
+    width = max(1, round(8 * (make.sized(512) / 512) ** (1 / 3)))
+    paths = []
+    for _ in range(width):
+        root = make.segment(make.sized(1024))
+        for _ in range(width):
+            branch = make.segment(make.sized(256))
+            paths += [(root, branch, make.segment(make.sized(64))) for _ in range(width)]
+    paths = [paths[i] for i in make.shuffled(len(paths))]
+    return Workload("tree", make.segments, paths, [make.sized(32)] * len(paths))
+
+
+def _questions(make: _Maker) -> Workload:
+    document = make.segment(make.sized(4096))
+    paths = [(document, make.segment(make.sized(16))) for _ in range(make.sized(512))]
+    return Workload("questions", make.segments, paths, [1] * len(paths))
+
+
+MAKERS: dict[str, Callable[[_Maker], Workload]] = {
+    "single": _single,
+    "decode64": _decode64,
+    "prefill": _prefill,
+    "mixed256": _mixed256,
+    "shared4k": _shared4k,
+    "tree": _tree,
+    "questions": _questions,
+}
+
+
+def make_workload(name: str, *, seed: int, scale: float = 1.0) -> Workload:
+    """One of MAKERS; the same seed gives the same tokens, another one tokens that share nothing with them."""
+    return MAKERS[name](_Maker(seed, scale))
+
+
+# --- the floor ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device can do: bytes read a second, and operations of bf16 matrix products a second."""
+
+    bytes_per_s: float = 4.25e12
+    flops_per_s: float = 790e12
+
+
+H200 = Device()
+"""Measured: device copy, bytes read and written; a product of two 8192 x 8192 bf16 matrices."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that a workload asks of a device: all requests run at once, shared tokens are computed and read once.
+
+    Attributes:
+        new_tokens: prompt tokens to be computed.
+        prefill_flops: of these.
+        decode_steps: steps after the prompts'.
+        decode_bytes: weights and keys and values that these read.
+        prefill_s, decode_s: seconds, by whichever limits, bytes or operations.
+    """
+
+    new_tokens: int
+    prefill_flops: float
+    decode_steps: int
+    decode_bytes: float
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.decode_s
+
+
+def floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
+    """See `Floor`."""
+    new_tokens, attended = _distinct(workload)
+    head_flops = 2 * shape.head_params * len(workload.paths)
+    prefill_flops = 2 * shape.layer_params * new_tokens + shape.attention_flops * attended + head_flops
+    prefill_s = max(prefill_flops / device.flops_per_s, shape.weight_bytes / device.bytes_per_s)
+    steps = max(workload.outputs) - 1
+    decode_bytes = decode_s = 0.0
+    lengths = np.array([workload.prompt_len(i) for i in range(len(workload.paths))])
+    outputs = np.array(workload.outputs)
+    shared_len, live_before = 0, -1
+    for step in range(1, steps + 1):
+        live = np.flatnonzero(outputs > step)
+        if len(live) != live_before:  # the rows only ever get fewer
+            live_before = len(live)
+            shared_len = _distinct_len(workload, live.tolist())
+        read = shape.weight_bytes + shape.kv_bytes * (shared_len + step * len(live))
+        context = int(lengths[live].sum()) + step * len(live)
+        flops = 2 * (shape.layer_params + shape.head_params) * len(live) + shape.attention_flops * context
+        decode_bytes += read
+        decode_s += max(read / device.bytes_per_s, flops / device.flops_per_s)
+    return Floor(new_tokens, prefill_flops, steps, decode_bytes, prefill_s, decode_s)
+
+
+def _distinct(workload: Workload) -> tuple[int, int]:
+    """Prompt tokens that no other prompt has computed, and the positions that they attend to, all summed."""
+    seen: set[tuple[int, ...]] = set()
+    tokens = attended = 0
+    for path in workload.paths:
+        start = 0
+        for depth, segment in enumerate(path, 1):
+            length = len(workload.segments[segment])
+            if path[:depth] not in seen:
+                seen.add(path[:depth])
+                tokens += length
+                attended += length * start + length * (length + 1) // 2
+            start += length
+    return tokens, attended
+
+
+def _distinct_len(workload: Workload, requests: list[int]) -> int:
+    """Prompt tokens of the requests, each shared one counted once."""
+    seen = {workload.paths[i][:depth] for i in requests for depth in range(1, len(workload.paths[i]) + 1)}
+    return sum(len(workload.segments[path[-1]]) for path in seen)
