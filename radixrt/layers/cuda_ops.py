@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import Part
 from radixrt.kernels.triton.skinny_gemm_config import Config, find
-from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 
 if TYPE_CHECKING:
@@ -58,14 +57,15 @@ class CudaOps(LayerOps):
             return super().sum_add_rms_norm(residual, part, weight, eps, dtype, group)
         return one_shot.sum_add_rms_norm(residual, part, weight, eps, dtype, early=self._early)
 
-    def linear_part(self, x: torch.Tensor, linear: Linear, group: TPGroup | None) -> Part:
-        weight = linear.weight
-        if weight is not None and group is not None and group.one_shot is not None:
+    def linear_partial_sum(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
+    ) -> Part:
+        if group is not None and group.one_shot is not None:
             send = group.one_shot.part_memory(x.shape[0], weight.shape[0], x.dtype)
-            sent = None if send is None else self._multiply(x, weight, linear.bias, send)
+            sent = None if send is None else self._multiply(x, weight, bias, send)
             if sent is not None:
                 return Part(sent, sent=True)
-        return super().linear_part(x, linear, group)
+        return super().linear_partial_sum(x, weight, bias, group)
 
     def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         return self._embedding.embed_part(input_ids, rows, first, self._early)
@@ -95,15 +95,14 @@ class CudaOps(LayerOps):
         workspace = self._workspace(x.device)
         return self._skinny_gemm.multiply(x, weight, bias, workspace, cut, early=self._early, send=send)
 
-    def gate_up_silu(self, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
-        weight = gate_up.weight
-        if weight is not None and self._takes_few(x, weight):
-            return self._gemv.gate_up_silu(x, weight, gate_up.bias, self._early)
-        cut = None if weight is None else self._cut(x, weight, gated=True)
-        if weight is None or cut is None:
-            return self.silu_and_mul(gate_up(x))
+    def linear_silu_and_mul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._takes_few(x, weight):
+            return self._gemv.gate_up_silu(x, weight, bias, self._early)
+        cut = self._cut(x, weight, gated=True)
+        if cut is None:
+            return super().linear_silu_and_mul(x, weight, bias)
         workspace = self._workspace(x.device)
-        return self._skinny_gemm.multiply(x, weight, gate_up.bias, workspace, cut, gated=True, early=self._early)
+        return self._skinny_gemm.multiply(x, weight, bias, workspace, cut, gated=True, early=self._early)
 
     def _takes_few(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         return self._gemv.wins(x.shape[0], *weight.shape) and self._gemv.supports(x, weight)

@@ -1,68 +1,157 @@
-"""Linear layers. In bfloat16 on a CPU, oneDNN multiplies by a weight that it laid out once, after loading."""
+"""Linear layers, and the `LinearMethod` by which each stores its weight and multiplies by it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from radixrt.distributed.partial_sum import Part
+from radixrt.layers.ops import LayerOps
+
+if TYPE_CHECKING:
+    from radixrt.distributed.parallel import TPGroup
 
 PACK_ROWS = 16
 """Batch rows that oneDNN is told to lay weights out for; 1, 16 and 64 measured alike for 1 to 256 rows."""
 
 
 def _find_packed_linear() -> Callable[..., torch.Tensor]:
-    """oneDNN's linear by its one overload: looking it up by name at each call costs microseconds."""
+    """oneDNN's linear operator, resolved to its one overload: resolving it by name at each call costs microseconds."""
     try:
         found: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    except (AttributeError, RuntimeError):  # a torch built without oneDNN; then nothing is packed
+    except (AttributeError, RuntimeError):  # a torch built without oneDNN; then no weight is packed
         return F.linear
     return found
 
 
 _packed_linear = _find_packed_linear()
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""x [T, in_features], weight [out_features, in_features] and bias [out_features] or None -> x W^T + b."""
+
+class LinearMethod(ABC):
+    """How linear layers keep their weights and multiply by them. One instance serves many layers and has no state.
+
+    A method keeps all of a layer's state on the layer: parameters, which the loader fills from tensors of the same
+    name, and after loading whatever it derives from them.
+
+    Args:
+        ops: kernels for the device.
+    """
+
+    def __init__(self, ops: LayerOps) -> None:
+        self._ops = ops
+
+    @abstractmethod
+    def create_weights(self, layer: Linear, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        """Register the layer's weight parameters on the meta device.
+
+        Args:
+            in_features, out_features: of this rank's part of the layer.
+            dtype: of activations.
+        """
+
+    def process_weights_after_loading(self, layer: Linear) -> None:
+        """Bring the loaded weights into the layout that `apply` reads. Called once, after all parameters are set."""
+        return
+
+    @abstractmethod
+    def apply(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return x W^T + bias for x [T, in_features]: [T, out_features], in the dtype of x."""
+
+    def apply_silu_and_mul(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return silu(gate) * up [T, out_features / 2], where `apply` returns [gate, up]. Override to fuse the two."""
+        return self._ops.silu_and_mul(self.apply(layer, x, bias))
+
+    def apply_partial_sum(
+        self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
+    ) -> Part:
+        """Return `apply` as this rank's addend of the next all-reduce. Override to write it to the other ranks."""
+        return Part(self.apply(layer, x, bias))
+
+
+class UnquantizedLinearMethod(LinearMethod):
+    """Multiplication by a weight in the dtype of the activations.
+
+    On a CPU in bfloat16, oneDNN multiplies by a copy of the weight that it laid out once, after loading.
+    """
+
+    def create_weights(self, layer: Linear, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+        layer.weight = meta_parameter(out_features, in_features, dtype=dtype)
+
+    def process_weights_after_loading(self, layer: Linear) -> None:
+        """Pack the weight where that helps, and drop the plain one."""
+        assert layer.weight is not None
+        layer.packed_weight = pack_weight(layer.weight)
+        if layer.packed_weight is not None:
+            layer.weight = None
+
+    def apply(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if layer.packed_weight is not None:
+            return _packed_linear(x, layer.packed_weight, bias, "none", [], "")
+        assert layer.weight is not None
+        return self._ops.linear(x, layer.weight, bias)
+
+    def apply_silu_and_mul(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if layer.packed_weight is not None:
+            return super().apply_silu_and_mul(layer, x, bias)
+        assert layer.weight is not None
+        return self._ops.linear_silu_and_mul(x, layer.weight, bias)
+
+    def apply_partial_sum(
+        self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
+    ) -> Part:
+        if layer.packed_weight is not None:
+            return super().apply_partial_sum(layer, x, bias, group)
+        assert layer.weight is not None
+        return self._ops.linear_partial_sum(x, layer.weight, bias, group)
+
+
+LINEAR_METHODS: dict[str, type[LinearMethod]] = {"unquantized": UnquantizedLinearMethod}
+"""Classes by `DecoderSpec.linear_method`."""
 
 
 class Linear(nn.Module):
     """y = x W^T + b, with W [out_features, in_features].
 
-    Parameters start on the meta device. The loader sets them, then calls `finalize`, after which the layer may hold a
-    packed weight in place of `weight`.
+    The loader sets the parameters, which start on the meta device, then calls `process_weights_after_loading`.
 
-    Args:
-        product: how to multiply by a plain weight; a `LayerOps.linear`, for one.
+    Attributes:
+        weight: the plain weight; None where the method has no such parameter, or has dropped it after loading.
+        packed_weight: the weight in oneDNN's layout, which only oneDNN's operators read; None where it is not used.
+        bias: [out_features], or None.
     """
 
     weight: nn.Parameter | None
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, product: Product = F.linear
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, method: LinearMethod
     ) -> None:
         super().__init__()
-        self._product = product
-        self.weight = meta_parameter(out_features, in_features, dtype=dtype)
+        self._method = method
+        self.weight = None
+        self.packed_weight: torch.Tensor | None = None
+        method.create_weights(self, in_features, out_features, dtype)
         self.bias = meta_parameter(out_features, dtype=dtype) if bias else None
-        self._packed: torch.Tensor | None = None
 
-    def finalize(self) -> None:
-        """Pack the weight where that helps and drop the plain one. Call once, with the parameters loaded."""
-        if self.weight is None:
-            raise RuntimeError("finalize was called twice")
-        self._packed = pack_weight(self.weight)
-        if self._packed is not None:
-            self.weight = None
+    def process_weights_after_loading(self) -> None:
+        """Let the method prepare the loaded weights. Called once."""
+        self._method.process_weights_after_loading(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], same dtype."""
-        if self._packed is not None:
-            y: torch.Tensor = _packed_linear(x, self._packed, self.bias, "none", [], "")
-            return y
-        assert self.weight is not None
-        return self._product(x, self.weight, self.bias)
+        return self._method.apply(self, x, self.bias)
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up [T, out_features / 2], for a layer whose outputs are those of gate, then those of up."""
+        return self._method.apply_silu_and_mul(self, x, self.bias)
+
+    def partial_sum(self, x: torch.Tensor, group: TPGroup | None) -> Part:
+        """This rank's addend [T, out_features] of the next all-reduce, for a layer split along in_features."""
+        return self._method.apply_partial_sum(self, x, self.bias, group)
 
 
 def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -71,7 +160,7 @@ def meta_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor | None:
-    """oneDNN's layout of a bfloat16 CPU weight; None where plain `F.linear` is as good or packing is not available.
+    """Lay a bfloat16 CPU weight out for oneDNN; None where plain `F.linear` is as good or packing is not available.
 
     Measured on 2 cores with AVX-512 bf16 (median, rows x out x in, plain against packed): 1 x 960 x 576 50 and 22 µs,
     16 x 3072 x 576 123 and 85 µs, 64 x 960 x 576 190 and 105 µs.

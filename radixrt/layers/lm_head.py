@@ -1,4 +1,4 @@
-"""The head of a language model: hidden states to float32 logits."""
+"""The output head of a language model: hidden states to float32 logits."""
 
 from __future__ import annotations
 
@@ -6,44 +6,56 @@ import math
 
 import torch
 
-from radixrt.layers.linear import Linear
+from radixrt.layers.linear import Linear, UnquantizedLinearMethod
+from radixrt.layers.ops import TorchOps
 
 NEAR_TOP = 1 / 64
-"""Logits within this part of the largest are computed again; bfloat16 rounds by at most 1/512."""
+"""Logits within this fraction of the largest are recomputed; the relative rounding error of bfloat16 is at most 1/512.
+"""
 
 BLOCK = 64
+"""Logits whose maximum is compared with the threshold at once."""
 
 
 class LMHead(Linear):
-    """Logits over the vocabulary, not rounded to bfloat16 where it matters.
+    """Logits over the vocabulary, without bfloat16 rounding where it matters.
 
     bfloat16 logits of 25 lie 1/8 apart, so the best tokens often tie and greedy decoding takes the wrong one: SmolLM2
-    answers a plain question in another language. CUDA adds up in float32 anyway and can leave it so. On a CPU products
-    in float32 cost twice the memory traffic for each token; there, with a packed weight, the logits near each row's
-    largest are made exact, which costs next to nothing.
+    answers a plain question in another language. CUDA accumulates in float32 anyway and can return float32. On a CPU a
+    float32 weight costs twice the memory traffic for each token; there, with a packed weight, the logits near each
+    row's largest are recomputed in float32, which costs next to nothing.
     """
 
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        super().__init__(in_features, out_features, False, dtype)
+        super().__init__(in_features, out_features, False, dtype, UnquantizedLinearMethod(TorchOps()))
         self._dtype = dtype
         self._rows: torch.Tensor | None = None
-        self._wide = False
+        self._float32_output = False
 
-    def finalize(self) -> None:
-        """As `Linear.finalize`, but the plain weight stays for single rows (where it is tied, it is there anyway)."""
+    def process_weights_after_loading(self) -> None:
+        """Pack as `Linear` does, and keep the plain weight for single rows (where it is tied, it exists anyway)."""
         rows = self.weight
-        super().finalize()
-        self._rows = rows if self._packed is not None else None
-        self._wide = rows is not None and rows.is_cuda and rows.dtype != torch.float32 and _multiplies_wide(rows)
+        super().process_weights_after_loading()
+        self._rows = rows if self.packed_weight is not None else None
+        self._float32_output = (
+            rows is not None and rows.is_cuda and rows.dtype != torch.float32 and _has_float32_output(rows)
+        )
 
     def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, in_features] in the weight's dtype or in float32 -> float32 [S, out_features], in `out` where that can be
-        done without a copy."""
-        if self._wide:
+        """Compute the logits.
+
+        Args:
+            hidden: [S, in_features], in the weight's dtype or in float32.
+            out: float32 [S, out_features], returned filled where that needs no copy.
+
+        Returns:
+            float32 [S, out_features].
+        """
+        if self._float32_output:
             assert self.weight is not None
             if out is not None:
-                product = torch.ops.aten.mm.dtype_out
-                found: torch.Tensor = product(hidden.to(self._dtype), self.weight.t(), torch.float32, out=out)
+                multiply = torch.ops.aten.mm.dtype_out
+                found: torch.Tensor = multiply(hidden.to(self._dtype), self.weight.t(), torch.float32, out=out)
                 return found
             return torch.mm(hidden.to(self._dtype), self.weight.t(), out_dtype=torch.float32)
         logits = super().forward(hidden.to(self._dtype)).float()
@@ -52,19 +64,19 @@ class LMHead(Linear):
         return logits
 
 
-def _multiplies_wide(weight: torch.Tensor) -> bool:
-    """Whether this torch leaves the product of such matrices in float32."""
+def _has_float32_output(weight: torch.Tensor) -> bool:
+    """Whether this torch multiplies matrices of the weight's dtype into float32."""
     try:
-        product = torch.mm(weight[:1], weight[:16].t(), out_dtype=torch.float32)
+        logits = torch.mm(weight[:1], weight[:16].t(), out_dtype=torch.float32)
     except (TypeError, RuntimeError):  # torch before 2.8
         return False
-    return product.dtype == torch.float32
+    return logits.dtype == torch.float32
 
 
 def refine_top(logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:
-    """Replace in place the logits near each row's largest by products in float32.
+    """Recompute in float32, in place, the logits near each row's largest.
 
-    The candidates are looked for in the maxima of short blocks: comparing all logits takes ten times as long.
+    Candidates are found by the maxima of short blocks: comparing all logits takes ten times as long.
 
     Args:
         logits: float32 [S, V], contiguous.

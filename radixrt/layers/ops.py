@@ -18,7 +18,6 @@ from radixrt.distributed.partial_sum import Part
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
     from radixrt.distributed.parallel import TPGroup
-    from radixrt.layers.linear import Linear
 
 LANES = 16
 """The compiled kernels take rows of a multiple of this many elements."""
@@ -53,11 +52,6 @@ class LayerOps(ABC):
             x = group.all_reduce(x)
         return self.add_rms_norm(residual, x, weight, eps, dtype)
 
-    def linear_part(self, x: torch.Tensor, linear: Linear, group: TPGroup | None) -> Part:
-        """linear(x) [T, hidden], to be added by the next `sum_add_rms_norm`, which follows on the same stream before
-        there is another part."""
-        return Part(linear(x))
-
     def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
         """int64 [T] -> [T, hidden], a rank's part of a sum over ranks: one has a token's row, the others zeros.
 
@@ -75,12 +69,21 @@ class LayerOps(ABC):
         """silu(gate) * up for rows [2 * n] of gate, then up -> [T, n]."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, K] times a plain weight [M, K] transposed, plus bias [M] -> [T, M]."""
+        """Return x W^T + bias [T, M], for x [T, K], a plain weight [M, K] and a bias [M]."""
         return F.linear(x, weight, bias)
 
-    def gate_up_silu(self, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
-        """`silu_and_mul` of gate_up(x), for a layer whose weight has the rows of gate, then those of up -> [T, n]."""
-        return self.silu_and_mul(gate_up(x))
+    def linear_silu_and_mul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return `silu_and_mul` of `linear` [T, M / 2], for a weight whose rows are those of gate, then those of up."""
+        return self.silu_and_mul(self.linear(x, weight, bias))
+
+    def linear_partial_sum(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
+    ) -> Part:
+        """Return `linear` [T, hidden] as this rank's addend of an all-reduce.
+
+        The next `sum_add_rms_norm` on the same stream takes it, before another addend is computed.
+        """
+        return Part(self.linear(x, weight, bias))
 
     @abstractmethod
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""`ModelSpec`: what a model folder's config.json says, checked and typed. Imports neither torch nor transformers.
+"""`ModelSpec`: the contents of a model folder's config.json, checked and typed. Imports neither torch nor transformers.
 
-Whatever would change the result is either represented here or refused by name; nothing of that kind is ignored.
+Every field that would change the result is either represented here or refused by name.
 """
 
 from __future__ import annotations
@@ -12,39 +12,54 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
-from radixrt.layers.rope_config import RopeSpec, parse_rope
+from radixrt.layers.rotary import RopeSpec, parse_rope
 
 DECODER_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures of our own decoder. Any other runs through transformers' modeling code."""
+"""Architectures that `radixrt.models.decoder` runs. Any other runs through transformers' modeling code."""
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class DecoderSpec:
-    """Shape of the decoder that Llama, Mistral, Qwen2 and Qwen3 are.
+class LayerSpec:
+    """One decoder layer: a mixer, then a feed-forward.
 
     Attributes:
-        sliding_windows: for each layer, how many positions a query sees, itself included; None for all.
-        qkv_bias, o_bias, mlp_bias: which linear layers have a bias.
-        qk_norm: an RMS norm over each head of q and k, before the rotary embedding.
+        mixer, feed_forward: kinds, which `radixrt.models.decoder` maps to classes.
+        sliding_window: positions that a query of attention sees, itself included; None for all.
+    """
+
+    mixer: str = "attention"
+    feed_forward: str = "dense"
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Shape of the decoder of Llama, Mistral, Qwen2 and Qwen3.
+
+    Attributes:
+        layers: the decoder layers, in order.
+        qkv_bias, o_bias, mlp_bias: whether these linear layers have a bias.
+        qk_norm: whether an RMSNorm is applied to each head of q and k, before the rotary embedding.
+        linear_method: how linear layers keep their weights, a key of `radixrt.layers.linear.LINEAR_METHODS`.
     """
 
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
     rope: RopeSpec
-    sliding_windows: tuple[int | None, ...]
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
     tie_word_embeddings: bool
+    linear_method: str = "unquantized"
 
 
 @dataclass(frozen=True)
@@ -54,10 +69,10 @@ class ModelSpec:
     Attributes:
         architecture: class name in config.json, e.g. "LlamaForCausalLM".
         vocab_size: rows of the embedding, which may exceed the tokenizer's vocabulary.
-        context_length: longest sequence that the model was made for.
+        context_length: longest sequence that the model was trained for.
         eos_token_ids: sorted, from config.json and generation_config.json.
-        dtype: of the checkpoint, or None where config.json does not say.
-        decoder: None for an architecture that transformers' modeling code runs.
+        dtype: of the checkpoint, or None where config.json has none.
+        decoder: None for an architecture that runs through transformers' modeling code.
     """
 
     architecture: str
@@ -73,7 +88,7 @@ def load_model_spec(folder: Path) -> ModelSpec:
     """Read config.json and, if there is one, generation_config.json.
 
     Raises:
-        ModelLoadError: a file or field is missing, malformed or not supported; names it.
+        ModelLoadError: a file or field is missing, malformed or not supported; the message names it.
     """
     config = read_json_object(folder / "config.json")
     generation_file = folder / "generation_config.json"
@@ -85,7 +100,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Parse a file that holds one JSON object.
 
     Raises:
-        ModelLoadError: missing, unreadable, or something else.
+        ModelLoadError: the file is missing, unreadable, or holds something else.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -137,13 +152,12 @@ def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
     return DecoderSpec(
         hidden_size=hidden,
         intermediate_size=_positive_int(config, "intermediate_size"),
-        num_layers=layers,
+        layers=tuple(LayerSpec(sliding_window=window) for window in _sliding_windows(architecture, config, layers)),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=_positive_float(config, "rms_norm_eps"),
         rope=parse_rope(config),
-        sliding_windows=_sliding_windows(architecture, config, layers),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
         o_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and _flag(config, "mlp_bias"),
@@ -153,10 +167,10 @@ def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _sliding_windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Each layer's window, by the rules of the architecture's configuration class in transformers."""
+    """Return each layer's window, by the rules of the architecture's configuration class in transformers."""
     if architecture == "LlamaForCausalLM":
         return (None,) * layers
-    window: int | None = 4096  # what the classes assume where the key is absent; null means none
+    window: int | None = 4096  # the default of these classes where the key is absent; null means none
     if "sliding_window" in config:
         window = _optional_int(config, "sliding_window")
     if architecture == "MistralForCausalLM":
@@ -189,7 +203,7 @@ def _context_length(config: Mapping[str, Any]) -> int:
 
 
 def _dtype(config: Mapping[str, Any]) -> str | None:
-    """`dtype` since transformers 5, `torch_dtype` before."""
+    """Read `dtype` (since transformers 5) or `torch_dtype` (before)."""
     name = config.get("dtype", config.get("torch_dtype"))
     if name is None:
         return None

@@ -33,7 +33,7 @@ import sys, torch
 from radixrt.distributed.parallel import TPGroup, join, rank_device
 from radixrt.distributed.rank_place import RankPlace
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.linear import Linear
+from radixrt.layers.linear import Linear, UnquantizedLinearMethod
 from radixrt.distributed.partial_sum import Part
 rank, size, store, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 one_shot = how != "nccl"
@@ -86,7 +86,7 @@ assert group.minimum(7 + rank) == 7
 """
 
 PRODUCTS = """
-linear = Linear(2048, 4096, rank == 0, torch.bfloat16, ops.linear)  # as o of an 8B model on two ranks
+linear = Linear(2048, 4096, rank == 0, torch.bfloat16, UnquantizedLinearMethod(ops))  # as o of an 8B model on two ranks
 generator = torch.Generator(device).manual_seed(1)
 numbers = torch.randint(-2, 3, (size, 4096, 2048), generator=generator, device=device)
 linear.weight = torch.nn.Parameter(numbers[rank].bfloat16(), requires_grad=False)
@@ -98,7 +98,7 @@ for rows in (1, 2, 3, 64):
     def work():
         kept.zero_()
         for _ in range(3):
-            part = ops.linear_part(static, linear, group)
+            part = linear.partial_sum(static, group)
             ops.sum_add_rms_norm(kept, part, weight, 1e-6, torch.float32, group)
         return part
     work()

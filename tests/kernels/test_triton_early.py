@@ -9,7 +9,6 @@ import torch
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.linear import Linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -31,13 +30,13 @@ def run_layers(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, table
 
 
 def run_products(
-    ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, gate_up: Linear, down: torch.Tensor
+    ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
     """The same for a step of few rows, whose products, by kernels of ours, ask for their weight before they wait."""
     x: torch.Tensor | None = None
     for _ in range(LAYERS):
         x = ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
-        x = ops.linear(ops.gate_up_silu(x, gate_up), down, None)
+        x = ops.linear(ops.linear_silu_and_mul(x, gate_up, None), down, None)
     return ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)
 
 
@@ -63,12 +62,10 @@ def test_products_wait_for_their_rows(tokens: int) -> None:
     start = torch.randn(tokens, HIDDEN, generator=generator, device="cuda").bfloat16()
     weight = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
     # Of Qwen3-0.6B, whose products with 64 tokens go through `skinny_gemm`.
-    layer = Linear(HIDDEN, 6 * HIDDEN, False, torch.bfloat16)
-    values = torch.randn(6 * HIDDEN, HIDDEN, generator=generator, device="cuda").bfloat16() * HIDDEN**-0.5
-    layer.weight = torch.nn.Parameter(values, requires_grad=False)
+    gate_up = torch.randn(6 * HIDDEN, HIDDEN, generator=generator, device="cuda").bfloat16() * HIDDEN**-0.5
     down = torch.randn(HIDDEN, 3 * HIDDEN, generator=generator, device="cuda").bfloat16() * (3 * HIDDEN) ** -0.5
-    expected = run_products(CudaOps(), start.clone(), weight, layer, down)
-    same_in_a_graph(lambda ops, residual: run_products(ops, residual, weight, layer, down), start, expected)
+    expected = run_products(CudaOps(), start.clone(), weight, gate_up, down)
+    same_in_a_graph(lambda ops, residual: run_products(ops, residual, weight, gate_up, down), start, expected)
 
 
 def same_in_a_graph(

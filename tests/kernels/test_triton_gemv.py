@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.linear import Linear, Product
+from radixrt.layers.linear import Linear, UnquantizedLinearMethod
 from radixrt.layers.ops import LayerOps, TorchOps
 
 pytestmark = pytest.mark.gpu
@@ -142,11 +142,11 @@ class CountedProducts(CudaOps):
         return takes
 
 
-def layer(device: str, rows: int, columns: int, product: Product) -> Linear:
-    made = Linear(columns, rows, True, torch.float32, product)
+def layer(device: str, rows: int, columns: int, ops: LayerOps) -> Linear:
+    made = Linear(columns, rows, True, torch.float32, UnquantizedLinearMethod(ops))
     _, weight, bias = make(device, torch.float32, 1, rows, columns)
     made.weight, made.bias = (torch.nn.Parameter(value, requires_grad=False) for value in (weight, bias))
-    made.finalize()
+    made.process_weights_after_loading()
     return made
 
 
@@ -159,8 +159,8 @@ def test_layers_take_what_fits(triton_device: str, tokens: int, columns: int, by
     ops = CountedProducts()
     each: LayerOps
     for each in (ops, TorchOps()):
-        made = layer(triton_device, 24, columns, each.linear)
-        results.append((made(x), each.gate_up_silu(x, made)))
+        made = layer(triton_device, 24, columns, each)
+        results.append((made(x), made.silu_and_mul(x)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert ops.taken == (2 if by_kernel else 0)

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.layers.cuda_ops import CudaOps
-from radixrt.layers.rope_config import RopeSpec
-from radixrt.layers.rotary import RotaryTable
+from radixrt.layers.rotary import RopeSpec, rotary_table
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +34,7 @@ class Case:
         self.qkv = random(tokens, heads + 2 * kv_heads, dim)
         self.q_weight, self.k_weight = 1 + 0.1 * random(dim), 1 + 0.1 * random(dim)
         rope = RopeSpec(theta=10000.0)
-        self.table = RotaryTable(rope, dim, CONTEXT, dtype, torch.device(device)).table
+        self.table = rotary_table(rope, dim, CONTEXT, dtype, torch.device(device))
         self.positions = torch.randint(0, CONTEXT, (tokens,), generator=generator).to(device)
         self.slots = (1 + torch.randperm(SLOTS - 1, generator=generator)[:tokens]).to(device)
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radixrt.layers.linear import Linear, pack_weight
+from radixrt.layers.linear import Linear, UnquantizedLinearMethod, pack_weight
 from radixrt.layers.lm_head import LMHead, refine_top
-from radixrt.layers.norm import RMSNorm
 from radixrt.layers.ops import TorchOps
-from radixrt.layers.rope_config import RopeSpec
-from radixrt.layers.rotary import RotaryTable, inverse_frequencies
+from radixrt.layers.rotary import RopeSpec, inverse_frequencies, rotary_table
+
+METHOD = UnquantizedLinearMethod(TorchOps())
 
 
 def filled(layer: nn.Module, seed: int = 0) -> nn.Module:
@@ -26,13 +26,13 @@ def filled(layer: nn.Module, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("rows", [1, 3, 16, 65])
 @pytest.mark.parametrize("bias", [False, True])
 def test_packed_linear_equals_plain(rows: int, bias: bool) -> None:
-    layer = filled(Linear(96, 160, bias, torch.bfloat16))
+    layer = filled(Linear(96, 160, bias, torch.bfloat16, METHOD))
     assert isinstance(layer, Linear)
     assert layer.weight is not None
     weight, offset = layer.weight, layer.bias
     x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
     exact = F.linear(x.float(), weight.float(), None if offset is None else offset.float())
-    layer.finalize()
+    layer.process_weights_after_loading()
     with torch.inference_mode():
         y = layer(x)
     assert y.shape == (rows, 160)
@@ -40,23 +40,23 @@ def test_packed_linear_equals_plain(rows: int, bias: bool) -> None:
     torch.testing.assert_close(y.float(), exact, atol=0.02, rtol=0.01)
 
 
-def test_finalize_drops_the_plain_weight_only_when_it_packs() -> None:
-    packs = filled(Linear(32, 32, False, torch.bfloat16))
-    plain = filled(Linear(32, 32, False, torch.float32))
+def test_processing_drops_the_plain_weight_only_when_it_packs() -> None:
+    packs = filled(Linear(32, 32, False, torch.bfloat16, METHOD))
+    plain = filled(Linear(32, 32, False, torch.float32, METHOD))
     assert isinstance(packs, Linear)
     assert isinstance(plain, Linear)
     can = pack_weight(torch.zeros(32, 32, dtype=torch.bfloat16)) is not None
-    packs.finalize()
-    plain.finalize()
+    packs.process_weights_after_loading()
+    plain.process_weights_after_loading()
     assert (packs.weight is None) == can
     assert plain.weight is not None
 
 
 def test_linear_without_packing_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixrt.layers.linear.pack_weight", lambda weight: None)
-    layer = filled(Linear(32, 48, True, torch.bfloat16))
+    layer = filled(Linear(32, 48, True, torch.bfloat16, METHOD))
     assert isinstance(layer, Linear)
-    layer.finalize()
+    layer.process_weights_after_loading()
     assert layer.weight is not None
     x = torch.randn(4, 32).bfloat16()
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
@@ -64,10 +64,11 @@ def test_linear_without_packing_is_plain(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm(dtype: torch.dtype) -> None:
-    layer = filled(RMSNorm(64, 1e-5, dtype, dtype))
-    x = torch.randn(5, 3, 64).to(dtype)
-    exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-5) * layer.weight.double()
-    torch.testing.assert_close(layer(x).double(), exact, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0.01)
+    weight = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = torch.randn(15, 64).to(dtype)
+    exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-5) * weight.double()
+    found = TorchOps().add_rms_norm(x, None, weight, 1e-5, dtype)
+    torch.testing.assert_close(found.double(), exact, atol=1e-5 if dtype == torch.float32 else 0.03, rtol=0.01)
 
 
 SPECS = [
@@ -101,8 +102,8 @@ def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
     q, k = torch.randn(5, 4, 32).to(dtype), torch.randn(5, 2, 32).to(dtype)
     cos, sin = theirs(q, positions[None])
     q_theirs, k_theirs = apply_rotary_pos_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), cos, sin)
-    table = RotaryTable(spec, 32, 512, dtype, torch.device("cpu"))
-    ours = TorchOps().rotate(torch.cat((q, k), 1), positions, table.table)
+    table = rotary_table(spec, 32, 512, dtype, torch.device("cpu"))
+    ours = TorchOps().rotate(torch.cat((q, k), 1), positions, table)
     theirs_both = torch.cat((q_theirs, k_theirs), 1)[0].transpose(0, 1)
     # One rounding in place of three.
     torch.testing.assert_close(ours, theirs_both, atol=1e-6 if dtype == torch.float32 else 0.04, rtol=1e-5)
@@ -116,7 +117,7 @@ def test_lm_head_is_exact_near_the_top(rows: int, vocab: int) -> None:
     weight = layer.weight
     hidden = torch.randn(rows, 96, generator=torch.Generator().manual_seed(1))
     exact = hidden @ weight.float().T
-    layer.finalize()
+    layer.process_weights_after_loading()
     logits = layer(hidden)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, exact, atol=0.3, rtol=0.01)

@@ -17,7 +17,7 @@ def test_logits_are_not_rounded(rows: int, vocab: int) -> None:
     layer = LMHead(96, vocab, torch.bfloat16)
     weight = torch.randn(vocab, 96, generator=generator, device="cuda").bfloat16()
     layer.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
-    layer.finalize()
+    layer.process_weights_after_loading()
     hidden = torch.randn(rows, 96, generator=generator, device="cuda").bfloat16()
     logits = layer(hidden)
     assert logits.dtype == torch.float32

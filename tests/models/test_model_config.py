@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from radixrt.errors import ModelLoadError
-from radixrt.layers.rope_config import RopeSpec
-from radixrt.models.model_config import DecoderSpec, ModelSpec, parse_model_spec
+from radixrt.layers.rotary import RopeSpec
+from radixrt.models.model_config import DecoderSpec, LayerSpec, ModelSpec, parse_model_spec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,13 +53,12 @@ def test_a_plain_llama() -> None:
     assert spec.decoder == DecoderSpec(
         hidden_size=64,
         intermediate_size=128,
-        num_layers=4,
+        layers=(LayerSpec("attention", "dense", None),) * 4,
         num_heads=4,
         num_kv_heads=4,
         head_dim=16,
         rms_norm_eps=1e-5,
         rope=RopeSpec(10000.0),
-        sliding_windows=(None,) * 4,
         qkv_bias=False,
         o_bias=False,
         mlp_bias=False,
@@ -118,7 +117,7 @@ def test_flags_by_architecture() -> None:
     ],
 )
 def test_sliding_windows(architecture: str, fields: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-    assert of(architecture, **fields).sliding_windows == windows
+    assert tuple(layer.sliding_window for layer in of(architecture, **fields).layers) == windows
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
                     module.register_parameter(name.rpartition(".")[2], filled)
                     bar.update(len(sources[name]))
                 if isinstance(module, Linear):
-                    module.finalize()
+                    module.process_weights_after_loading()
 
 
 def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool) -> None:
@@ -159,14 +159,14 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
                 module.register_parameter("weight", model.embed_tokens)
                 continue
             values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            if name.endswith("norm.weight"):
+            if name.endswith("norm"):
                 values.fill_(1.0)
             else:
                 for tensor, rows in zip(sources[name], _rows_of(values, sources[name]), strict=True):
                     _draw(rows, tensor, seed)
             module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
         if isinstance(module, Linear):
-            module.finalize()
+            module.process_weights_after_loading()
 
 
 def _draw(rows: torch.Tensor, tensor: CheckpointTensor, seed: int) -> None:

@@ -152,8 +152,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_rope_factors_of_llama3_become_its_parameters(tmp_path: Path) -> None:
-    from radixrt.layers.rope_config import RopeSpec
-    from radixrt.layers.rotary import inverse_frequencies
+    from radixrt.layers.rotary import RopeSpec, inverse_frequencies
     from radixrt.models.loading.gguf import _llama3_scaling
 
     spec = RopeSpec(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)

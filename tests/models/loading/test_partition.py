@@ -9,12 +9,13 @@ import pytest
 
 from radixrt.errors import ConfigError
 from radixrt.models.loading.partition import VOCAB_ALIGN, Partition, check_partition, partition
-from radixrt.models.model_config import DecoderSpec, ModelSpec
+from radixrt.models.model_config import DecoderSpec, LayerSpec, ModelSpec
 
 
 def spec(**decoder: Any) -> ModelSpec:
     sizes: dict[str, Any] = {
-        "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4, "head_dim": 16,
+        "hidden_size": 64, "intermediate_size": 96, "layers": (LayerSpec(),) * 2, "num_heads": 8, "num_kv_heads": 4,
+        "head_dim": 16,
     }  # fmt: skip
     vocab_size = decoder.pop("vocab_size", 512)
     fields = {f.name: None for f in dataclasses.fields(DecoderSpec)}

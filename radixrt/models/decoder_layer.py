@@ -1,0 +1,163 @@
+"""`DecoderLayer`: a mixer and a feed-forward, each behind a norm and added to the residual stream.
+
+The layer's spec names the kinds of both (`model_config.LayerSpec`), and the tables in `decoder` name their classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.distributed.partial_sum import Part
+from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.layers.linear import Linear, LinearMethod, meta_parameter
+from radixrt.layers.ops import LayerOps
+from radixrt.models.loading.checkpoint import ParameterSources, replicated
+from radixrt.models.loading.partition import Partition
+from radixrt.models.model_config import DecoderSpec
+
+if TYPE_CHECKING:
+    from radixrt.distributed.parallel import TPGroup
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """Constructor arguments that all layers of a model have in common.
+
+    Attributes:
+        dtype: of weights and activations.
+        residual_dtype: of the residual stream, and of the weights of the norms that read it.
+        ops: kernels for the device.
+        linear_method: of every linear layer but the output head.
+        part: the heads, columns and rows that this rank holds.
+        group: the ranks that the model is split over; None for one rank.
+    """
+
+    spec: DecoderSpec
+    dtype: torch.dtype
+    residual_dtype: torch.dtype
+    ops: LayerOps
+    linear_method: LinearMethod
+    part: Partition
+    group: TPGroup | None
+
+    def linear(self, in_features: int, out_features: int, bias: bool) -> Linear:
+        """A linear layer with the model's dtype and method; the sizes are those of this rank's part."""
+        return Linear(in_features, out_features, bias, self.dtype, self.linear_method)
+
+
+@dataclass(frozen=True)
+class MixerInputs:
+    """Arguments of one forward pass that every mixer gets.
+
+    Attributes:
+        positions: int64 [T].
+        rotary_table: see `radixrt.layers.rotary.rotary_table`.
+        batch: the step; the backend has been prepared for it.
+    """
+
+    positions: torch.Tensor
+    rotary_table: torch.Tensor
+    batch: ForwardBatch
+    attention: AttentionBackend
+
+
+class Mixer(nn.Module, ABC):
+    """The part of a decoder layer in which tokens of a sequence meet, for example attention.
+
+    A mixer is called in two steps, `mix` and `project`, because the layer selects rows of the residual stream between
+    them. Classes are constructed with a `LayerContext`, the `LayerSpec`, and the number of earlier layers of the same
+    kind, which is the layer's index in the pool of that kind.
+
+    Attributes:
+        attention_layer: the layer's entry in the KV pool; None for a mixer without keys and values.
+    """
+
+    attention_layer: AttentionLayer | None = None
+
+    @abstractmethod
+    def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
+        """Mix the tokens of each sequence, and store what later steps read of them.
+
+        Args:
+            x: [T, hidden], normalized.
+            narrowed: `batch.narrowed` in the last layer of a narrowed step: only its P tokens are wanted.
+
+        Returns:
+            [T, n], or [P, n] if narrowed, for `project`.
+        """
+
+    @abstractmethod
+    def project(self, mixed: torch.Tensor) -> Part:
+        """Apply the output projection: [T, n] -> this rank's addend [T, hidden] of an all-reduce."""
+
+    @abstractmethod
+    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
+        """Sources of the mixer's parameters; prefix is the checkpoint's path of the decoder layer."""
+
+
+class FeedForward(nn.Module, ABC):
+    """The part of a decoder layer that treats each token alone. Classes are constructed with a `LayerContext` and the
+    `LayerSpec`."""
+
+    @abstractmethod
+    def forward(self, x: torch.Tensor) -> Part:
+        """[T, hidden], normalized -> this rank's addend [T, hidden] of an all-reduce."""
+
+    @abstractmethod
+    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
+        """Sources of the feed-forward's parameters; prefix is the checkpoint's path of the decoder layer."""
+
+
+class DecoderLayer(nn.Module):
+    """A mixer, then a feed-forward. Each leaves an addend, which the next norm adds to the residual stream; where a
+    group shares the model, that norm also adds up the addends of all ranks."""
+
+    def __init__(self, context: LayerContext, mixer: Mixer, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self._ops, self._dtype, self._group = context.ops, context.dtype, context.group
+        self._eps = context.spec.rms_norm_eps
+        self.input_norm = meta_parameter(context.spec.hidden_size, dtype=context.residual_dtype)
+        self.mixer = mixer
+        self.post_mixer_norm = meta_parameter(context.spec.hidden_size, dtype=context.residual_dtype)
+        self.feed_forward = feed_forward
+
+    def forward(
+        self, residual: torch.Tensor, added: Part | None, inputs: MixerInputs, narrowed: ForwardBatch | None = None
+    ) -> tuple[torch.Tensor, Part | None]:
+        """Run the layer.
+
+        Args:
+            residual: the residual stream [T, hidden], updated in place.
+            added: the addend of the layer before, [T, hidden]; None if there is none.
+            narrowed: `batch.narrowed`, in the last layer of a narrowed step.
+
+        Returns:
+            The residual stream and this layer's addend, [T, hidden]; if narrowed, [P, hidden] of its tokens.
+        """
+        mixed = self.mixer.mix(self._norm(residual, added, self.input_norm), inputs, narrowed)
+        if narrowed is not None:
+            residual = residual[inputs.batch.logits_index]
+            if not narrowed.num_tokens:
+                return residual, None
+        fed: Part = self.feed_forward(self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm))
+        return residual, fed
+
+    def _norm(self, residual: torch.Tensor, added: Part | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._ops.sum_add_rms_norm(residual, added, weight, self._eps, self._dtype, self._group)
+
+    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
+        """Sources of the layer's parameters; prefix is its path in the checkpoint."""
+        hidden = tuple(self.input_norm.shape)
+        sources = {
+            "input_norm": replicated(f"{prefix}.input_layernorm.weight", hidden),
+            "post_mixer_norm": replicated(f"{prefix}.post_attention_layernorm.weight", hidden),
+        }
+        for name, part in (("mixer", self.mixer), ("feed_forward", self.feed_forward)):
+            sources |= {f"{name}.{path}": tensors for path, tensors in part.checkpoint_tensors(prefix).items()}
+        return sources

@@ -1,0 +1,32 @@
+"""`DenseFeedForward`: the feed-forward of Llama, Mistral, Qwen2 and Qwen3."""
+
+from __future__ import annotations
+
+import torch
+
+from radixrt.distributed.partial_sum import Part
+from radixrt.models.decoder_layer import FeedForward, LayerContext
+from radixrt.models.loading.checkpoint import ParameterSources, column_parallel, row_parallel
+from radixrt.models.model_config import LayerSpec
+
+
+class DenseFeedForward(FeedForward):
+    """A SiLU-gated MLP with fused gate and up projections, over this rank's columns."""
+
+    def __init__(self, context: LayerContext, layer: LayerSpec) -> None:
+        super().__init__()
+        spec, columns = context.spec, len(context.part.intermediate)
+        self._context = context
+        self.gate_up_proj = context.linear(spec.hidden_size, 2 * columns, spec.mlp_bias)
+        self.down_proj = context.linear(columns, spec.hidden_size, spec.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> Part:
+        return self.down_proj.partial_sum(self.gate_up_proj.silu_and_mul(x), self._context.group)
+
+    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
+        part, prefix = self._context.part, f"{prefix}.mlp"
+        columns = (self._context.spec.intermediate_size, part.intermediate)
+        return {
+            **column_parallel(self.gate_up_proj, "gate_up_proj", prefix, {"gate_proj": columns, "up_proj": columns}),
+            **row_parallel(self.down_proj, "down_proj", prefix, columns, part.rank),
+        }
