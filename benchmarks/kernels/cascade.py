@@ -95,8 +95,6 @@ def make_batch(geometry: Geometry, device: str) -> ForwardBatch:
         req_pool_indices=tensor(np.arange(1, rows + 1)),
         seq_lens=tensor(seq_lens),
         out_cache_loc=tensor(slots[:, -1]),
-        extend_lens=tensor(ones),
-        prefix_lens=tensor(seq_lens - 1),
         logits_index=tensor(np.arange(rows)),
         sample_rows=tensor(np.arange(1, rows + 1)),
         req_to_token=torch.from_numpy(req_to_token).to(device),

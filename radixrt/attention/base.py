@@ -1,4 +1,4 @@
-"""The seam between models and attention: what a layer needs to say, and the verbs that a backend answers to."""
+"""Interface between models and attention: `AttentionLayer` describes a layer, `AttentionBackend` computes it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What makes one layer's attention: its place in the KV pool and its shape on this rank.
+    """One layer's attention: its index in the KV pool and its shape on this rank.
 
-    sliding_window is how many positions a query sees, itself included; None for all of them.
+    sliding_window is the number of positions that a query sees, including its own; None for all of them.
     """
 
     layer_id: int
@@ -30,16 +30,17 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:
-        """Plan the step, and its narrowed batch if it has one. Called once a step, before any layer."""
+        """Plan each of `batch.attended`. Called once a step, before any layer."""
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The layer's keys and values by slot, [slots, num_kv_heads, head_dim] each, if its caller may store into them
-        before it calls `attend`; None if the backend stores."""
+        """Return the layer's keys and values by slot, [slots, num_kv_heads, head_dim] each, if the caller may store
+        into them before it calls `attend`; None if the backend stores them itself."""
         return None
 
     @abstractmethod
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
-        """Store k and v [T, num_kv_heads, head_dim] at batch.out_cache_loc, where `pool` is None and nobody has."""
+        """Store k and v [T, num_kv_heads, head_dim] at batch.out_cache_loc, for callers that have not stored into
+        `pool`."""
 
     @abstractmethod
     def attend(
@@ -54,9 +55,9 @@ class AttentionBackend(ABC):
 
         Args:
             q: [T, num_heads, head_dim], rotary embedding applied.
-            k, v: [T, num_kv_heads, head_dim]; None if they have been stored already: into `pool`, or by `store`, after
-                which only the narrowed batch can be attended to.
-            batch: that of `prepare`, or its narrowed batch, if that has rows.
+            k, v: [T, num_kv_heads, head_dim]; None if the caller has stored them into `pool` or by `store`. After
+                `store`, only the narrowed batch can be attended to.
+            batch: one of the `attended` batches of the step that `prepare` was called for.
 
         Returns:
             [T, num_heads * head_dim], contiguous, in q's dtype.

@@ -1,4 +1,4 @@
-"""The CPU backend: a compiled kernel that reads keys and values where they lie in the pool."""
+"""The CPU backend: a compiled kernel that reads keys and values in place from the KV pool, and its planning."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from radixrt.kernels.build import load_kernels
 from radixrt.messages.wire import Int32Array
 
 MAX_DOT_ROWS = 8
-"""Heads of a group that the kernel's path for single queries takes."""
+"""Maximum number of query heads on a kv head for the kernel's single-query path."""
 
 TASK_ROWS = 192
-"""Query rows (queries times heads of a group) in one task: enough to pay for unpacking a block of keys."""
+"""Query rows (queries times heads on a kv head) of one task; enough to pay for unpacking a block of keys."""
 
 
 class CpuBackend(AttentionBackend):
-    """float32 and bfloat16, head dims that are multiples of 16. The same result as the reference up to rounding.
+    """Attention in float32 or bfloat16 for head dims that are multiples of 16; equal to the reference up to rounding.
 
     Raises:
         KernelUnavailable: the kernel cannot be built here.
-        ValueError: a layer's shape or dtype is not covered; says which.
+        ValueError: a layer's shape or dtype is not supported; the message names it.
     """
 
     def __init__(self, kv_cache: KVCache, layers: list[AttentionLayer], cache_dir: Path) -> None:
@@ -52,8 +52,7 @@ class CpuBackend(AttentionBackend):
         self._store = library.radixrt_store
         self._store.restype = None
         self._store.argtypes = [pointer, pointer, i64, i64, *[pointer] * 3, i32, i64]
-        self._step: _Step | None = None
-        self._narrowed: _Step | None = None
+        self._steps: list[_Step] = []
 
     @staticmethod
     def _check_shapes(layers: list[AttentionLayer], max_dim: int) -> None:
@@ -66,8 +65,7 @@ class CpuBackend(AttentionBackend):
                 )
 
     def prepare(self, batch: ForwardBatch) -> None:
-        self._step = _Step(batch, self._max_queries)
-        self._narrowed = None if batch.narrowed is None else _Step(batch.narrowed, self._max_queries)
+        self._steps = [_Step(each, self._max_queries) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         size = k.element_size()
@@ -87,8 +85,7 @@ class CpuBackend(AttentionBackend):
     ) -> torch.Tensor:
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
-        step = self._narrowed if self._narrowed is not None and self._narrowed.batch is batch else self._step
-        assert step is not None, "prepare was not called"
+        step = next(step for step in self._steps if step.batch is batch)
         plan = step.plan_for(layer)
         out = torch.empty(q.shape[0], layer.num_heads * layer.head_dim, dtype=q.dtype)
         self._attend(
@@ -103,7 +100,7 @@ class CpuBackend(AttentionBackend):
 
 
 class _Step:
-    """A batch as the kernel is told of it, and how it is cut into tasks for layers of each shape."""
+    """A batch as the kernel reads it, and its tasks for layers of each shape."""
 
     def __init__(self, batch: ForwardBatch, max_queries: int) -> None:
         self.batch = batch
@@ -115,7 +112,7 @@ class _Step:
 
     def plan_for(self, layer: AttentionLayer) -> StepPlan:
         group = layer.num_heads // layer.num_kv_heads
-        # A window may end within the shared part, at another place for each row.
+        # A sliding window may end within the shared prefix, at another position for each row.
         shares = layer.sliding_window is None and group <= MAX_DOT_ROWS
         key = (group, layer.num_kv_heads, shares)
         if key not in self._plans:
@@ -127,7 +124,7 @@ class _Step:
 
 
 def _token_stride(x: torch.Tensor) -> int:
-    """Elements between tokens; heads and dims of one token must lie together (a view of a fused projection does)."""
+    """Return the elements between tokens. Heads and dims of one token must be contiguous, as in a fused projection."""
     if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         raise ValueError("queries, keys and values of one token must be contiguous")
     return x.stride(0)
@@ -138,14 +135,14 @@ def _token_stride(x: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the kernel is given.
+    """Work of one step for the kernel, for layers of one shape.
 
     Attributes:
         tasks: int32 [n, 6]: row, first kv head, kv heads, the row's first token, first query, queries.
         groups: int32 [m, 5]: first entry in group_rows, rows, kv head, first entry in segments, segments.
-        segments: int32 [s, 4]: positions [start, start + length) that rows of a group share, the first of these rows by
-            its number in the group, and how many they are.
-        group_rows: int32, the rows of each group once; their tasks are in groups alone.
+        segments: int32 [s, 4]: start, length, first row (an index within the group) and number of rows that share the
+            positions [start, start + length).
+        group_rows: int32, the rows of all groups; `tasks` excludes them.
     """
 
     tasks: Int32Array
@@ -158,13 +155,13 @@ def plan_step(
     seq_lens: Int32Array, extend_lens: Int32Array, shared: SharedGroups | None, group: int, kv_heads: int, *,
     max_queries: int, threads: int,
 ) -> StepPlan:  # fmt: skip
-    """Cut a step into tasks.
+    """Divide a step into tasks.
 
     Args:
         seq_lens, extend_lens: int32 [B].
-        shared: what rows that extend by one token have in common.
-        group: query heads that share a kv head.
-        max_queries: queries that a task may have.
+        shared: shared prefixes of rows that extend by one token.
+        group: query heads on a kv head.
+        max_queries: maximum number of queries in a task.
     """
     groups, segments, group_rows = _plan_groups(shared, group, kv_heads, threads)
     alone = np.setdiff1d(np.arange(len(seq_lens), dtype=np.int32), group_rows)
@@ -175,7 +172,7 @@ def plan_step(
 def _plan_groups(
     shared: SharedGroups | None, group: int, kv_heads: int, threads: int
 ) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Rows below one first run are a group, in parts."""
+    """Make groups of the rows that share a first run, split where there are many rows."""
     groups: list[tuple[int, int, int, int, int]] = []
     segments: list[tuple[int, int, int, int]] = []
     rows = [np.empty(0, np.int32)]
@@ -184,14 +181,14 @@ def _plan_groups(
     placed = 0
     for top, members in tops:
         within = [run for run in runs if top <= run[FIRST] < top + members]
-        # Few enough rows for the kernel's scratch, and enough parts for every thread to find work.
+        # A part must fit the kernel's scratch memory, and there must be enough parts for all threads.
         wanted = -(-2 * threads // (kv_heads * len(tops)))
         size = min(TASK_ROWS // group, max(2, -(-members // wanted)))
         for begin in range(top, top + members, size):
             end = min(begin + size, top + members)
             clipped = _clip(within, begin, end)
             if not clipped:
-                continue  # a row by itself
+                continue  # a single row
             assert shared is not None
             groups += [(placed, end - begin, head, len(segments), len(clipped)) for head in range(kv_heads)]
             segments += clipped
@@ -205,7 +202,8 @@ def _plan_groups(
 
 
 def _clip(runs: list[list[int]], begin: int, end: int) -> list[tuple[int, int, int, int]]:
-    """What two or more of the rows [begin, end) share, as segments of a group that starts at `begin`."""
+    """Return the runs that two or more of the rows [begin, end) share, as segments of a group that starts at
+    `begin`."""
     clipped = []
     for start, length, first, count in runs:
         low, high = max(first, begin), min(first + count, end)
@@ -218,7 +216,7 @@ def _plan_tasks(
     seq_lens: Int32Array, extend_lens: Int32Array, rows: Int32Array, group: int, kv_heads: int, max_queries: int,
     threads: int,
 ) -> Int32Array:  # fmt: skip
-    """The tasks of the given rows, costliest first."""
+    """Return the tasks of the given rows, in descending order of cost."""
     if len(rows) == 0:
         return np.empty((0, 6), np.int32)
     queries = min(max_queries, max(1, TASK_ROWS // group))
@@ -230,7 +228,7 @@ def _plan_tasks(
     first_token = (np.cumsum(extend_lens) - extend_lens)[row]
     cost = count * (seq_lens[row] - extend_lens[row] + first_query + count)
     order = np.argsort(-cost, kind="stable")
-    # A task of several heads reads a slot once for all of them; but every thread must find work.
+    # A task of several heads reads a slot once for all of them, but all threads must have work.
     together = kv_heads if len(row) >= 4 * threads and count.max() * group * kv_heads <= TASK_ROWS else 1
     columns = np.stack([row, row, np.full_like(row, together), first_token, first_query, count], axis=1)[order]
     tasks = np.repeat(columns, kv_heads // together, axis=0)

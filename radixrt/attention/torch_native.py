@@ -1,4 +1,4 @@
-"""The reference backend: plain torch operations, on any device. Other backends must equal it."""
+"""The reference backend: plain torch operations, on any device. Tests compare the other backends with it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, Share
 class TorchNativeBackend(AttentionBackend):
     """Gathers each row's keys and values and calls scaled_dot_product_attention; decode rows are padded to one batch.
 
-    It copies the context at every step, which the other backends do not. What a batch says that rows share is copied
-    and attended to once for all of them, and each row's parts are merged by log-sum-exp.
+    The backend copies the whole context in every layer and step, which the other backends avoid. A prefix that rows of
+    the batch share is copied and attended to once, and merged with each row's suffix by log-sum-exp.
     """
 
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv = kv_cache
-        self._plan: _Plan | None = None
-        self._narrowed: _Plan | None = None
+        self._plans: list[_Plan] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
-        self._plan = _Plan(batch)
-        narrowed = batch.narrowed
-        self._narrowed = None if narrowed is None or narrowed.num_tokens == 0 else _Plan(narrowed)
+        self._plans = [_Plan(each) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         self._kv.k[layer.layer_id].index_copy_(0, batch.out_cache_loc, k)
@@ -42,13 +39,12 @@ class TorchNativeBackend(AttentionBackend):
     ) -> torch.Tensor:
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
-        plan = self._narrowed if self._narrowed is not None and self._narrowed.batch is batch else self._plan
-        assert plan is not None, "prepare was not called"
+        plan = next(plan for plan in self._plans if plan.batch is batch)
         return plan.attend(layer, q, self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
 
 
 class _Plan:
-    """The slots of a batch's rows: padded to one tensor for decode rows, else one for each."""
+    """Slots of a batch's rows: one padded tensor for decode rows, otherwise one tensor for each row."""
 
     def __init__(self, batch: ForwardBatch) -> None:
         self.batch = batch
@@ -80,7 +76,7 @@ class _Plan:
 
 
 def _mask(query_positions: torch.Tensor, length: int, layer: AttentionLayer) -> torch.Tensor:
-    """True where a query at the given position sees the key at each of `length` positions."""
+    """Return a mask that is True where a query at the given position sees the key at each of `length` positions."""
     positions = torch.arange(length, device=query_positions.device)
     seen = positions <= query_positions
     if layer.sliding_window is not None:
@@ -100,7 +96,7 @@ def _attention(
 
 
 class _CascadePlan:
-    """The slots of one DECODE step's shared parts, and of what each row has for itself behind them."""
+    """Slots of a DECODE step's shared prefixes, and of each row's suffix."""
 
     def __init__(self, rows: torch.Tensor, batch: ForwardBatch, shared: SharedGroups) -> None:
         device = rows.device
@@ -109,19 +105,19 @@ class _CascadePlan:
             members = torch.from_numpy(shared.rows[first : first + count].astype("int64")).to(device)
             self._parts.append((members, rows[members[0], start : start + length].to(torch.int64)))
         ends = torch.from_numpy(shared.ends(len(batch.seq_lens_cpu)).astype("int64")).to(device)
-        own = batch.seq_lens - ends
-        places = torch.arange(int(own.max()), device=device)
-        self._seen = places < own[:, None]
-        self._own = rows.gather(1, (ends[:, None] + places).clamp(max=rows.shape[1] - 1)).to(torch.int64)
+        suffix = batch.seq_lens - ends
+        offsets = torch.arange(int(suffix.max()), device=device)
+        self._seen = offsets < suffix[:, None]
+        self._suffix = rows.gather(1, (ends[:, None] + offsets).clamp(max=rows.shape[1] - 1)).to(torch.int64)
 
     def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         group = layer.num_heads // layer.num_kv_heads
         queries = q.float().view(-1, layer.num_kv_heads, group, layer.head_dim) * layer.scale
-        own = self._own * self._seen  # padding reads slot 0, which holds numbers
-        scores = torch.einsum("bhgd,bnhd->bhgn", queries, keys[own].float())
+        slots = self._suffix * self._seen  # padding reads slot 0, whose values are finite
+        scores = torch.einsum("bhgd,bnhd->bhgn", queries, keys[slots].float())
         scores.masked_fill_(~self._seen[:, None, None], -torch.inf)
         lse = scores.logsumexp(-1)
-        out = torch.einsum("bhgn,bnhd->bhgd", (scores - lse[..., None]).exp(), values[own].float())
+        out = torch.einsum("bhgn,bnhd->bhgd", (scores - lse[..., None]).exp(), values[slots].float())
         for members, slots in self._parts:
             scores = torch.einsum("bhgd,nhd->bhgn", queries[members], keys[slots].float())
             part_lse = scores.logsumexp(-1)
@@ -134,7 +130,7 @@ class _CascadePlan:
 
 
 class _PromptCascade:
-    """The same of an EXTEND step."""
+    """Slots of an EXTEND step's shared prefixes, and of each row's suffix."""
 
     def __init__(self, slots: list[torch.Tensor], batch: ForwardBatch, shared: SharedGroups) -> None:
         plan = plan_prompts(shared, batch.extend_lens_cpu)
@@ -146,16 +142,16 @@ class _PromptCascade:
                 torch.split(queries, plan.query_lens.tolist()), *columns, strict=True
             )
         ]
-        self._own = [row[end:] for row, end in zip(slots, plan.ends.tolist(), strict=True)]
+        self._suffix = [row[end:] for row, end in zip(slots, plan.ends.tolist(), strict=True)]
         self._lens = batch.extend_lens_cpu.tolist()
 
     def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        own = []
-        for queries, slots in zip(torch.split(q, self._lens), self._own, strict=True):
+        suffix = []
+        for queries, slots in zip(torch.split(q, self._lens), self._suffix, strict=True):
             new = len(queries)
             mask = _mask(len(slots) - new + torch.arange(new, device=q.device)[:, None], len(slots), layer)
-            own.append(_partial_attention(layer, queries, keys[slots], values[slots], mask))
-        out, lse = (torch.cat(parts) for parts in zip(*own, strict=True))
+            suffix.append(_partial_attention(layer, queries, keys[slots], values[slots], mask))
+        out, lse = (torch.cat(parts) for parts in zip(*suffix, strict=True))
         for which, slots in self._parts:
             part, part_lse = _partial_attention(layer, q[which], keys[slots], values[slots])
             merged = torch.logaddexp(lse[which], part_lse)
@@ -169,7 +165,7 @@ class _PromptCascade:
 def _partial_attention(
     layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float32: q [M, heads, D], k and v [N, kv_heads, D], mask [M, N] -> [M, heads, D], log-sum-exps [M, heads]."""
+    """Attend in float32: q [M, heads, D], k and v [N, kv_heads, D], mask [M, N] -> [M, heads, D], lse [M, heads]."""
     group = layer.num_heads // layer.num_kv_heads
     k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("mhd,nhd->mhn", q.float() * layer.scale, k)

@@ -1,11 +1,15 @@
-"""`ForwardBatch`: the tensors of one step, made once from a `ForwardStep` by the ModelRunner, then frozen."""
+"""`ForwardBatch`: the tensors of one step. `BatchBuilder` is the only code of the engine that creates one.
+
+A batch is created from a `ForwardStep`, around the static buffers of a CUDA graph, or as a dummy for a capture; then it
+is frozen. The functions at the end of this module pad steps to the sizes for which graphs are captured.
+"""
 
 from __future__ import annotations
 
 import bisect
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,16 +21,17 @@ from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
 MIN_SAVED_TOKENS = 64
-"""Tokens that a narrowed batch must leave out: fewer save less than its plan and its copies cost. On one core,
-SmolLM2's 30 layers take 1 % longer with it for a prompt of 16 tokens, 1 % less for 64, 3 % less for 512 and more."""
-
+"""Minimum number of tokens that a narrowed batch must exclude; fewer save less than its plan and its copies cost. On
+one core, SmolLM2's 30 layers take 1 % longer with a narrowed batch for a prompt of 16 tokens, 1 % less for 64 and 3 %
+less for 512 and more."""
 
 MIN_WRITES = 4
-"""Rows that are written by one kernel instead of one by one: many requests that begin behind a long cached prefix."""
+"""Minimum number of row writes for which one kernel replaces a copy for each row, as for many requests that start
+behind a long cached prefix."""
 
 
 class ForwardMode(enum.IntEnum):
-    """What a step does. A decode row may ride in an EXTEND step as one new token, so there is no mixed mode."""
+    """Kind of a step. A decode row may ride in an EXTEND step as one new token, so there is no mixed mode."""
 
     EXTEND = 1
     DECODE = 2
@@ -39,15 +44,16 @@ START, LENGTH, FIRST, COUNT = range(4)
 
 @dataclass(frozen=True)
 class SharedGroups:
-    """Positions [start, start + length) hold the same slots for rows[first : first + count], two or more: a group.
+    """Groups of a step's rows that share positions; attention backends may read the keys and values of each group once.
 
-    Groups of one row are disjoint in positions and together cover a prefix of its sequence, without its new tokens.
-    Groups nest, and `rows` are in depth-first order: the rows of two groups are apart, or those of the one that begins
-    further down are a part of the other's. In an EXTEND step the rows of a group have either several new tokens each,
-    or one each.
+    Positions [start, start + length) hold the same slots for rows[first : first + count], two or more rows: a group.
+    The groups of one row are disjoint in positions and together cover a prefix of its sequence, without its new tokens.
+    Groups nest, and `rows` are in depth-first order: the rows of two groups are disjoint, or the rows of the group that
+    begins at the later position are a subset of the other's. In an EXTEND step the rows of a group have either several
+    new tokens each, or one each.
 
     Attributes:
-        segments: int32 [G, 4], start, length, first, count; a group stands after those that it lies below.
+        segments: int32 [G, 4], start, length, first, count; a group comes after the groups that contain its rows.
         rows: int32 [N], indices of the step's rows.
     """
 
@@ -56,30 +62,34 @@ class SharedGroups:
 
     @staticmethod
     def from_columns(segments: bytes, rows: bytes) -> SharedGroups | None:
-        """From a `ForwardStep`'s columns; None if it shares nothing."""
+        """Decode the columns of a `ForwardStep`; None if it shares nothing."""
         return SharedGroups(unpack_i32(segments).reshape(-1, 4), unpack_i32(rows)) if segments else None
 
     def between(self, first: int, end: int) -> SharedGroups | None:
-        """The groups of the step's rows [first, end), numbered from 0; None if there are none. No group is cut."""
+        """Return the groups of the step's rows [first, end), numbered from 0; None if there are none.
+
+        The caller's range must not divide a group.
+        """
         kept = (self.rows >= first) & (self.rows < end)
-        return self if first == 0 and kept.all() else self._of(kept, self.rows - first)
+        return self if first == 0 and kept.all() else self._select(kept, self.rows - first)
 
     def among(self, chosen: npt.NDArray[np.bool_]) -> SharedGroups | None:
-        """The same for the step's rows that are set in `chosen` (bool [B]) alone; None if a group has others."""
+        """Return the groups of the step's rows that are set in `chosen` (bool [B]), renumbered; None if a group has
+        rows that are not."""
         if (self.ends(len(chosen)) > 0)[~chosen].any():
             return None
-        return self._of(chosen[self.rows], np.cumsum(chosen, dtype=I32)[self.rows] - 1)
+        return self._select(chosen[self.rows], np.cumsum(chosen, dtype=I32)[self.rows] - 1)
 
-    def _of(self, kept: npt.NDArray[np.bool_], places: Int32Array) -> SharedGroups | None:
-        """The groups of the entries of `rows` that are kept (bool [N]), each with its row's new number (int32 [N])."""
+    def _select(self, kept: npt.NDArray[np.bool_], numbers: Int32Array) -> SharedGroups | None:
+        """Return the groups of the entries of `rows` that are kept (bool [N]), with new row numbers (int32 [N])."""
         segments = self.segments[kept[self.segments[:, FIRST]]]
         if not len(segments):
             return None
         segments[:, FIRST] = (np.cumsum(kept, dtype=I32) - 1)[segments[:, FIRST]]
-        return SharedGroups(segments, places[kept])
+        return SharedGroups(segments, numbers[kept])
 
     def ends(self, num_rows: int) -> Int32Array:
-        """int32 [num_rows], by row of the step: positions [0, end) are covered by groups; 0 for rows of none."""
+        """Return int32 [num_rows], the length of each row's prefix that groups cover; 0 for rows in no group."""
         start, length, first, count = self.segments.T
         before = np.cumsum(count) - count
         members = self.rows[np.arange(count.sum()) + np.repeat(first - before, count)]
@@ -98,18 +108,17 @@ class ForwardBatch:
         req_pool_indices: [B], row of each sequence in req_to_token.
         seq_lens: [B], length of each sequence including its new tokens.
         out_cache_loc: [T], slots for the new keys and values.
-        extend_lens: [B], new tokens of each row (all 1 in DECODE).
-        prefix_lens: [B], seq_lens - extend_lens.
-        logits_index: [P], which of the T positions need logits; from S on it is padding, the first position.
+        logits_index: [P], indices of the T positions whose logits are needed. Entries from S on are padding and name
+            the first position.
         sample_rows: [S], the req_pool_idx of the rows that sample.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
-        seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: the same numbers as int32 numpy arrays, for planning on the
-            host.
-        shared: what rows have in common and should be computed once; None if nothing.
-        narrowed: what the last layer needs to compute beside keys and values: a DECODE batch of the S rows that sample,
-            in the order of logits_index, whose queries are their last positions and whose keys and values come with
-            this batch's; and of P - S rows of padding, one token in row and slot 0 each. None if the hidden states of
-            all T tokens are wanted.
+        seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: int32 [B] on the host, for planning: lengths, new tokens of
+            each row (all 1 in DECODE) and rows of req_to_token.
+        shared: groups of rows whose common prefix should be computed once; None if there are none.
+        narrowed: the part of the batch that the last layer computes beyond keys and values: a DECODE batch of the S
+            rows that sample, in the order of logits_index, whose queries are their last positions and whose keys and
+            values are stored with this batch's; and of P - S padding rows, one token in row and slot 0 each. None if
+            the hidden states of all T tokens are needed.
     """
 
     mode: ForwardMode
@@ -118,8 +127,6 @@ class ForwardBatch:
     req_pool_indices: torch.Tensor
     seq_lens: torch.Tensor
     out_cache_loc: torch.Tensor
-    extend_lens: torch.Tensor
-    prefix_lens: torch.Tensor
     logits_index: torch.Tensor
     sample_rows: torch.Tensor
     req_to_token: torch.Tensor
@@ -129,6 +136,20 @@ class ForwardBatch:
     shared: SharedGroups | None = None
     narrowed: ForwardBatch | None = None
 
+    @staticmethod
+    def of_decode_rows(
+        input_ids: torch.Tensor, positions: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
+        out_cache_loc: torch.Tensor, logits_index: torch.Tensor, req_to_token: torch.Tensor, *,
+        seq_lens_cpu: Int32Array, req_pool_indices_cpu: Int32Array, sample_rows: torch.Tensor | None = None,
+        shared: SharedGroups | None = None,
+    ) -> ForwardBatch:  # fmt: skip
+        """Create a DECODE batch from columns of B numbers each; every row samples unless `sample_rows` is given."""
+        return ForwardBatch(
+            ForwardMode.DECODE, input_ids, positions, req_pool_indices, seq_lens, out_cache_loc, logits_index,
+            req_pool_indices if sample_rows is None else sample_rows, req_to_token, seq_lens_cpu,
+            np.ones_like(seq_lens_cpu), req_pool_indices_cpu, shared,
+        )  # fmt: skip
+
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
@@ -137,40 +158,44 @@ class ForwardBatch:
     def max_seq_len(self) -> int:
         return int(np.max(self.seq_lens_cpu))
 
+    @property
+    def attended(self) -> tuple[ForwardBatch, ...]:
+        """Batches that layers of this step attend to: this one and, if it has rows, the narrowed one."""
+        return (self,) if self.narrowed is None or not self.narrowed.num_tokens else (self, self.narrowed)
+
 
 class BatchBuilder:
-    """Makes batches, and keeps the two tables that steps write: req_to_token and the future tokens.
+    """Creates the batches of a runner, and owns the two tables that steps write: req_to_token and the future tokens.
 
     Args:
-        sample_sizes: ascending, to which the rows that sample in an EXTEND step are padded. On CUDA a product with a
-            new number of rows may wait until the device has done all its work, while cuBLAS loads a kernel for it.
+        sample_sizes: ascending sizes to which the number of sampling rows of an EXTEND step is padded. On CUDA, a GEMM
+            with a new number of rows may wait until the device is idle while cuBLAS loads a kernel for that size.
 
     Attributes:
-        req_to_token: int32 [max_requests + 1, context_length].
-        future_token_ids: int64 [max_requests + 1], by req_pool_idx, what each row sampled last; -1 (CUDA: 0) if
-            nothing yet.
+        req_to_token: int32 [max_requests + 1, context_length], slots of each row's positions.
+        future_token_ids: int64 [max_requests + 1], the token that each row sampled last, by req_pool_idx; -1 (CUDA: 0)
+            before the first one.
     """
 
     def __init__(
         self, max_requests: int, context_length: int, device: torch.device, sample_sizes: Sequence[int] = ()
     ) -> None:
-        self._device = device
-        self._sample_sizes = sample_sizes
+        self.sample_sizes = sample_sizes
         self._uploader = Uploader(device)
         self.req_to_token = torch.zeros(max_requests + 1, context_length, dtype=torch.int32, device=device)
-        # After a failed step a later one may gather what was never sampled. On the CPU that raises and ends the step;
-        # on CUDA it would end the process, and the answer is dropped anyway.
+        # A step after a failed one may gather a token that was never sampled. On the CPU the index -1 raises and ends
+        # that step; on CUDA it would end the process, and the answer is dropped anyway.
         nothing = 0 if device.type == "cuda" else -1
         self.future_token_ids = torch.full((max_requests + 1,), nothing, dtype=torch.int64, device=device)
         self._write_many = _write_kernel() if device.type == "cuda" else None
 
     def write_rows(self, writes: list[RowWrite]) -> None:
-        """What a step changes in req_to_token beside its new slots."""
+        """Apply a step's changes of req_to_token other than its new slots."""
         if not writes:
             return
         packed = np.frombuffer(b"".join(w.slots for w in writes), "<i4").copy()
         rows = [w.req_pool_idx for w in writes]
-        # A row that changed hands is written twice, and the last must win.
+        # A row that changed hands is written twice, and the last write must win.
         if self._write_many is not None and len(writes) >= MIN_WRITES and len(set(rows)) == len(rows):
             indptr = np.cumsum([0] + [len(w.slots) // 4 for w in writes], dtype=np.int32)
             columns = [np.array(rows, np.int32), np.array([w.start for w in writes], np.int32), indptr, packed]
@@ -184,95 +209,102 @@ class BatchBuilder:
             first += count
 
     def build(self, step: ForwardStep, *, narrow: bool = False) -> ForwardBatch:
-        """The batch of a step, whose new slots are entered into req_to_token.
+        """Create the batch of a step and write its new slots into req_to_token.
 
         Args:
-            narrow: whether the model can do with `ForwardBatch.narrowed` in its last layer. It is made where the step
-                scores no tokens and enough of them are left out.
+            narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if the step scores no
+                tokens and enough tokens are excluded.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
         shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
-            return self.prepare_forward_batch_decode(idx, seq_lens, out_cache_loc, shared)
+            return self.build_decode(idx, seq_lens, out_cache_loc, shared)
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
-        return self.prepare_forward_batch_extend(
+        return self.build_extend(
             unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled, shared,
             narrow=narrow and not step.logprob_rows and not step.score_index,
         )  # fmt: skip
 
-    def prepare_forward_batch_extend(
+    def build_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
         out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None, *,
         narrow: bool = False,
     ) -> ForwardBatch:  # fmt: skip
-        """A batch of prompt chunks and decode rows riding along (shapes: see `ForwardStep`; sampled: bool [B]).
+        """Create a batch of prompt chunks and of decode rows that ride along (shapes: see `ForwardStep`).
 
-        narrow: see `build`; nobody reads hidden states but those at logits_index.
+        Args:
+            sampled: bool [B], the rows whose last position is sampled.
+            narrow: only hidden states at logits_index are needed; see `build`.
         """
         ends = np.cumsum(extend_lens)
-        prefix_lens = seq_lens - extend_lens
         last = (ends - 1)[sampled]
         narrow = narrow and len(input_ids) - len(last) >= MIN_SAVED_TOKENS
         lens, rows, slots = seq_lens[sampled], req_pool_idx[sampled], out_cache_loc[last]
         samples = len(last)
-        size = bucket_for(samples, self._sample_sizes) if samples else None
+        size = bucket_for(samples, self.sample_sizes) if samples else None
         if size is not None:
             last, rows, slots, lens = padded(last, size), padded(rows, size), padded(slots, size), padded(lens, size, 1)
-        of_narrowed = [rows, lens, slots, np.ones_like(lens), lens - 1, np.arange(len(lens))] if narrow else []
-        positions = np.arange(len(input_ids)) + np.repeat(prefix_lens - (ends - extend_lens), extend_lens)
-        ids, token_rows, *rest = self._upload(
-            input_ids, np.repeat(req_pool_idx, extend_lens), positions, req_pool_idx, seq_lens, out_cache_loc,
-            extend_lens, prefix_lens, last, rows[:samples], *of_narrowed,
+        of_narrowed = [lens - 1, rows, lens, slots, np.arange(len(lens))] if narrow else []
+        positions = np.arange(len(input_ids)) + np.repeat(seq_lens - ends, extend_lens)
+        ids, token_rows, at, idx, lens_there, loc, logits_index, sample_rows, *rest = self._upload(
+            input_ids, np.repeat(req_pool_idx, extend_lens), positions, req_pool_idx, seq_lens, out_cache_loc, last,
+            rows[:samples], *of_narrowed,
         )  # fmt: skip
         if (input_ids < 0).any():
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
-        batch = self._make(ForwardMode.EXTEND, ids, token_rows, rest[:8], req_pool_idx, seq_lens, extend_lens, shared)
-        return replace(batch, narrowed=_narrowed(batch, sampled, lens, rows, rest[8:])) if narrow else batch
+        self.req_to_token[token_rows, at] = loc.to(torch.int32)
+        narrowed = None
+        if narrow:
+            columns = [ids[logits_index], *rest, self.req_to_token]
+            narrowed = ForwardBatch.of_decode_rows(
+                *columns, seq_lens_cpu=lens, req_pool_indices_cpu=rows,
+                sample_rows=sample_rows, shared=None if shared is None else shared.among(sampled),
+            )  # fmt: skip
+        return ForwardBatch(
+            ForwardMode.EXTEND, ids, at, idx, lens_there, loc, logits_index, sample_rows, self.req_to_token, seq_lens,
+            extend_lens, req_pool_idx, shared, narrowed,
+        )  # fmt: skip
 
-    def prepare_forward_batch_decode(
+    def build_decode(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
         shared: SharedGroups | None = None,
     ) -> ForwardBatch:  # fmt: skip
-        """A batch in which every row extends by its future token."""
-        ones = np.ones_like(seq_lens)
-        positions, rows, lens, slots, extend_lens, index = self._upload(
-            seq_lens - 1, req_pool_idx, seq_lens, out_cache_loc, ones, np.arange(len(seq_lens))
+        """Create a batch in which every row extends by its future token (int32 [B] each)."""
+        positions, rows, lens, slots, index = self._upload(
+            seq_lens - 1, req_pool_idx, seq_lens, out_cache_loc, np.arange(len(seq_lens))
         )
-        rest = [positions, rows, lens, slots, extend_lens, positions, index, rows]
-        ids = self.future_token_ids[rows]
-        return self._make(ForwardMode.DECODE, ids, rows, rest, req_pool_idx, seq_lens, ones, shared)
+        self.req_to_token[rows, positions] = slots.to(torch.int32)
+        return ForwardBatch.of_decode_rows(
+            self.future_token_ids[rows], positions, rows, lens, slots, index, self.req_to_token, seq_lens_cpu=seq_lens,
+            req_pool_indices_cpu=req_pool_idx, shared=shared,
+        )  # fmt: skip
 
-    def _make(
-        self, mode: ForwardMode, ids: torch.Tensor, token_rows: torch.Tensor, rest: list[torch.Tensor],
-        req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array, shared: SharedGroups | None,
-    ) -> ForwardBatch:  # fmt: skip
-        positions, rows, lens, slots, extends, prefixes, logits_index, sample_rows = rest
-        self.req_to_token[token_rows, positions] = slots.to(torch.int32)
-        return ForwardBatch(
-            mode=mode,
-            input_ids=ids,
-            positions=positions,
-            req_pool_indices=rows,
-            seq_lens=lens,
-            out_cache_loc=slots,
-            extend_lens=extends,
-            prefix_lens=prefixes,
-            logits_index=logits_index,
-            sample_rows=sample_rows,
-            req_to_token=self.req_to_token,
-            seq_lens_cpu=seq_lens,
-            extend_lens_cpu=extend_lens,
-            req_pool_indices_cpu=req_pool_idx,
-            shared=shared,
-        )
+    def build_captured(
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, out_cache_loc: torch.Tensor
+    ) -> ForwardBatch:
+        """Create the DECODE batch of a CUDA graph around static buffers (int64 [rows] each).
+
+        The captured step itself gathers its input ids, computes its positions and writes req_to_token. The numbers on
+        the host are placeholders: the attention backend's own static buffers hold the plan.
+        """
+        rows = len(seq_lens)
+        return ForwardBatch.of_decode_rows(
+            seq_lens, seq_lens, req_pool_indices, seq_lens, out_cache_loc, req_pool_indices, self.req_to_token,
+            seq_lens_cpu=np.ones(rows, np.int32), req_pool_indices_cpu=np.zeros(rows, np.int32),
+        )  # fmt: skip
+
+    def build_dummy_extend(self, tokens: int) -> ForwardBatch:
+        """Create an EXTEND batch of one-token rows that read and write row 0 and slot 0 alone, for a capture."""
+        zeros, ones = np.zeros(tokens, np.int32), np.ones(tokens, np.int32)
+        return self.build_extend(zeros, zeros, ones, ones, zeros, np.zeros(tokens, bool))
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         return self._uploader.upload([array.astype(np.int64) for array in arrays])
 
 
 def _write_kernel() -> Callable[..., None] | None:
-    """The Triton kernel for `BatchBuilder.write_rows`, where Triton is installed."""
+    """Return the Triton kernel for `BatchBuilder.write_rows`; None where Triton is not installed."""
     try:
         from radixrt.kernels.triton.write_rows import write_rows
     except ImportError:
@@ -280,43 +312,14 @@ def _write_kernel() -> Callable[..., None] | None:
     return write_rows
 
 
-def _narrowed(
-    batch: ForwardBatch, sampled: npt.NDArray[Any], lens: Int32Array, req_pool_idx: Int32Array,
-    columns: list[torch.Tensor],
-) -> ForwardBatch:  # fmt: skip
-    """`batch.narrowed`, of the rows that are set in `sampled` and of padding (lens and req_pool_idx: int32 [P]).
-
-    Args:
-        columns: int64 [P] each, what the batch has not got.
-    """
-    rows, seq_lens, out_cache_loc, ones, positions, index = columns
-    return ForwardBatch(
-        mode=ForwardMode.DECODE,
-        input_ids=batch.input_ids[batch.logits_index],
-        positions=positions,
-        req_pool_indices=rows,
-        seq_lens=seq_lens,
-        out_cache_loc=out_cache_loc,
-        extend_lens=ones,
-        prefix_lens=positions,
-        logits_index=index,
-        sample_rows=batch.sample_rows,
-        req_to_token=batch.req_to_token,
-        seq_lens_cpu=lens,
-        extend_lens_cpu=np.ones_like(lens),
-        req_pool_indices_cpu=req_pool_idx,
-        shared=None if batch.shared is None else batch.shared.among(sampled),
-    )
-
-
 # --- padding ---
 
 
 def graph_buckets(max_rows: int) -> list[int]:
-    """Ascending numbers of rows, the last one max_rows: a step is padded by an eighth at most, or by seven rows.
+    """Return the ascending numbers of rows for which graphs are captured, the last one max_rows.
 
-    Padding rows cost what other rows cost in the matrix products, and nothing in attention; a graph costs a quarter of
-    a second to capture and a few megabytes.
+    Padding to the next bucket adds at most an eighth of the rows, or seven rows. Padding rows cost as much as other
+    rows in GEMMs and nothing in attention; a graph costs a quarter of a second to capture and a few megabytes.
     """
     buckets, n = [], 1
     while n < max_rows:
@@ -331,7 +334,10 @@ def graph_buckets(max_rows: int) -> list[int]:
 
 
 def token_buckets(max_tokens: int) -> list[int]:
-    """Ascending numbers of prompt tokens, the last one max_tokens: a step is padded by an eighth at most, or by 15."""
+    """Return the ascending numbers of prompt tokens for which graphs are captured, the last one max_tokens.
+
+    Padding to the next bucket adds at most an eighth of the tokens, or 15 tokens.
+    """
     buckets, n = [], 16
     while n < max_tokens:
         buckets.append(n)
@@ -340,14 +346,16 @@ def token_buckets(max_tokens: int) -> list[int]:
 
 
 def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:
-    """The smallest bucket that holds that many rows; None if none does."""
+    """Return the smallest bucket that holds that many rows; None if none does."""
     at = bisect.bisect_left(buckets, rows)
     return buckets[at] if at < len(buckets) else None
 
 
 def padded(values: npt.NDArray[Any], rows: int, fill: int = 0, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """The values, [n] for n <= rows, and `fill` behind them, [rows]; of their own dtype if none is given. It takes a
-    tenth of the time of numpy's pad."""
+    """Return the values ([n], n <= rows) followed by `fill`, as [rows], in their own dtype unless one is given.
+
+    It takes a tenth of the time of numpy's pad.
+    """
     made = np.full(rows, fill, values.dtype if dtype is None else dtype)
     made[: len(values)] = values
     return made

@@ -183,7 +183,7 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
     expected = reference_logits(folder, ids)
     row, first = np.array([1], np.int32), 40
     with torch.inference_mode():
-        batch = runner.batches.prepare_forward_batch_extend(
+        batch = runner.batches.build_extend(
             np.array(ids[:first], np.int32),
             row,
             np.array([first], np.int32),
@@ -196,9 +196,7 @@ def test_logits_within_1e4_of_transformers(tiny_model: Callable[[str], Path]) ->
         torch.testing.assert_close(out.next_token_logits[0], expected[first - 1], atol=1e-4, rtol=0)
         for n in range(first, len(ids)):
             runner.batches.future_token_ids[1] = ids[n]
-            batch = runner.batches.prepare_forward_batch_decode(
-                row, np.array([n + 1], np.int32), np.array([n + 1], np.int32)
-            )
+            batch = runner.batches.build_decode(row, np.array([n + 1], np.int32), np.array([n + 1], np.int32))
             assert batch.mode is ForwardMode.DECODE
             logits = runner.forward(batch).next_token_logits
             torch.testing.assert_close(logits[0], expected[n], atol=1e-4, rtol=0)

@@ -43,13 +43,13 @@ def test_the_rows_that_sample_with_their_last_positions() -> None:
     assert narrowed.max_seq_len == 300
     assert narrowed.req_pool_indices.tolist() == narrowed.req_pool_indices_cpu.tolist() == [3, 7, 9, 11]
     assert narrowed.seq_lens.tolist() == narrowed.seq_lens_cpu.tolist() == [300, 70, 41, 12]
-    assert narrowed.extend_lens.tolist() == narrowed.extend_lens_cpu.tolist() == [1] * 4
+    assert narrowed.extend_lens_cpu.tolist() == [1] * 4
     assert narrowed.logits_index.tolist() == [0, 1, 2, 3]
     for name in ("input_ids", "positions", "out_cache_loc"):
         assert torch.equal(getattr(narrowed, name), getattr(batch, name)[batch.logits_index])
     assert narrowed.input_ids.tolist() == [7, 9, 59, 61]
-    assert torch.equal(narrowed.prefix_lens, narrowed.positions)
-    columns = ("input_ids", "positions", "req_pool_indices", "seq_lens", "out_cache_loc", "extend_lens", "logits_index")
+    assert narrowed.positions.tolist() == [299, 69, 40, 11]
+    columns = ("input_ids", "positions", "req_pool_indices", "seq_lens", "out_cache_loc", "logits_index")
     assert all(getattr(narrowed, name).dtype == torch.int64 for name in columns)
     assert narrowed.seq_lens_cpu.dtype == narrowed.extend_lens_cpu.dtype == np.int32
 
@@ -65,7 +65,7 @@ def test_rows_that_sample_are_padded() -> None:
     assert narrowed.num_tokens == 6
     assert narrowed.req_pool_indices.tolist() == narrowed.req_pool_indices_cpu.tolist() == [3, 7, 9, 11, 0, 0]
     assert narrowed.seq_lens.tolist() == narrowed.seq_lens_cpu.tolist() == [300, 70, 41, 12, 1, 1]
-    for name in ("positions", "out_cache_loc", "prefix_lens"):
+    for name in ("positions", "out_cache_loc"):
         assert getattr(narrowed, name).tolist() == [*getattr(without, name).tolist(), 0, 0]
     assert narrowed.seq_lens_cpu.dtype == narrowed.extend_lens_cpu.dtype == np.int32
     whole = build(make_step(ROWS), narrow=False, sizes=(3, 6, 8))

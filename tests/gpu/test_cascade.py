@@ -116,7 +116,7 @@ def test_prompts_share_beside_decode_rows_that_share(
     for _ in range(2):  # the second time every plan is made anew in the same places
         backend.prepare(batch)
         reference.prepare(plain)
-        assert any(isinstance(part, PagedPart) and part.shared is not None for part in backend._parts)
+        assert any(isinstance(part, PagedPart) and part.shared is not None for part in backend.parts_of(batch))
         for layer in layers:
             q, k, v = (random(batch.num_tokens, n) for n in (heads, kv_heads, kv_heads))
             expected = reference.attend(layer, q.float(), k.float(), v.float(), plain)

@@ -68,8 +68,6 @@ def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> Forwar
         req_pool_indices=torch.tensor(rows.astype(np.int64)),
         seq_lens=torch.tensor((prefix + new).astype(np.int64)),
         out_cache_loc=torch.arange(1, len(input_ids) + 1),
-        extend_lens=torch.tensor(new.astype(np.int64)),
-        prefix_lens=torch.tensor(prefix.astype(np.int64)),
         logits_index=torch.arange(len(input_ids)),
         sample_rows=torch.arange(len(input_ids)),
         req_to_token=torch.zeros(1, 1, dtype=torch.int32),

@@ -117,7 +117,7 @@ def test_narrowed_steps_equal_whole_ones(
     for seed in range(4):
         with runner(folder, attention_backend=backend) as narrow, runner(folder, attention_backend=backend) as whole:
             whole._model.narrows = False
-            narrow.batches._sample_sizes = sizes
+            narrow.batches.sample_sizes = sizes
             for step in steps(seed):
                 batch, got, _ = run(narrow, step)
                 unchanged, expected, _ = run(whole, step)

@@ -1,11 +1,11 @@
-"""`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows (and way of sharing prefixes).
+"""`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows and each tile of shared prefixes.
 
-The first graph of a pair goes from the future tokens to the logits, the second samples from them and writes the future
-tokens again. Between them stands whatever a step needs beside that: a grammar's mask, or a sampler with filters instead
-of the second graph. Where ranks of one machine share the model, the first graph leaves each of them its part of the
-logits, from which the second samples; they are gathered for what needs them all. Both graphs read their numbers from
-static buffers, which one copy fills for each step. A step with fewer rows than the bucket is padded with rows of one
-token that read and write slot 0 and row 0 alone.
+The first graph of a pair computes logits from the future tokens; the second samples from the logits and writes the next
+future tokens. Between the two graphs the runner may apply a grammar mask, or replace the second graph by the uncaptured
+sampler for rows with filters. With tensor parallelism on one machine, the first graph leaves each rank its columns of
+the logits, from which the second graph samples; the columns are gathered only for work that needs all of them. Both
+graphs read their numbers from static buffers, which one copy fills for each step. A step with fewer rows than the
+bucket is padded with rows of one token that read and write slot 0 and row 0 alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy.typing as npt
 import torch
 
 from radixrt.attention.cascade import Tile
-from radixrt.attention.flashinfer import DecodeState, FlashInferBackend
+from radixrt.attention.flashinfer import DecodePart, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.forward_batch import (
     BatchBuilder,
     ForwardBatch,
-    ForwardMode,
     SharedGroups,
     bucket_for,
     graph_buckets,
@@ -40,22 +39,22 @@ from radixrt.runner.step_result import SampleResult
 T = TypeVar("T")
 
 _Key = tuple[int, Tile | None]
-"""Rows, and the tile of what they share."""
+"""Rows, and the tile of the kernel for shared prefixes (None: no prefix is shared)."""
 
 CAPTURE_BESIDE_AT_STEP = 24
-"""The same as `CAPTURE_AT_STEP`, where a larger bucket stands in."""
+"""Same as `CAPTURE_AT_STEP`, for a bucket whose steps run in a larger bucket meanwhile."""
 
 MAX_PADDING = 4
-"""Times as many rows that a larger bucket may have."""
+"""Largest ratio between the rows of a larger bucket that replaces a missing one and the rows of the missing one."""
 
 
 class _Inputs:
-    """The static buffers of one bucket: one allocation on the device, filled by one copy.
+    """Static buffers of one bucket: one allocation on the device, filled by one copy.
 
     Attributes:
         req_pool_idx, seq_lens, slots: int64 [rows].
         uniforms, temperature: float64 and float32 [rows].
-        planned: the attention backend's.
+        planned: the attention backend's numbers, see `FlashInferBackend.plan_graph`.
     """
 
     def __init__(self, like: list[npt.NDArray[Any]], device: torch.device) -> None:
@@ -66,17 +65,17 @@ class _Inputs:
         self.req_pool_idx, self.seq_lens, self.slots, self.uniforms, self.temperature, *self.planned = views
 
     def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
-        """With arrays of the same shapes and dtypes."""
+        """Copy arrays of the same shapes and dtypes into the buffers."""
         uploader.upload_into(self._packed, arrays, self._offsets)
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """One bucket, ready to be replayed.
+    """The graphs of one bucket, ready to be replayed.
 
     Attributes:
         logits: float32 [rows, vocab].
-        own: this rank's part of them, where they are not gathered by the graph.
+        own: this rank's columns of the logits, if the graph does not gather them.
     """
 
     inputs: _Inputs
@@ -89,7 +88,7 @@ class _Captured:
 
 @dataclass(frozen=True)
 class StagedStep:
-    """A decode step whose numbers are in the static buffers of its bucket; good until the next one is staged."""
+    """A decode step whose numbers are in the static buffers of its bucket; valid until the next step is staged."""
 
     captured: _Captured
     num_rows: int
@@ -101,12 +100,12 @@ class StagedStep:
 
 
 class CudaGraphRunner:
-    """See the module's docstring.
+    """Captures and replays decode steps; see the module's docstring.
 
     Args:
-        max_rows: most rows of a step.
-        group: the ranks that share the model. All of them capture the same buckets at the same places among their
-            steps, because that follows from the steps alone.
+        max_rows: maximum number of rows of a step.
+        group: ranks that share the model. All ranks capture the same buckets at the same points of their sequence of
+            steps, because the steps alone decide when a bucket is captured.
     """
 
     def __init__(
@@ -124,9 +123,9 @@ class CudaGraphRunner:
         self._workspace = sampler.workspace(max_rows)
 
     def capture_next(self) -> bool:
-        """Capture one bucket more, first those that steps have asked for, then small ones; False if none is left.
+        """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
 
-        Graphs for steps that share prefixes are captured for those that have been: most never are.
+        Buckets with shared prefixes are captured only when steps have requested them: most are never used.
         """
         return self._captures.make_next([(rows, None) for rows in self._buckets], self._capture)
 
@@ -134,11 +133,11 @@ class CudaGraphRunner:
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
         temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> StagedStep | None:  # fmt: skip
-        """Put a decode step's numbers in place.
+        """Copy a decode step's numbers into the static buffers of its bucket.
 
         Args:
             req_pool_idx, seq_lens, slots: int32 [B].
-            shared: what the rows have in common.
+            shared: groups of rows that share prefixes.
             temperature, uniforms: [B], of `Sampler.plain_inputs`.
 
         Returns:
@@ -149,7 +148,7 @@ class CudaGraphRunner:
             return None
         plan = self._attention.plan_shared(shared, req_pool_idx)
         tile = None if plan is None else plan.tile
-        captured = self._captures.get((rows, tile)) or self._stand_in(rows, tile)
+        captured = self._captures.get((rows, tile)) or self._capture_or_substitute(rows, tile)
         if captured is None:
             return None
         if plan is not None:
@@ -163,8 +162,8 @@ class CudaGraphRunner:
         return StagedStep(captured, len(seq_lens))
 
     def logits_for(self, rows: int) -> torch.Tensor | None:
-        """float32 [rows, vocab], where a step that is not captured may leave its logits too: steps run in order, and
-        each is sampled before the next one begins. None for more rows than there is room for."""
+        """Return float32 [rows, vocab], a buffer in which an uncaptured step may leave its logits; None for more rows
+        than it holds. Steps run in order, and each is sampled before the next one begins."""
         return self._logits[:rows] if rows <= len(self._logits) else None
 
     def forward(self, step: StagedStep) -> None:
@@ -172,19 +171,19 @@ class CudaGraphRunner:
         step.captured.forward.replay()
 
     def logits(self, step: StagedStep) -> torch.Tensor:
-        """float32 [B, vocab], of a step that `forward` was called for; overwritten by the next step. All ranks ask for
-        them, or none does."""
+        """Return float32 [B, vocab] of a step after `forward`; the next step overwrites it. It is a collective call:
+        either all ranks make it, or none."""
         captured = step.captured
         if captured.own is not None:
             self._group.gather_columns(captured.own, captured.logits.shape[1], captured.logits)
         return captured.logits[: step.num_rows]
 
     def samples_gathered(self, step: StagedStep) -> bool:
-        """Whether `sample` reads what `logits` gave, so that a mask applied to it counts."""
+        """Return whether `sample` reads the tensor that `logits` returns, so that a mask applied there takes effect."""
         return step.captured.own is None
 
     def sample(self, step: StagedStep) -> SampleResult:
-        """Sample a step that `forward` was called for, all of whose rows are plain (see `Sampler.plain`)."""
+        """Sample a step after `forward`; all of its rows must be plain (see `Sampler.plain`)."""
         step.captured.sample.replay()
         result = step.captured.result
         return SampleResult(result.token_ids[: step.num_rows], result.best[: step.num_rows])
@@ -193,7 +192,7 @@ class CudaGraphRunner:
         self, rows: int, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, ends: Int32Array | None,
         temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
     ) -> list[npt.NDArray[Any]]:  # fmt: skip
-        """What `_Inputs` of this many rows are filled with, in order."""
+        """Return the arrays for `_Inputs.fill` in order, padded to this many rows."""
         lens = padded(seq_lens, rows, 1, np.int32)
         starts = np.zeros(rows, np.int32) if ends is None else padded(ends, rows, dtype=np.int32)
         return [
@@ -204,8 +203,8 @@ class CudaGraphRunner:
 
     # --- capture ---
 
-    def _stand_in(self, rows: int, tile: Tile | None) -> _Captured | None:
-        """For a bucket that is not captured: a larger one that is, until the bucket has proved wanted."""
+    def _capture_or_substitute(self, rows: int, tile: Tile | None) -> _Captured | None:
+        """Return a larger captured bucket, or capture the missing one once enough steps have requested it."""
         wanted = self._captures.want((rows, tile))
         larger = (self._captures.get((n, tile)) for n in self._buckets if rows < n <= MAX_PADDING * rows)
         found = next((captured for captured in larger if captured is not None), None)
@@ -221,33 +220,15 @@ class CudaGraphRunner:
         )
         inputs = _Inputs(padding, self._device)
         inputs.fill(self._uploader, padding)
-        state = self._attention.graph_state(tile, inputs.req_pool_idx, inputs.seq_lens, inputs.planned)
+        part = self._attention.graph_part(tile, inputs.req_pool_idx, inputs.seq_lens, inputs.planned)
+        batch = self._builder.build_captured(inputs.req_pool_idx, inputs.seq_lens, inputs.slots)
         logits = self._logits[:rows]
-        batch = self._batch(inputs)
-
-        def forward() -> torch.Tensor | None:
-            return self._forward(inputs, state, batch, logits)
-
-        forward_graph, own = self._record(forward)
-
-        def sample() -> SampleResult:
-            numbers = (inputs.temperature, inputs.uniforms, self._workspace)
-            if own is not None and self._group.one_shot is not None:
-                found = SampleResult(*self._group.one_shot.sample(own, logits.shape[1], *numbers))
-                chosen = found.token_ids
-            else:
-                found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
-                if self._group.rank == 0:
-                    found = self._sampler.sample_plain(logits, *numbers)
-                chosen = self._group.broadcast(found.token_ids)
-            self._builder.future_token_ids[inputs.req_pool_idx] = chosen
-            return found
-
-        sample_graph, result = self._record(sample)
+        forward_graph, own = self._record(lambda: self._forward(inputs, part, batch, logits))
+        sample_graph, result = self._record(lambda: self._sample(inputs, logits, own))
         return _Captured(inputs, forward_graph, sample_graph, logits, own, result)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Run once for everything that happens only once (kernels are compiled, workspaces made), then record."""
+        """Run `work` once uncaptured, so that kernels are compiled and workspaces allocated, then capture it."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -262,34 +243,15 @@ class CudaGraphRunner:
                 graph.capture_end()
         return graph, made
 
-    def _batch(self, inputs: _Inputs) -> ForwardBatch:
-        ones = torch.ones_like(inputs.seq_lens)
-        return ForwardBatch(
-            mode=ForwardMode.DECODE,
-            input_ids=inputs.seq_lens,  # the captured step gathers its own
-            positions=inputs.seq_lens,
-            req_pool_indices=inputs.req_pool_idx,
-            seq_lens=inputs.seq_lens,
-            out_cache_loc=inputs.slots,
-            extend_lens=ones,
-            prefix_lens=inputs.seq_lens,
-            logits_index=inputs.req_pool_idx,
-            sample_rows=inputs.req_pool_idx,
-            req_to_token=self._builder.req_to_token,
-            seq_lens_cpu=np.ones(inputs.rows, np.int32),
-            extend_lens_cpu=np.ones(inputs.rows, np.int32),
-            req_pool_indices_cpu=np.zeros(inputs.rows, np.int32),
-        )
-
     def _forward(
-        self, inputs: _Inputs, state: DecodeState, batch: ForwardBatch, logits: torch.Tensor
+        self, inputs: _Inputs, part: DecodePart, batch: ForwardBatch, logits: torch.Tensor
     ) -> torch.Tensor | None:
-        """Fill `logits`; or return this rank's part, where the ranks can sample without gathering them."""
+        """Fill `logits`; or return this rank's columns, where the ranks can sample without gathering them."""
         table = self._builder.req_to_token
         ids = self._builder.future_token_ids[inputs.req_pool_idx]
         positions = inputs.seq_lens - 1
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
-        state.begin(table)
+        self._attention.begin_graph(batch, part)
         hidden = self._model.forward(ids, positions, batch, self._attention)
         own = self._model.compute_own_logits(hidden)
         if own is None:
@@ -297,6 +259,21 @@ class CudaGraphRunner:
             if made.data_ptr() != logits.data_ptr():
                 logits.copy_(made)
         return own
+
+    def _sample(self, inputs: _Inputs, logits: torch.Tensor, own: torch.Tensor | None) -> SampleResult:
+        """Sample every row, and make the tokens its future tokens."""
+        rows = inputs.rows
+        numbers = (inputs.temperature, inputs.uniforms, self._workspace)
+        if own is not None and self._group.one_shot is not None:
+            found = SampleResult(*self._group.one_shot.sample(own, logits.shape[1], *numbers))
+            chosen = found.token_ids
+        else:
+            found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])
+            if self._group.rank == 0:
+                found = self._sampler.sample_plain(logits, *numbers)
+            chosen = self._group.broadcast(found.token_ids)
+        self._builder.future_token_ids[inputs.req_pool_idx] = chosen
+        return found
 
 
 def _describe(key: _Key) -> str:

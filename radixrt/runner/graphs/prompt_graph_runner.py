@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
@@ -120,8 +119,7 @@ class PromptGraphRunner:
     # --- capture ---
 
     def _capture(self, tokens: int) -> _Captured:
-        zeros, ones = np.zeros(tokens, np.int32), np.ones(tokens, np.int32)
-        batch = self._builder.prepare_forward_batch_extend(zeros, zeros, ones, ones, zeros, np.zeros(tokens, bool))
+        batch = self._builder.build_dummy_extend(tokens)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

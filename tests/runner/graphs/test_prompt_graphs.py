@@ -116,7 +116,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
 def prompt(builder: BatchBuilder, tokens: int) -> ForwardBatch:
     one = np.ones(1, np.int32)
     ids = np.arange(7, 7 + tokens, dtype=np.int32)
-    return builder.prepare_forward_batch_extend(ids, one, one * tokens, one * tokens, ids, one > 0, narrow=True)
+    return builder.build_extend(ids, one, one * tokens, one * tokens, ids, one > 0, narrow=True)
 
 
 def test_a_bucket_is_captured_when_steps_have_asked_for_it(runner: Any) -> None:
