@@ -1,4 +1,4 @@
-"""`RequestedConstraint`: a constraint as a client stated it, and the client's names for the engine's fields.
+"""`RequestedConstraint`: a constraint read from any of the forms that clients use, and the client's names for fields.
 
 The engine knows five kinds of constraint by names of its own. Clients use other names, and an error must name the field
 that the client sent: `RequestedConstraint.field` records it, and `renamed` translates an error.
@@ -6,17 +6,95 @@ that the client sent: `RequestedConstraint.field` records it, and `renamed` tran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
+from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
+from radixrt.chat.tools import OfferedTools
+from radixrt.constrained.tags.fields import from_legacy
+from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, shown
 
 FieldNames = Mapping[str, str]
 """The client's name for each field of the engine that has another name there."""
 
+ANY_OBJECT = '{"type":"object"}'
 OPTION_NAMES = {name: f"structured.{name}" for name in StructuredOptions.__struct_fields__}
+
+
+class UnsupportedFields(msgspec.Struct, kw_only=True):
+    """Fields that other servers serve and radixrt refuses by name."""
+
+    audio: Any = None
+    prompt_embeds: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    lora_path: Any = None
+    custom_logit_processor: Any = None
+    logits_processors: Any = None
+    use_beam_search: Any = None
+    guided_whitespace_pattern: Any = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's form of a constraint: exactly one of the first six fields, and options."""
+
+    json: msgspec.Raw = msgspec.Raw()
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+    whitespace: int | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Any = None
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """Every form of `response_format`; the type determines the fields that count."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    regex: str | None = None
+    pattern: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    choices: list[str] | None = None
+
+
+class ConstraintFields(UnsupportedFields, kw_only=True):
+    """Forms of a constraint on the output, read by `read_constraint`. JSON is kept as the client
+    wrote it; a Raw that is absent is empty."""
+
+    response_format: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.Raw()
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+    choices: list[str] | None = None
+    structural_tag: msgspec.Raw = msgspec.Raw()
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +153,242 @@ def renamed(error: RequestError, names: FieldNames) -> RequestError:
     if message.startswith((f"{error.param} ", f"{error.param}:")):
         message = name + message[len(error.param or "") :]
     return RequestError(message, param=name, code=error.code, status=error.status)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedConstraint:
+    """The constraint of a chat request, with that of its tool calls.
+
+    Attributes:
+        fields: the fields of `SamplingParams` that state it; empty without a constraint.
+        tool_format: format of the calls; None if the request allows no calls.
+        names: the client's names for the engine's fields.
+    """
+
+    fields: Mapping[str, Any]
+    tool_format: ToolFormat | None
+    names: FieldNames
+
+
+def plan_constraint(
+    body: ConstraintFields,
+    offered: OfferedTools | None,
+    tool_format: ToolFormat | None,
+    tokens: Collection[str],
+    defaults: Mapping[str, Any],
+    names: FieldNames,
+) -> PlannedConstraint:
+    """Combine the client's constraint with the constraint on tool calls.
+
+    Args:
+        tokens: texts of the vocabulary's added tokens.
+        defaults: fields of `StructuredOptions` that hold if the request has a constraint.
+        names: the client's names for the engine's fields, except those of the constraint.
+
+    Raises:
+        RequestError: the constraint or its options are malformed.
+    """
+    constraint = read_constraint(body)
+    if offered is None or tool_format is None:
+        return PlannedConstraint(
+            constraint_fields(constraint, body.structured, **(defaults if constraint is not None else {})),
+            None,
+            field_names(constraint, **names),
+        )
+    options = {} if constraint is None else {k: v for k, v in (constraint.options or {}).items() if k != "closed"}
+    combined = RequestedConstraint("structural_tag", "", "functions" if offered.legacy else "tools", options)
+    fields = constraint_fields(combined, body.structured, **defaults)
+    names = field_names(combined, **names)
+    response = None
+    if constraint is not None:
+        tool_format = replace(tool_format, in_text=False)
+        response = _as_format(constraint, tool_format)
+    fields["structural_tag"] = tools_constraint(
+        offered.tools,
+        tool_format,
+        required=offered.required,
+        parallel=offered.parallel,
+        tokens=tokens,
+        response=response,
+    )
+    return PlannedConstraint(fields, tool_format, names)
+
+
+def _as_format(constraint: RequestedConstraint, form: ToolFormat) -> dict[str, Any]:
+    """A constraint as a format of a structural tag."""
+    source, field = constraint.source, constraint.field
+    if isinstance(source, tuple):
+        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
+    if constraint.kind == "json_schema":
+        _decoded(source, field)
+        closed = bool((constraint.options or {}).get("closed"))
+        return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
+    if constraint.kind == "regex":
+        # A text that begins like a call is a call.
+        return {"type": "regex", "pattern": f"(?!{re.escape(form.trigger)})(?:{source})"}
+    if constraint.kind == "ebnf":
+        return {"type": "grammar", "grammar": source}
+    tag = _decoded(source, field)
+    if isinstance(tag, dict) and "structures" in tag:
+        return from_legacy({name: value for name, value in tag.items() if name != "type"})
+    if not isinstance(tag, dict) or not isinstance(tag.get("format"), dict):
+        raise RequestError(f"{field} must be an object with a format", param=field)
+    found: dict[str, Any] = tag["format"]
+    return found
+
+
+def _decoded(source: str, field: str) -> Any:
+    try:
+        return msgspec.json.decode(source)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} is not JSON: {error}", param=field, code="invalid_json") from None
+
+
+# --- reading the client's forms ---
+
+_format_decoder = msgspec.json.Decoder(ResponseFormat)
+_text_decoder = msgspec.json.Decoder(str)
+
+
+def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
+    """Return the constraint of a request, or None if it has none.
+
+    Raises:
+        RequestError: malformed, or a second constraint; names the field.
+    """
+    found = [
+        asked
+        for asked in (
+            _response_format(body.response_format),
+            _json("json_schema", body.json_schema, "json_schema"),
+            _plain("regex", body.regex, "regex"),
+            _plain("ebnf", body.ebnf, "ebnf"),
+            _plain("ebnf", body.grammar, "grammar"),
+            _choices(body.choice, "choice"),
+            _choices(body.choices, "choices"),
+            _json("structural_tag", body.structural_tag, "structural_tag"),
+            _structured_outputs(body.structured_outputs),
+            _json("json_schema", body.guided_json, "guided_json"),
+            _plain("regex", body.guided_regex, "guided_regex"),
+            _choices(body.guided_choice, "guided_choice"),
+            _plain("ebnf", body.guided_grammar, "guided_grammar"),
+        )
+        if asked is not None
+    ]
+    if len(found) > 1:
+        first, second = found[0].field, found[1].field
+        raise RequestError(f"{first} and {second} exclude each other; ask for one", param=second)
+    return found[0] if found else None
+
+
+def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:
+    text = _raw_text(raw, "response_format")
+    if text is None:
+        return None
+    field = "response_format"
+    try:
+        form = _format_decoder.decode(text)
+    except DECODING_ERRORS as refused:
+        error = decoding_error(text.encode(), refused)
+        raise RequestError(
+            error.message.replace("the body", field), param=f"{field}.{error.param}" if error.param else field,
+            code=error.code,
+        ) from None  # fmt: skip
+    kind = form.type
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = _raw_text(form.schema, f"{field}.schema")
+        return RequestedConstraint("json_schema", schema or ANY_OBJECT, field)
+    if kind == "json_schema":
+        named = form.json_schema
+        schema = None if named is None else _raw_text(named.schema, f"{field}.json_schema.schema")
+        if named is None or schema is None:
+            raise _missing(f"{field}.json_schema.schema")
+        return RequestedConstraint("json_schema", schema, field, {"closed": True} if named.strict else None)
+    if kind == "structural_tag":
+        return RequestedConstraint("structural_tag", text, field)
+    if kind == "regex":
+        return _plain("regex", form.regex or form.pattern, field) or _raise_missing(f"{field}.regex")
+    if kind == "ebnf":
+        return _plain("ebnf", form.ebnf or form.grammar, field) or _raise_missing(f"{field}.ebnf")
+    if kind == "choice":
+        return _choices(form.choice or form.choices, field) or _raise_missing(f"{field}.choice")
+    known = "text, json_object, json_schema, regex, ebnf, choice, structural_tag"
+    raise RequestError(f"{field} of type {shown(kind)} is not known; there are {known}", param=field)
+
+
+def _structured_outputs(body: StructuredOutputs | None) -> RequestedConstraint | None:
+    if body is None:
+        return None
+    field = "structured_outputs"
+    if body.whitespace_pattern is not None:
+        raise RequestError(
+            f"{field}.whitespace_pattern is not supported; whitespace takes a number",
+            param=f"{field}.whitespace_pattern",
+        )
+    found = {
+        "json": _json("json_schema", body.json, field),
+        "json_object": RequestedConstraint("json_schema", ANY_OBJECT, field) if body.json_object else None,
+        "regex": _plain("regex", body.regex, field),
+        "choice": _choices(body.choice, field),
+        "grammar": _plain("ebnf", body.grammar, field),
+        "structural_tag": _json("structural_tag", body.structural_tag, field),
+    }
+    given = [name for name, asked in found.items() if asked is not None]
+    if len(given) > 1:
+        raise RequestError(
+            f"{field}: {given[0]} and {given[1]} exclude each other; ask for one", param=f"{field}.{given[1]}"
+        )
+    if not given:
+        raise RequestError(f"{field} must hold one of {', '.join(found)}", param=field)
+    asked = found[given[0]]
+    assert asked is not None
+    options: dict[str, Any] = {}
+    if body.whitespace is not None:
+        options["whitespace"] = body.whitespace
+    if body.disable_any_whitespace:
+        options["whitespace"] = 0
+    if body.disable_additional_properties:
+        options["closed"] = True
+    return RequestedConstraint(asked.kind, asked.source, field, options)
+
+
+def _plain(kind: Kind, text: str | None, field: str) -> RequestedConstraint | None:
+    return None if text is None else RequestedConstraint(kind, text, field)
+
+
+def _choices(texts: list[str] | None, field: str) -> RequestedConstraint | None:
+    return None if texts is None else RequestedConstraint("choices", tuple(texts), field)
+
+
+def _json(kind: Kind, raw: msgspec.Raw, field: str) -> RequestedConstraint | None:
+    """Read JSON given as a value or as a string that holds it."""
+    text = _raw_text(raw, field)
+    if text is None:
+        return None
+    if text.startswith('"'):
+        try:
+            text = _text_decoder.decode(text)
+        except DECODING_ERRORS as error:
+            raise decoding_error(text.encode(), error) from None
+    return RequestedConstraint(kind, text, field)
+
+
+def _raw_text(raw: msgspec.Raw, field: str) -> str | None:
+    """Return the JSON text as the client wrote it, or None if it is absent or null."""
+    data = bytes(raw)
+    if data in (b"", b"null"):
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{field} is not valid UTF-8: {error.reason}", param=field, code="invalid_utf8") from None
+
+
+def _missing(field: str) -> RequestError:
+    return RequestError(f"{field} is required", param=field, code="missing_field")
+
+
+def _raise_missing(field: str) -> RequestedConstraint:
+    raise _missing(field)

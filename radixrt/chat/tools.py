@@ -39,10 +39,6 @@ class OfferedTools:
     parallel: bool = True
     legacy: bool = False
 
-    @property
-    def field(self) -> str:
-        return "functions" if self.legacy else "tools"
-
 
 def offer_tools(definitions: Sequence[Mapping[str, Any]], choice: str) -> OfferedTools:
     """Check tools given as plain Python values.

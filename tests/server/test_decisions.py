@@ -175,7 +175,7 @@ def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller:
     engine.answer = refuse
     assert check_error(caller.post("/v1/decisions", {"text": "x", "choices": ["a"]}), 400, "text") == "text is bad"
     check_error(caller.post("/v1/decisions", {"input": "x", "questions": [PREDICATE, CHOICE]}), 400, "input")
-    assert engine.client.open_requests == 0
+    engine.wait_for(lambda: engine.client.open_requests == 0)
 
 
 def test_an_aborted_request_is_an_error(engine: FakeEngine, caller: Caller) -> None:

@@ -1,16 +1,18 @@
 """What clients may send: one msgspec Struct for each generating route, and what they have in common.
 
 Unknown fields are ignored, null means "not given", and numbers are bounded by `SamplingParams.validate` or here. Fields
-of `Unsupported` are known and not served: they are refused by name, never silently ignored.
+of `UnsupportedFields` are known and not served: they are refused by name, never silently ignored.
 """
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import msgspec
 
-from radixrt.client.engine_client import new_rid
+from radixrt.chat.constraint import ConstraintFields, UnsupportedFields
+from radixrt.chat.types import ChatMessage, FunctionDefinition, ToolChoice, ToolDefinition, ToolName
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
@@ -25,76 +27,6 @@ MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86_400.0
 MAX_TOP_LOGPROBS = 20
 COMPLETION_MAX_TOKENS = 16
-
-
-class Unsupported(msgspec.Struct, kw_only=True):
-    """Fields that other servers serve and this one does not."""
-
-    audio: Any = None
-    prompt_embeds: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
-    lora_path: Any = None
-    custom_logit_processor: Any = None
-    logits_processors: Any = None
-    use_beam_search: Any = None
-    guided_whitespace_pattern: Any = None
-
-
-class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's form of a constraint: one of the first six, and options."""
-
-    json: msgspec.Raw = msgspec.Raw()
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    structural_tag: msgspec.Raw = msgspec.Raw()
-    whitespace: int | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
-    whitespace_pattern: Any = None
-
-
-class NamedSchema(msgspec.Struct, kw_only=True):
-    name: str | None = None
-    description: str | None = None
-    schema: msgspec.Raw = msgspec.Raw()
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """All forms of `response_format`; which fields count depends on the type."""
-
-    type: str
-    json_schema: NamedSchema | None = None
-    schema: msgspec.Raw = msgspec.Raw()
-    regex: str | None = None
-    pattern: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-    choice: list[str] | None = None
-    choices: list[str] | None = None
-
-
-class ConstraintFields(Unsupported, kw_only=True):
-    """Forms of a constraint on the output, read by `radixrt.server.protocol.constraints`. JSON is kept as the client
-    wrote it; a Raw that is absent is empty."""
-
-    response_format: msgspec.Raw = msgspec.Raw()
-    json_schema: msgspec.Raw = msgspec.Raw()
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-    choice: list[str] | None = None
-    choices: list[str] | None = None
-    structural_tag: msgspec.Raw = msgspec.Raw()
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: msgspec.Raw = msgspec.Raw()
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured: dict[str, Any] | None = None
 
 
 class ProgramFields(msgspec.Struct, kw_only=True):
@@ -139,7 +71,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
 
 
-UNSUPPORTED = Unsupported.__struct_fields__
+UNSUPPORTED = UnsupportedFields.__struct_fields__
 SAMPLING_FIELDS = tuple(
     name for name in SamplingFields.__struct_fields__ if name not in ConstraintFields.__struct_fields__
 )
@@ -162,6 +94,25 @@ class OpenAIFields(SamplingFields, kw_only=True):
     timeout: float | None = None
 
 
+class ChatRequest(OpenAIFields, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: str | ToolName | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
 class CompletionRequest(OpenAIFields, kw_only=True):
     """POST /v1/completions"""
 
@@ -182,7 +133,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     detokenize: bool | None = None
 
 
-class NativeRequest(Unsupported, kw_only=True):
+class NativeRequest(UnsupportedFields, kw_only=True):
     """POST /generate; see `radixrt.server.routes.native`."""
 
     model: str | None = None
@@ -216,14 +167,15 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     abort_all: bool | None = None
 
 
+chat_decoder = msgspec.json.Decoder(ChatRequest)
 completion_decoder = msgspec.json.Decoder(CompletionRequest)
 native_decoder = msgspec.json.Decoder(NativeRequest)
 release_decoder = msgspec.json.Decoder(ReleaseRequest)
 abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 
-def check_supported(request: Unsupported) -> None:
-    """Refuse a request that uses a field of `Unsupported`; null, false and [] are not using it."""
+def check_supported(request: UnsupportedFields) -> None:
+    """Refuse a request that uses a field of `UnsupportedFields`; null, false and [] are not using it."""
     for name in UNSUPPORTED:
         value = getattr(request, name)
         if value is not None and value is not False and value != []:
@@ -231,21 +183,50 @@ def check_supported(request: Unsupported) -> None:
 
 
 def build_sampling(request: SamplingFields, vocab_size: int | None, **chosen: Any) -> SamplingParams:
-    """The request's SamplingParams, within all bounds.
+    """Build and validate the request's SamplingParams; the arguments and errors are those of `sampling_fields`.
+
+    Raises:
+        RequestError: a field is out of bounds.
+    """
+    return SamplingParams(**sampling_fields(request, **chosen)).validate(vocab_size)
+
+
+def sampling_fields(request: SamplingFields, **chosen: Any) -> dict[str, Any]:
+    """Collect the fields of `SamplingParams` that a request gives.
 
     Args:
         chosen: values of fields that each route decides in its own way (max_tokens, logprobs, prompt_logprobs, the
             constraint); they come before the request's own.
 
     Raises:
-        RequestError: a field out of bounds, or one that is not supported.
+        RequestError: the request uses a field that is not supported.
     """
     check_supported(request)
     for name in SAMPLING_FIELDS:
         value = getattr(request, name)
         if value is not None:
             chosen.setdefault(name, value)
-    return SamplingParams(**chosen).validate(vocab_size)
+    return chosen
+
+
+def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
+    """`sampling_fields` of a chat request, with OpenAI's names for the limits and log-probabilities of chats.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise unsupported("modalities", "any modality but text")
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
+    if top and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return sampling_fields(
+        body,
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        logprobs=min(top, vocab_size) if body.logprobs else None,
+    )
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:
@@ -264,7 +245,7 @@ def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields) -> d
     """The same without the one that only generation has; `rid` is made up when none was sent."""
     rid = request.rid
     if rid is None:
-        rid = new_rid()
+        rid = uuid.uuid4().hex
     elif not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
         raise RequestError(f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters", param="rid")
     priority = request.priority or 0

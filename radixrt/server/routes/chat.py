@@ -13,42 +13,50 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.answer import AnswerForm, AnswerParser, count_reasoning
-from radixrt.chat.constraint import renamed
 from radixrt.chat.plan import ChatPlan, plan_chat
+from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.client.engine_client import expand_n
-from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.wire import unpack_i32
-from radixrt.sampling_params import SamplingParams
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import decode, read_body
-from radixrt.server.protocol.chat import ChatRequest, chat_decoder
 from radixrt.server.protocol.chat_answer import chat_finish_reason, delta_of, message_of
-from radixrt.server.protocol.constraints import constraint_body, read_constraint
-from radixrt.server.protocol.fields import MAX_TOP_LOGPROBS, build_sampling, check_stream_options, routing_options
+from radixrt.server.protocol.constraints import constraint_body
+from radixrt.server.protocol.fields import chat_decoder, chat_sampling_fields, check_stream_options, routing_options
 from radixrt.server.protocol.usage import UsageSum, clean_logprob
 from radixrt.server.request_groups import Output, Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """OpenAI's chat completions. See `radixrt.server.chat_protocol.ChatRequest` for what is accepted."""
+    """OpenAI's chat completions. See `radixrt.server.protocol.fields.ChatRequest` for what is accepted."""
     body = decode(await read_body(request, service.config.max_body_bytes), chat_decoder)
     info = service.admit(body.model)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     plan = plan_chat(
-        body.conversation(),
-        body.tool_options(),
-        read_constraint(body),
-        body.structured,
+        Conversation(
+            messages=body.messages,
+            template_kwargs=body.chat_template_kwargs,
+            reasoning_effort=body.reasoning_effort,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        ),
+        ToolOptions(
+            tools=body.tools,
+            tool_choice=body.tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls,
+            functions=body.functions,
+            function_call=body.function_call,
+        ),
+        body,
+        chat_sampling_fields(body, info.vocab_size),
         service.dialect,
-        has_stop=bool(body.stop),
-        names={"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
+        info.vocab_size,
+        {"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
     )
-    sampling = chat_sampling(body, plan, info.vocab_size)
-    requests = expand_n(GenerateReq(sampling=sampling, chat=plan.prompt, **options))
+    requests = expand_n(GenerateReq(sampling=plan.sampling, chat=plan.prompt, **options))
     head = {
         "id": f"chatcmpl-{options['rid']}",
         "object": "chat.completion.chunk" if options["stream"] else "chat.completion",
@@ -61,30 +69,10 @@ async def chat_completions(service: Service, request: Request) -> Response:
             await send_events(send, chat_events(service, options["rid"], requests, plan, head, include_usage))
         else:
             outputs = await service.collect(options["rid"], requests, plan.names)
-            content = chat_body(head, outputs, plan.form, sampling.logprobs is not None)
+            content = chat_body(head, outputs, plan.form, plan.sampling.logprobs is not None)
             await json_response(content)(scope, receive, send)
 
     return Generated(answer)
-
-
-def chat_sampling(body: ChatRequest, plan: ChatPlan, vocab_size: int) -> SamplingParams:
-    if body.modalities is not None and body.modalities != ["text"]:
-        raise unsupported("modalities", "any modality but text")
-    top = body.top_logprobs or 0
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
-    if top and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    try:
-        return build_sampling(
-            body,
-            vocab_size,
-            max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-            logprobs=min(top, vocab_size) if body.logprobs else None,
-            **plan.sampling,
-        )
-    except RequestError as error:
-        raise renamed(error, plan.names) from None
 
 
 # --- the answer ---

@@ -52,7 +52,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.chat.constraint import FieldNames, RequestedConstraint, constraint_fields, field_names, renamed
+from radixrt.chat.constraint import (
+    FieldNames,
+    RequestedConstraint,
+    constraint_fields,
+    field_names,
+    read_constraint,
+    renamed,
+)
 from radixrt.client.engine_client import expand_n
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
@@ -62,7 +69,7 @@ from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import decode, read_body
-from radixrt.server.protocol.constraints import constraint_body, read_constraint
+from radixrt.server.protocol.constraints import constraint_body
 from radixrt.server.protocol.fields import (
     NativeRequest,
     NativeSampling,
