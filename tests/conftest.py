@@ -48,7 +48,7 @@ LONGEST = (
     "tests/attention/test_cpu_backend.py",
     "tests/lang/backends/test_default.py",
     "tests/lang/backends/test_openai.py",
-    "tests/constrained/schema/test_laws.py",
+    "tests/constrained/schema/test_equivalence.py",
     "tests/constrained/regex/test_algebra.py",
     "tests/constrained/test_text_grammar.py",
     "tests/equivalence/test_scoring.py",

@@ -14,8 +14,8 @@ from typing import Any
 from radixrt.constraint import Constraint, as_structured_options
 from radixrt.errors import ConfigError, RequestError
 from radixrt.explain.explanation import Explainer
-from radixrt.explain.judge import compact
 from radixrt.explain.report import Finding, Report
+from radixrt.explain.text_checker import compact
 from radixrt.sampling_params import SamplingParams
 
 OPTIONS = ("whitespace", "closed", "formats", "on_unsupported", "backend")

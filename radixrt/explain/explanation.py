@@ -22,8 +22,8 @@ from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json
 from radixrt.constraint import Constraint, as_structured_options
 from radixrt.errors import RequestError
-from radixrt.explain.judge import TextJudge
 from radixrt.explain.report import Cost, Finding, Report
+from radixrt.explain.text_checker import TextChecker
 from radixrt.models.loading.source import prepare_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.sampling_params import SamplingParams
@@ -117,8 +117,8 @@ class Explainer:
         compiled = result.compiled
         assert compiled is not None
         productions = Productions.decode(compiled.productions)
-        judge = TextJudge(productions, self._vocabulary)
-        shortest = judge.shortest()
+        checker = TextChecker(productions, self._vocabulary)
+        shortest = checker.shortest()
         return {
             "backend": compiled.backend,
             "why": compiled.why,
@@ -126,7 +126,7 @@ class Explainer:
             "min_tokens": compiled.min_tokens,
             "min_characters": len(shortest),
             "shortest": shortest,
-            "_judge": judge,
+            "_checker": checker,
         }
 
     def _ask(self, constraint: Constraint) -> CompileResult:

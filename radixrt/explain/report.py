@@ -11,7 +11,7 @@ from radixrt.errors import RequestError
 
 if TYPE_CHECKING:
     from radixrt.constrained.schema import NormalSchema
-    from radixrt.explain.judge import TextJudge
+    from radixrt.explain.text_checker import TextChecker
 
 SHOWN_TEXT = 300
 """Characters of a schema or an example that `str(report)` shows."""
@@ -81,7 +81,7 @@ class Report:
     min_tokens: int = 0
     min_characters: int = 0
     shortest: str = ""
-    _judge: TextJudge | None = field(default=None, repr=False, compare=False)
+    _checker: TextChecker | None = field(default=None, repr=False, compare=False)
     _schema: NormalSchema | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -135,7 +135,7 @@ class Report:
             return None
         if self._schema is None:
             return self.why_not(value) if isinstance(value, str) else "the constraint is about text"
-        from radixrt.explain.judge import value_problem
+        from radixrt.explain.text_checker import value_problem
 
         return value_problem(json.loads(self.constraint.source), value, self.constraint.options)
 
@@ -143,11 +143,11 @@ class Report:
         most = self.constraint.options.whitespace
         return f"with at most {most} spaces between tokens" if most else "without spaces between tokens"
 
-    def _texts(self) -> TextJudge:
+    def _texts(self) -> TextChecker:
         if self.error is not None:
             raise self.error
-        assert self._judge is not None
-        return self._judge
+        assert self._checker is not None
+        return self._checker
 
     def __str__(self) -> str:
         return "\n".join([f"{self.constraint.kind}: {'enforced' if self.enforced else 'refused'}", *self.lines()])

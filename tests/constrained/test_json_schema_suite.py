@@ -16,7 +16,7 @@ from radixrt.constrained.backends.lark import to_lark
 from radixrt.constrained.schema import EmptySchema, NormalSchema, SchemaRefused, normalize
 from tests.constrained.engines import llguidance_accepts
 from tests.constrained.external_data import rows
-from tests.constrained.schema.judge import TextJudge, arranged, written
+from tests.constrained.schema.text_checker import TextChecker, arranged, written
 
 FILE = "json_schema_test_suite.jsonl"
 URIS = {
@@ -59,11 +59,11 @@ def report(draft: str, *, optional: bool) -> tuple[Counter[str], Counter[str], l
             results["refused"] += len(tests)
             refusals[refused.errors[0].keyword] += len(tests)
             continue
-        judge = TextJudge(normal) if normal else None
+        checker = TextChecker(normal) if normal else None
         for test in tests:
             value = test["data"]
             by_value = normal is not None and normal.accepts(value)
-            by_text = judge is not None and judge.accepts(value)
+            by_text = checker is not None and checker.accepts(value)
             if by_value is by_text is test["valid"]:
                 results["right"] += 1
             else:
@@ -102,8 +102,8 @@ def test_llguidance_reads_the_productions_in_the_same_way() -> None:
             continue
         if normal is None:
             continue
-        judge, lark = TextJudge(normal), to_lark(normal.productions(), {})
+        checker, lark = TextChecker(normal), to_lark(normal.productions(), {})
         for test in tests:
             value = arranged(normal._graph, test["data"]) if test["valid"] else test["data"]
             text = written(value)
-            assert llguidance_accepts(lark, text) is judge.accepts_text(text), (schema, text)
+            assert llguidance_accepts(lark, text) is checker.accepts_text(text), (schema, text)

@@ -10,8 +10,8 @@ import pytest
 
 from radixrt.constrained.schema import SchemaRefused, normalize
 from tests.constrained.external_data import rows
-from tests.constrained.schema.judge import TextJudge, written
 from tests.constrained.schema.sampling import Sampler
+from tests.constrained.schema.text_checker import TextChecker, written
 
 FILE = "maskbench_sample.jsonl"
 SLOW = {"Handwritten---allany16", "Handwritten---allany20", "Handwritten---num5", "Handwritten---string5"}
@@ -33,13 +33,13 @@ def test_schemas_and_instances() -> None:
             results["refused"] += 1
             refusals[refused.errors[0].keyword] += 1
             continue
-        judge = TextJudge(normal)
+        checker = TextChecker(normal)
         right = as_written = True
         for test in row["tests"]:
             value, valid = test["data"], test["valid"]
-            text = judge.accepts_text(written(value))
+            text = checker.accepts_text(written(value))
             as_written &= text is valid
-            if normal.accepts(value) is not valid or (text or (valid and judge.accepts(value))) is not valid:
+            if normal.accepts(value) is not valid or (text or (valid and checker.accepts(value))) is not valid:
                 right = False
                 wrong.append(f"{'rejected' if valid else 'accepted'}: {row['id']}: {json.dumps(value)[:200]}")
         results["right"] += right

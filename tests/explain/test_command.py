@@ -32,7 +32,9 @@ def check(
             text = content if isinstance(content, str) else json.dumps(content)
             (tmp_path / name.replace("_", ".")).write_text(text)
         here = [str(tmp_path / word) if (tmp_path / word).is_file() else word for word in arguments]
-        code = main(["schema", "check", *here, "--model", str(tiny_model("llama"))])
+        model = str(tiny_model("llama"))
+        capsys.readouterr()  # writing the model for the first time shows its progress
+        code = main(["schema", "check", *here, "--model", model])
         out, err = capsys.readouterr()
         assert err == ""
         return code, out.replace(f"{tmp_path}/", "")

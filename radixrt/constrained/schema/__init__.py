@@ -2,6 +2,6 @@
 
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Limits
-from radixrt.constrained.schema.normalize import NormalSchema, normalize
+from radixrt.constrained.schema.normal_schema import NormalSchema, normalize
 
 __all__ = ["EmptySchema", "Limits", "MalformedSchema", "NormalSchema", "SchemaRefused", "Unsupported", "normalize"]

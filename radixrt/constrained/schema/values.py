@@ -77,11 +77,6 @@ def key(value: Any) -> Hashable:
     return ("object", frozenset((name, key(member)) for name, member in value.items()))
 
 
-def equal(left: Any, right: Any) -> bool:
-    """Equality of JSON values."""
-    return key(left) == key(right)
-
-
 def text_of(value: Any) -> str:
     """The compact text of a value; strings in the one spelling that this package generates."""
     return encode_basestring(value) if type(value) is str else _ENCODER.encode(value)
@@ -98,3 +93,13 @@ def number_texts(number: int | float) -> list[str]:
     if plain == "-0":
         return ["0"]
     return [plain] if plain == written else [plain, written]
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can write it, that is, whether it has no lone surrogate."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True

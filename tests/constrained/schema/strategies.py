@@ -105,3 +105,39 @@ documents = st.builds(
     schemas,
     schemas,
 )
+
+
+def has_endless_reference(document: dict[str, Any]) -> bool:
+    """Return whether a chain of subschemas for one and the same value leads back to itself.
+
+    The specification leaves such schemas undefined. The `jsonschema` package follows the chain until Python's stack
+    ends, at a depth that depends on its caller; the normalizer refuses the schema once it comes to the chain.
+    """
+    finished: dict[int, bool] = {}
+
+    def is_endless(schema: Any) -> bool:
+        if not isinstance(schema, dict):
+            return False
+        if id(schema) not in finished:
+            finished[id(schema)] = True  # until every subschema below has been followed
+            finished[id(schema)] = any(is_endless(below) for below in _in_place(document, schema))
+        return finished[id(schema)]
+
+    pending: list[Any] = [document]
+    while pending:
+        part = pending.pop()
+        if is_endless(part):
+            return True
+        pending.extend(part.values() if isinstance(part, dict) else part if isinstance(part, list) else ())
+    return False
+
+
+def _in_place(document: dict[str, Any], schema: dict[str, Any]) -> list[Any]:
+    """Return the subschemas that apply to the same value."""
+    found = [schema[keyword] for keyword in ("not", "if", "then", "else") if keyword in schema]
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        found.extend(schema.get(keyword, ()))
+    found.extend(schema.get("dependentSchemas", {}).values())
+    if "$ref" in schema:
+        found.append(document["$defs"][schema["$ref"].rpartition("/")[2]])
+    return found

@@ -8,16 +8,16 @@ import jsonschema
 import pytest
 
 from radixrt.constrained.schema import SchemaRefused, normalize
-from tests.constrained.schema.judge import TextJudge
+from tests.constrained.schema.text_checker import TextChecker
 
 
 def check(schema: dict[str, Any], values: list[Any]) -> None:
     normal = normalize(schema)
-    judge, validator = TextJudge(normal), jsonschema.Draft202012Validator(schema)
+    checker, validator = TextChecker(normal), jsonschema.Draft202012Validator(schema)
     for value in values:
         expected = validator.is_valid(value)
         assert normal.accepts(value) is expected, value
-        assert judge.accepts(value) is expected, value
+        assert checker.accepts(value) is expected, value
 
 
 SHAPES = [{}, {"a": 1}, {"a": "x"}, {"b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": "x"}, {"c": None}, {"a": 1, "c": 1}]

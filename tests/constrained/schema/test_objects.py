@@ -8,20 +8,20 @@ import pytest
 
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.schema import EmptySchema, SchemaRefused, normalize
-from tests.constrained.schema.judge import TextJudge
+from tests.constrained.schema.text_checker import TextChecker
 
 
-def texts(schema: Any, **options: Any) -> TextJudge:
-    return TextJudge(normalize(schema, **options))
+def texts(schema: Any, **options: Any) -> TextChecker:
+    return TextChecker(normalize(schema, **options))
 
 
 def test_declared_members_come_in_the_order_of_the_document_then_the_others() -> None:
-    judge = texts({"properties": {"b": {}, "a": {}}, "required": ["z", "a"], "type": "object"})
-    assert judge.accepts_text('{"b":1,"a":1,"z":1}')
-    assert judge.accepts_text('{"a":1,"z":1,"y":1,"x":1}')
-    assert not judge.accepts_text('{"a":1,"b":1,"z":1}')
-    assert not judge.accepts_text('{"y":1,"a":1,"z":1}')
-    assert not judge.accepts_text('{"a":1,"z":1,"a":1}')
+    checker = texts({"properties": {"b": {}, "a": {}}, "required": ["z", "a"], "type": "object"})
+    assert checker.accepts_text('{"b":1,"a":1,"z":1}')
+    assert checker.accepts_text('{"a":1,"z":1,"y":1,"x":1}')
+    assert not checker.accepts_text('{"a":1,"b":1,"z":1}')
+    assert not checker.accepts_text('{"y":1,"a":1,"z":1}')
+    assert not checker.accepts_text('{"a":1,"z":1,"a":1}')
 
 
 def test_a_choice_keeps_its_place_in_the_order() -> None:
@@ -35,7 +35,7 @@ def test_a_choice_keeps_its_place_in_the_order() -> None:
 
 @pytest.mark.parametrize("required", [[], ["a"], ["b"], ["c"], ["a", "c"], ["a", "b", "c"]])
 def test_commas_are_right_whatever_is_left_out(required: list[str]) -> None:
-    judge = texts(
+    checker = texts(
         {
             "type": "object",
             "properties": {name: {"type": "null"} for name in "abc"},
@@ -46,9 +46,9 @@ def test_commas_are_right_whatever_is_left_out(required: list[str]) -> None:
     for choice in range(8):
         names = [name for bit, name in enumerate("abc") if choice >> bit & 1]
         text = "{" + ",".join(f'"{name}":null' for name in names) + "}"
-        assert judge.accepts_text(text) is (set(required) <= set(names))
+        assert checker.accepts_text(text) is (set(required) <= set(names))
     for wrong in ('{,"a":null}', '{"a":null,}', '{"a":null"b":null}', '{"a":null,,"b":null}'):
-        assert not judge.accepts_text(wrong)
+        assert not checker.accepts_text(wrong)
 
 
 def test_the_grammar_is_linear_in_the_number_of_optional_members() -> None:
@@ -60,7 +60,7 @@ def test_the_grammar_is_linear_in_the_number_of_optional_members() -> None:
 
 
 def test_undeclared_names_are_told_apart_by_patterns() -> None:
-    judge = texts(
+    checker = texts(
         {
             "type": "object",
             "properties": {"x-a": {"minimum": 5}},
@@ -68,20 +68,21 @@ def test_undeclared_names_are_told_apart_by_patterns() -> None:
             "additionalProperties": {"type": "string"},
         }
     )
-    assert judge.accepts({"x-a": 5, "x-b": 1, "y": "", "x-9": 10})
-    assert not judge.accepts({"x-a": 1})
-    assert not judge.accepts({"x-a": 5.5})
-    assert not judge.accepts({"x-9": 9})
-    assert not judge.accepts({"x-b": ""})
-    assert judge.accepts({"9": 10})
-    assert not judge.accepts({"9": 9})
-    assert not judge.accepts({"y": 1})
+    assert checker.accepts({"x-a": 5, "x-b": 1, "y": "", "x-9": 10})
+    assert not checker.accepts({"x-a": 1})
+    assert not checker.accepts({"x-a": 5.5})
+    assert not checker.accepts({"x-9": 9})
+    assert not checker.accepts({"x-b": ""})
+    assert checker.accepts({"9": 10})
+    assert not checker.accepts({"9": 9})
+    assert not checker.accepts({"y": 1})
 
 
 def test_names_that_can_be_listed_are_declared_ones() -> None:
-    judge = texts({"type": "object", "patternProperties": {"^(b|a)$": {"type": "null"}}, "additionalProperties": False})
-    assert judge.accepts_text('{"a":null,"b":null}')
-    assert not judge.accepts_text('{"a":null,"a":null}')
+    patterns = {"^(b|a)$": {"type": "null"}}
+    checker = texts({"type": "object", "patternProperties": patterns, "additionalProperties": False})
+    assert checker.accepts_text('{"a":null,"b":null}')
+    assert not checker.accepts_text('{"a":null,"a":null}')
     names = texts({"type": "object", "propertyNames": {"enum": ["b", "a"]}, "minProperties": 2})
     assert names.accepts_text('{"b":1,"a":2}')
     assert not names.accepts({"b": 1})
@@ -97,43 +98,43 @@ def test_declared_members_are_counted(low: int, high: int) -> None:
         "minProperties": low,
         "maxProperties": high,
     }
-    judge = texts(schema)
+    checker = texts(schema)
     for choice in range(16):
         names = [name for bit, name in enumerate("abcd") if choice >> bit & 1]
         expected = low <= len(names) <= high and (not low or "b" in names)
-        assert judge.accepts_text("{" + ",".join(f'"{name}":null' for name in names) + "}") is expected
+        assert checker.accepts_text("{" + ",".join(f'"{name}":null' for name in names) + "}") is expected
 
 
 def test_at_most_one_undeclared_member_is_relied_on() -> None:
     assert texts({"type": "object", "minProperties": 1}).accepts({"a": 1})
     assert not texts({"type": "object", "minProperties": 1}).accepts({})
-    judge = texts({"type": "object", "required": ["a"], "minProperties": 2, "maxProperties": 3})
-    assert not judge.accepts({"a": 1})
-    assert judge.accepts({"a": 1, "b": 1})
-    assert not judge.accepts_text('{"a":1,"b":1,"c":1,"d":1}')
+    checker = texts({"type": "object", "required": ["a"], "minProperties": 2, "maxProperties": 3})
+    assert not checker.accepts({"a": 1})
+    assert checker.accepts({"a": 1, "b": 1})
+    assert not checker.accepts_text('{"a":1,"b":1,"c":1,"d":1}')
     with pytest.raises(SchemaRefused, match="could repeat"):
         normalize({"type": "object", "minProperties": 2})
 
 
 def test_a_member_that_must_exist_cannot_be_replaced_by_a_later_one() -> None:
     schema = {"type": "object", "not": {"additionalProperties": {"type": "string"}}}
-    judge = texts(schema)
-    assert judge.accepts({"a": 1, "b": "x"})
-    assert not judge.accepts({"a": "x"})
-    assert not judge.accepts({})
+    checker = texts(schema)
+    assert checker.accepts({"a": 1, "b": "x"})
+    assert not checker.accepts({"a": "x"})
+    assert not checker.accepts({})
     recognizer = Recognizer(normalize(schema).productions())
     last = recognizer.advance(recognizer.start(), '{"a":1')
     assert last is not None
     assert recognizer.must_end(last) is False
-    assert not judge.accepts_text('{"a":1,"a":"x"}')
+    assert not checker.accepts_text('{"a":1,"a":"x"}')
 
 
 def test_two_members_that_must_exist() -> None:
     first = {"not": {"patternProperties": {"^a": {"type": "string"}}}}
     second = {"not": {"patternProperties": {"^b": {"type": "string"}}}}
-    judge = texts({"type": "object", "allOf": [first, second]})
-    assert judge.accepts({"a": 1, "b": 1})
-    assert not judge.accepts({"a": 1})
+    checker = texts({"type": "object", "allOf": [first, second]})
+    assert checker.accepts({"a": 1, "b": 1})
+    assert not checker.accepts({"a": 1})
     clash = {"not": {"patternProperties": {"a": {"type": "integer"}}}}
     with pytest.raises(SchemaRefused, match="several members must exist"):
         normalize({"type": "object", "allOf": [first, clash]})
@@ -143,9 +144,9 @@ def test_two_members_that_must_exist() -> None:
 
 
 def test_members_without_a_possible_value_are_left_out() -> None:
-    judge = texts({"type": "object", "properties": {"a": {"$ref": "#/$defs/endless"}}, "$defs": ENDLESS})
-    assert judge.accepts({})
-    assert not judge.accepts({"a": {}})
+    checker = texts({"type": "object", "properties": {"a": {"$ref": "#/$defs/endless"}}, "$defs": ENDLESS})
+    assert checker.accepts({})
+    assert not checker.accepts({"a": {}})
     with pytest.raises(EmptySchema, match=r"'a'.*'/properties/a/allOf/1'"):
         normalize({"type": "object", "properties": {"a": {"allOf": [{"const": 1}, {"const": 2}]}}, "required": ["a"]})
     with pytest.raises(EmptySchema, match="never come to an end"):
@@ -157,10 +158,10 @@ ENDLESS = {"endless": {"type": "object", "properties": {"next": {"$ref": "#/$def
 
 def test_closed_objects() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}, "required": ["c"]}
-    judge = texts(schema, closed=True)
-    assert judge.accepts({"a": {"b": 1}, "c": 1})
-    assert not judge.accepts({"a": {"x": 1}, "c": 1})
-    assert not judge.accepts({"c": 1, "d": 1})
+    checker = texts(schema, closed=True)
+    assert checker.accepts({"a": {"b": 1}, "c": 1})
+    assert not checker.accepts({"a": {"x": 1}, "c": 1})
+    assert not checker.accepts({"c": 1, "d": 1})
     assert texts({"type": "object"}, closed=True).accepts({"free": 1})
     assert texts(schema | {"additionalProperties": {}}, closed=True).accepts({"c": 1, "d": 1})
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.constrained.schema import EmptySchema, SchemaRefused, normalize
-from radixrt.constrained.schema.numbers import NumberSet, is_multiple
+from radixrt.constrained.schema.normal_form.numbers import NumberSet, is_multiple
 from radixrt.constrained.schema.values import decimal_of, key, number_texts
-from tests.constrained.schema.judge import TextJudge
 from tests.constrained.schema.sampling import Sampler
+from tests.constrained.schema.text_checker import TextChecker
 
 numbers = st.one_of(
     st.integers(-50, 50),
@@ -84,7 +84,7 @@ def test_every_number_between_the_bounds_has_a_text(low: Any, number: Any, whole
         normal = normalize(schema)
     except (EmptySchema, SchemaRefused):  # bounds of hundreds of digits are refused
         return
-    assert TextJudge(normal).accepts(number) is normal.accepts(number)
+    assert TextChecker(normal).accepts(number) is normal.accepts(number)
 
 
 def test_multiples_are_exact() -> None:
@@ -92,7 +92,7 @@ def test_multiples_are_exact() -> None:
     assert cents.accepts(19.99)
     assert cents.accepts(4.02)
     assert not cents.accepts(0.005)
-    assert TextJudge(cents).accepts_text("19.99")
+    assert TextChecker(cents).accepts_text("19.99")
     assert is_multiple(Decimal("1e300"), Decimal("1e-8"))
     with pytest.raises(SchemaRefused, match="'multipleOf'"):
         normalize({"type": "number", "multipleOf": 1e-300})
@@ -121,13 +121,13 @@ def test_what_excludes_itself_is_seen_at_once() -> None:
 
 def test_strings() -> None:
     schema = {"type": "string", "minLength": 2, "maxLength": 4, "pattern": "^a", "not": {"pattern": "b$"}}
-    judge = TextJudge(normalize(schema))
-    assert judge.accepts("ac")
-    assert judge.accepts('a"\n')
-    assert judge.accepts("aé🙂")
+    checker = TextChecker(normalize(schema))
+    assert checker.accepts("ac")
+    assert checker.accepts('a"\n')
+    assert checker.accepts("aé🙂")
     for wrong in ("a", "ab", "ca", "acccc"):
-        assert not judge.accepts(wrong)
-    left_out = TextJudge(normalize({"type": "string", "not": {"enum": ["a", "b"]}}))
+        assert not checker.accepts(wrong)
+    left_out = TextChecker(normalize({"type": "string", "not": {"enum": ["a", "b"]}}))
     assert left_out.accepts("c")
     assert not left_out.accepts("a")
 
@@ -143,10 +143,10 @@ def test_formats_are_asserted_or_only_annotate() -> None:
 
 
 def test_a_format_that_must_not_hold_leaves_only_what_is_surely_not_of_it() -> None:
-    judge = TextJudge(normalize({"type": "string", "not": {"format": "email"}}))
-    assert judge.accepts("nobody")
-    assert not judge.accepts("a@b.example")
-    assert TextJudge(normalize({"type": "string", "not": {"format": "date"}})).accepts("2024-02-30")
+    checker = TextChecker(normalize({"type": "string", "not": {"format": "email"}}))
+    assert checker.accepts("nobody")
+    assert not checker.accepts("a@b.example")
+    assert TextChecker(normalize({"type": "string", "not": {"format": "date"}})).accepts("2024-02-30")
     with pytest.raises(SchemaRefused, match="is not certain"):
         normalize({"type": "string", "not": {"format": "regex"}})
     with pytest.raises(SchemaRefused, match="is not certain"):
@@ -169,9 +169,9 @@ def test_numbers_are_equal_by_value_and_written_in_every_usual_way() -> None:
     assert number_texts(1.0) == ["1", "1.0"]
     assert number_texts(1e22) == ["10000000000000000000000", "1e+22"]
     assert number_texts(-0.0) == ["0"]
-    judge = TextJudge(normalize({"enum": [1.0, 0.1]}))
+    checker = TextChecker(normalize({"enum": [1.0, 0.1]}))
     for text in ("1", "1.0", "0.1"):
-        assert judge.accepts_text(text)
+        assert checker.accepts_text(text)
     assert normalize({"type": "integer"}).accepts(1.0)
 
 
@@ -202,14 +202,14 @@ def test_a_value_without_a_meaning_in_utf8_is_refused_where_it_is_listed(schema:
 
 
 def test_a_value_without_a_meaning_in_utf8_does_not_matter_where_it_cannot_be_written() -> None:
-    judge = TextJudge(normalize({"type": "integer", "enum": [1, "\ud800"], "not": {"const": "\udc00"}}))
-    assert judge.accepts_text("1")
+    checker = TextChecker(normalize({"type": "integer", "enum": [1, "\ud800"], "not": {"const": "\udc00"}}))
+    assert checker.accepts_text("1")
 
 
 def test_long_lists_of_values() -> None:
     words = [f"value {number}" for number in range(5000)]
-    judge = TextJudge(normalize({"enum": words}))
-    assert judge.accepts("value 4321")
-    assert not judge.accepts("value 5000")
+    checker = TextChecker(normalize({"enum": words}))
+    assert checker.accepts("value 4321")
+    assert not checker.accepts("value 5000")
     with pytest.raises(SchemaRefused, match="100000 values"):
         normalize({"enum": list(range(100_000))})

@@ -1,0 +1,216 @@
+"""A schema document: its draft, its subschemas by place, and what its references point to.
+
+References are resolved within the document and to the official metaschemas; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+from radixrt.constrained.schema.document.dialects import (
+    DEPENDENCIES,
+    POSITIONS,
+    SCHEMA,
+    SCHEMA_LIST,
+    SCHEMA_MAP,
+    SCHEMA_OR_LIST,
+    UNSTATED,
+)
+from radixrt.constrained.schema.document.index import Index, Located, Resource, escape, join_uri
+from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
+from radixrt.constrained.schema.limits import Limits
+from radixrt.errors import shown
+
+REMARKS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
+SHARED = REMARKS | {"type", "minLength", "maxLength", "minimum", "maximum"}
+MOST_SHARED_NUMBER = 10**12
+
+
+class Document:
+    """One schema document.
+
+    Args:
+        schema: the parsed schema; it must not change while this lives.
+        limits: bounds on depth and on the number of subschemas.
+
+    Raises:
+        MalformedSchema: the document is not a schema of its draft.
+        Unsupported: `$schema` names no known draft, or a limit is exceeded.
+    """
+
+    def __init__(self, schema: Any, limits: Limits) -> None:
+        if not isinstance(schema, dict | bool):
+            raise MalformedSchema("", f"a schema is an object, true or false, not {shown(schema)}")
+        self._index = Index(limits)
+        self._located: dict[object, Located] = {}
+        self._synthetic = Resource("", True, UNSTATED, "")
+        self.dialect = self._index.stated_dialect(schema, "", UNSTATED)
+        identifier = schema.get(self.dialect.id_keyword) if isinstance(schema, dict) else None
+        uri = urldefrag(identifier).url if isinstance(identifier, str) else ""
+        self.resource = self._index.add_resource(uri, schema, self.dialect, "")
+        self._index.walk(schema, "", self.resource)
+        scope = (self.resource,) if self.resource.is_dynamic else ()
+        self.root = self._intern(schema, "", self.resource, scope)
+
+    @property
+    def annotations(self) -> list[tuple[str, str]]:
+        """Keywords (pointer of their schema, name) that have no meaning where they stand."""
+        return self._index.annotations
+
+    def child(self, parent: Located, schema: Any, *tokens: str) -> Located:
+        """The subschema of a located schema, tokens being the way from the one to the other."""
+        pointer = f"{parent.pointer}/{'/'.join(map(escape, tokens))}"
+        resource = (
+            self._index.by_schema.get(id(schema), parent.resource) if isinstance(schema, dict) else parent.resource
+        )
+        return self._intern(schema, pointer, resource, self._entered(parent.scope, parent.resource, resource))
+
+    def synthetic(self, schema: dict[str, Any], near: Located) -> Located:
+        """A schema without references that was not in the document, reported at the place of another one."""
+        return self._intern(schema, near.pointer, self._synthetic, ())
+
+    def resolve(self, at: Located, reference: str, keyword: str = "$ref") -> Located:
+        """What a reference points to.
+
+        Raises:
+            Unsupported: it points out of the document, or to nothing.
+        """
+        base, fragment = self._target(at, reference, keyword)
+        resource, schema, pointer = base, base.root, base.pointer
+        if fragment.startswith("/"):
+            resource, schema, pointer = self._follow(base, fragment, at, reference, keyword)
+        elif fragment:
+            if fragment not in base.anchors:
+                raise _unresolved(at, keyword, reference, f"there is no anchor {shown(fragment)}")
+            schema, pointer = base.anchors[fragment]
+        resource = self._index.by_schema.get(id(schema), resource)
+        if isinstance(schema, dict) and (id(schema), id(resource)) not in self._index.walked:
+            self._index.walk(schema, pointer, resource)
+        elif not isinstance(schema, dict | bool):
+            raise _unresolved(at, keyword, reference, "what stands there is not a schema")
+        return self._intern(schema, pointer, resource, self._entered(at.scope, at.resource, resource))
+
+    def resolve_dynamic(self, at: Located, reference: str) -> Located:
+        """`$dynamicRef`: if the plain target is a dynamic anchor, the outermost of that name in the dynamic scope."""
+        target = self.resolve(at, reference, "$dynamicRef")
+        name = urldefrag(reference).fragment
+        if name and name in target.resource.dynamic_anchors and target.resource.anchors[name][0] is target.schema:
+            for resource in at.scope:
+                if name in resource.dynamic_anchors:
+                    schema, pointer = resource.anchors[name]
+                    scope = self._entered(at.scope, at.resource, resource)
+                    return self._intern(schema, pointer, resource, scope)
+        return target
+
+    def resolve_recursive(self, at: Located) -> Located:
+        """`$recursiveRef: "#"`: with `$recursiveAnchor` there, the outermost resource in the dynamic scope with it."""
+        target = self.resolve(at, "#", "$recursiveRef")
+        if target.resource.recursive_anchor:
+            for resource in at.scope:
+                if resource.recursive_anchor:
+                    return self._intern(resource.root, resource.pointer, resource, at.scope)
+        return target
+
+    def _intern(self, schema: Any, pointer: str, resource: Resource, scope: tuple[Resource, ...]) -> Located:
+        place: object = schema
+        if isinstance(schema, dict):
+            said = _said(schema)
+            place = (id(schema), id(resource), scope) if said is None else (said, id(resource.dialect))
+        found = self._located.get(place)
+        if found is None:
+            found = self._located[place] = Located(schema, pointer, resource, scope)
+        return found
+
+    @staticmethod
+    def _entered(scope: tuple[Resource, ...], before: Resource, after: Resource) -> tuple[Resource, ...]:
+        if after is before or not after.is_dynamic or after in scope:
+            return scope
+        return (*scope, after)
+
+    def _target(self, at: Located, reference: str, keyword: str) -> tuple[Resource, str]:
+        """The resource that a reference names, and the fragment in it."""
+        url, fragment = urldefrag(reference)
+        try:
+            fragment = unquote(fragment, errors="strict")
+        except UnicodeDecodeError:
+            raise _unresolved(at, keyword, reference, "its percent-encoding is not UTF-8") from None
+        if not url:
+            return at.resource, fragment
+        uri = join_uri(at.resource.uri, url)
+        found = self._index.resources.get(uri)
+        if found is None and url in self._index.legacy_ids:
+            schema, pointer = self._index.legacy_ids[url]
+            found = Resource(uri, schema, at.resource.dialect, pointer)
+        if found is None and (content := _metaschema(uri)) is not None:
+            dialect = self._index.stated_dialect(content, uri, UNSTATED)
+            found = self._index.add_resource(uri, content, dialect, uri)
+            self._index.walk(content, uri, found)
+        if found is None:
+            raise _unresolved(at, keyword, reference, "it points out of this document, and nothing is fetched")
+        return found, fragment
+
+    def _follow(
+        self, base: Resource, fragment: str, at: Located, reference: str, keyword: str
+    ) -> tuple[Resource, Any, str]:
+        """The value at a JSON pointer, with the resource that it is in."""
+        resource, value, pointer = base, base.root, base.pointer
+        kind: int | None = SCHEMA
+        for token in fragment[1:].split("/"):
+            token = token.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, dict) and token in value:
+                value = value[token]
+            elif isinstance(value, list) and token.isdigit() and int(token) < len(value):
+                value = value[int(token)]
+            else:
+                raise _unresolved(at, keyword, reference, f"nothing stands there ({shown(token)} is missing)")
+            pointer = f"{pointer}/{escape(token)}"
+            kind = _kind_below(kind, token)
+            if kind == SCHEMA_OR_LIST and isinstance(value, dict):
+                kind = SCHEMA
+            if kind == SCHEMA and isinstance(value, dict):
+                resource = self._index.by_schema.get(id(value), resource)
+        return resource, value, pointer
+
+
+def _said(schema: dict[str, Any]) -> tuple[str, ...] | None:
+    """What a small schema with nothing below it says, for all that say the same to be worked out once; None for others.
+
+    Keywords that may have to be refused are not among these, because every place where one stands must be named.
+    """
+    if not schema.keys() <= SHARED:
+        return None
+    said: list[str] = []
+    for keyword, value in schema.items():
+        if keyword not in REMARKS:
+            if isinstance(value, int) and abs(value) > MOST_SHARED_NUMBER:
+                return None
+            said.append(f"{keyword}={value!r}")
+    said.sort()
+    return tuple(said)
+
+
+def _kind_below(kind: int | None, token: str) -> int | None:
+    """What stands at a pointer token below something of a kind: SCHEMA, a container of schemas, or None if unknown."""
+    if kind == SCHEMA:
+        return POSITIONS.get(token)
+    if kind in (SCHEMA_MAP, SCHEMA_LIST, DEPENDENCIES):
+        return SCHEMA
+    return SCHEMA if kind is not None and token.isdigit() else None
+
+
+def _unresolved(at: Located, keyword: str, reference: str, reason: str) -> Unsupported:
+    fix = "Put what it should point to under '$defs' of this schema and refer to it there."
+    return Unsupported(at.pointer, keyword, f"{shown(reference)} cannot be resolved: {reason}", fix)
+
+
+@cache
+def _metaschema(uri: str) -> Any:
+    """The content of an official metaschema, or None."""
+    if "json-schema.org/" not in uri:
+        return None
+    from jsonschema_specifications import REGISTRY  # here, because few schemas need it and it takes milliseconds
+
+    resource = REGISTRY.get(uri) or REGISTRY.get(uri + "#")
+    return None if resource is None else resource.contents

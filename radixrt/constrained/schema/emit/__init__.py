@@ -1,0 +1,1 @@
+"""Productions and JSON Schema from the normal form."""

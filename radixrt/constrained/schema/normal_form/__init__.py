@@ -1,0 +1,1 @@
+"""The normal form of a schema: nodes whose alternatives a solver works out from the keywords."""

@@ -1,0 +1,270 @@
+"""`Graph`: the interned nodes and formulas of one schema, with everything that has been worked out about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixrt.constrained.regex import EMPTY, Regex, RegexTooComplex, alternate, literals
+from radixrt.constrained.schema.document.document import Document
+from radixrt.constrained.schema.document.index import Located
+from radixrt.constrained.schema.errors import Unsupported
+from radixrt.constrained.schema.limits import Budget, over_limit
+from radixrt.constrained.schema.normal_form.assertions import (
+    AllOf,
+    AnyOf,
+    Assertion,
+    FalseSchema,
+    Not,
+    OneOf,
+    PropertyNames,
+    Reference,
+    in_place,
+)
+from radixrt.constrained.schema.normal_form.keywords import FormatMode, KeywordReader
+from radixrt.constrained.schema.normal_form.nodes import NEVER, NONE, Either, Expansion, Formula, Formulas, Is, Node
+from radixrt.constrained.schema.normal_form.strings import KeySet, RemainingKeys, StringTest
+
+IN_PLACE_DEPTH = 64
+"""Maximum number of schemas nested in one another for one value."""
+
+
+@dataclass(slots=True)
+class StaticFacts:
+    """Memoized answers of `static_checks`, whose functions document them."""
+
+    types: dict[Located, int] = field(default_factory=dict)
+    evaluates: dict[Located, bool] = field(default_factory=dict)
+    disjoint: dict[tuple[Located, Located], bool] = field(default_factory=dict)
+    discriminated: dict[OneOf, bool] = field(default_factory=dict)
+    contradict: dict[frozenset[Formula], bool] = field(default_factory=dict)
+    implies: dict[tuple[Formulas, Formulas], bool] = field(default_factory=dict)
+    candidates: dict[Formulas, list[Any] | None] = field(default_factory=dict)
+    listed_names: dict[KeySet, tuple[list[str] | None]] = field(default_factory=dict)
+    tags: dict[Located, dict[str, frozenset[Hashable]]] = field(default_factory=dict)
+
+
+class Graph:
+    """The normal form of one schema, expanded on demand.
+
+    Args:
+        schema: the parsed schema.
+        budget: bounds on the work.
+        solve: computes the expansion of a node (`solver.expand`).
+        formats: "assert" enforces the known formats.
+        closed: objects whose schema says nothing about further members have none.
+        ignored: keywords (pointer of their schema, name) that are skipped.
+
+    Attributes:
+        refusals: keywords that cannot be enforced, found while productions were emitted without them.
+        facts: memoized answers of `static_checks`.
+
+    Raises:
+        MalformedSchema, Unsupported: see `Document`.
+    """
+
+    def __init__(
+        self,
+        schema: Any,
+        budget: Budget,
+        solve: Callable[[Graph, Node], Expansion],
+        *,
+        formats: FormatMode = "assert",
+        closed: bool = False,
+        ignored: frozenset[tuple[str, str]] = frozenset(),
+    ) -> None:
+        self.budget = budget
+        self.document = Document(schema, budget.limits)
+        self.closed = closed
+        self.reader = KeywordReader(self.document, budget.limits, formats, ignored)
+        self.refusals: list[Unsupported] = []
+        self.facts = StaticFacts()
+        self._solve = solve
+        self._nodes: dict[frozenset[Formula], Node] = {}
+        self._expansions: dict[Node, Expansion] = {}
+        self._formulas: dict[tuple[Located, bool], Formulas] = {}
+        self._in_place: dict[Located, int] = {}
+        self._other_names: dict[PropertyNames, RemainingKeys] = {}
+        self._expanding: set[Node] = set()
+        self._conflict: tuple[str, str] | None = None
+        self._conflicts: dict[Node, tuple[str, str]] = {}
+        self._string_schema = self.document.synthetic({"type": "string"}, self.document.root)
+        self.root = self.node(self.formulas(self.document.root))
+
+    def assertions(self, located: Located) -> tuple[Assertion, ...]:
+        """Return the assertions of a schema, as `KeywordReader.assertions` does."""
+        return self.reader.assertions(located)
+
+    def refuse(self, refusal: Unsupported) -> None:
+        """Note a keyword that cannot be enforced, and go on without it to find the others as well."""
+        if all((refusal.pointer, refusal.keyword) != (other.pointer, other.keyword) for other in self.refusals):
+            self.refusals.append(refusal)
+
+    # Formulas
+
+    def formulas(self, located: Located, *, positive: bool = True) -> Formulas:
+        """Return the conjunction that is equivalent to the schema, or to its negation: () if trivial, NONE if empty.
+
+        A schema that only refers to others, or only negates one, is replaced by those: equal positions share a node.
+        """
+        found = self._formulas.get((located, positive))
+        if found is None:
+            self._check_in_place(located, 0)
+            found = self._formulas[located, positive] = self._make_formulas(located, positive)
+        return found
+
+    def _make_formulas(self, located: Located, positive: bool) -> Formulas:
+        assertions = self.assertions(located)
+        if not assertions:
+            return () if positive else NONE
+        first = assertions[0]
+        if isinstance(first, FalseSchema):
+            return NONE if positive else ()
+        if len(assertions) == 1:
+            if isinstance(first, Reference):
+                return self.formulas(first.target, positive=positive)
+            if isinstance(first, Not):
+                return self.formulas(first.inner, positive=not positive)
+            if isinstance(first, AllOf if positive else AnyOf):
+                parts = [self.formulas(option, positive=positive) for option in in_place(first)]
+                if any(part is NONE for part in parts):
+                    return NONE
+                return tuple(dict.fromkeys(formula for part in parts for formula in part))
+        return (Is(located, positive),)
+
+    def negated(self, formulas: Formulas) -> Formulas:
+        """Return the negation of a conjunction."""
+        options: list[Formulas] = []
+        for formula in formulas:
+            if isinstance(formula, Is):
+                options.append(self.formulas(formula.located, positive=not formula.positive))
+            elif isinstance(formula, Either):
+                parts = [self.negated(option) for option in formula.options]
+                if all(part is not NONE for part in parts):
+                    options.append(tuple(inner for part in parts for inner in part))
+            else:
+                options.append(())
+        return either(tuple(options))
+
+    # Nodes
+
+    def node(self, formulas: Formulas) -> Node:
+        """Return the node of a conjunction. Raises Unsupported if there are too many nodes."""
+        if formulas is not NONE and NEVER in formulas:
+            formulas = NONE
+        conjunction = frozenset(formulas)
+        found = self._nodes.get(conjunction)
+        if found is None:
+            found = Node(tuple(dict.fromkeys(formulas)), len(self._nodes))
+            self.budget.count_node(found.pointer, "schema")
+            self._nodes[conjunction] = found
+        return found
+
+    def expand(self, node: Node) -> Expansion:
+        """Return the alternatives of a node, solved once. Raises Unsupported."""
+        found = self._expansions.get(node)
+        if found is None:
+            if node in self._expanding:
+                raise over_limit(node.pointer, "propertyNames", "it depends on itself")
+            self._expanding.add(node)
+            outer = self._take_conflict()
+            try:
+                found = self._expansions[node] = self._solve(self, node)
+                conflict = self._take_conflict()
+                if found.is_empty and conflict is not None:
+                    self._conflicts[node] = conflict
+            except RegexTooComplex as error:
+                raise over_limit(node.pointer, "pattern", f"its patterns are too complex together ({error})") from None
+            finally:
+                self._expanding.discard(node)
+                self._conflict = outer
+        return found
+
+    def is_expanding(self, node: Node) -> bool:
+        """Return whether the node is being solved right now."""
+        return node in self._expanding
+
+    @property
+    def expanding(self) -> int:
+        """The number of nodes that are being solved right now, nested in one another."""
+        return len(self._expanding)
+
+    def note_conflict(self, name: str, demanded: Formulas) -> None:
+        """Note that the value of a required member cannot satisfy the formulas demanded of it."""
+        pointers = [formula.located.pointer for formula in demanded if isinstance(formula, Is)]
+        self._conflict = (pointers[-1] if pointers else "", name)
+
+    def _take_conflict(self) -> tuple[str, str] | None:
+        found, self._conflict = self._conflict, None
+        return found
+
+    def conflict(self, node: Node) -> tuple[str, str] | None:
+        """Return why a node has no value: a pointer and the name of a required member, if `note_conflict` knew."""
+        return self._conflicts.get(node)
+
+    # Property names
+
+    def other_names(self, assertion: PropertyNames) -> RemainingKeys:
+        """Return the property names that do not satisfy the schema of `propertyNames`."""
+        keys = self._other_names.get(assertion)
+        if keys is None:
+            found = self._strings(assertion.names)
+            if isinstance(found, tuple):
+                keys = RemainingKeys(frozenset(found), order=found)
+            else:
+                keys = RemainingKeys(frozenset(), (StringTest(found, True, assertion.source(), assertion.names),))
+            self._other_names[assertion] = keys
+        return keys
+
+    def _strings(self, located: Located) -> tuple[str, ...] | Regex:
+        """Return the strings that satisfy a schema: one by one if the schema lists them, else as a language."""
+        pending = [self.node((Is(self._string_schema, True), *self.formulas(located)))]
+        listed: dict[str, None] = {}
+        languages: list[Regex] = []
+        while pending:
+            expansion = self.expand(pending.pop())
+            pending.extend(expansion.union or ())
+            listed.update((value, None) for value in expansion.values.values() if type(value) is str)
+            languages.extend(strings.language() for strings in expansion.strings)
+        languages = [language for language in languages if language is not EMPTY]
+        if not languages:
+            return tuple(listed)
+        return alternate(literals(sorted(listed)), *languages) if listed else alternate(*languages)
+
+    def _check_in_place(self, located: Located, depth: int) -> int:
+        """Return the longest chain of schemas that apply to the same value. Raises Unsupported if it is endless."""
+        found = self._in_place.get(located)
+        if found == -1:
+            fix = "Let it lead into a property or an item first."
+            raise Unsupported(located.pointer, "$ref", "the reference leads back to itself for the same value", fix)
+        if found is None:
+            if depth > IN_PLACE_DEPTH:
+                raise _too_deep(located)
+            self._in_place[located] = -1
+            found = 0
+            try:
+                for assertion in self.assertions(located):
+                    for part in in_place(assertion):
+                        found = max(found, 1 + self._check_in_place(part, depth + 1))
+            finally:
+                self._in_place.pop(located)
+            self._in_place[located] = found
+        if depth + found > IN_PLACE_DEPTH:
+            raise _too_deep(located)
+        return found
+
+
+def either(options: tuple[Formulas, ...]) -> Formulas:
+    """Return the conjunction that is equivalent to the disjunction of the options."""
+    live = tuple(dict.fromkeys(option for option in options if option is not NONE))
+    if not live:
+        return NONE
+    if () in live:
+        return ()
+    return live[0] if len(live) == 1 else (Either(live),)
+
+
+def _too_deep(located: Located) -> Unsupported:
+    reason = f"more than {IN_PLACE_DEPTH} schemas are nested in one another for the same value"
+    return over_limit(located.pointer, "$ref", reason)

@@ -1,0 +1,273 @@
+"""The solver: from the formulas of a node to its expansion.
+
+The search is that of a satisfiability solver: a choice with only one possible alternative is made at once (unit
+propagation), and otherwise the choice with the fewest possible alternatives is split. That keeps chains of conditions
+that exclude one another from multiplying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from radixrt.constrained.schema.limits import Budget, over_limit
+from radixrt.constrained.schema.normal_form.assertions import (
+    AnyOf,
+    Assertion,
+    OneOf,
+    UnevaluatedItems,
+    UnevaluatedProperties,
+    in_place,
+)
+from radixrt.constrained.schema.normal_form.branch import Branch, Frame
+from radixrt.constrained.schema.normal_form.conditions import SomeMember
+from radixrt.constrained.schema.normal_form.graph import Graph, either
+from radixrt.constrained.schema.normal_form.keywords import FormatMode
+from radixrt.constrained.schema.normal_form.nodes import (
+    ANY_ARRAY,
+    ANY_OBJECT,
+    NONE,
+    ArrayShape,
+    Either,
+    Expansion,
+    Is,
+    ItemCount,
+    Node,
+    ObjectShape,
+)
+from radixrt.constrained.schema.normal_form.numbers import ANY_NUMBER, NumberSet
+from radixrt.constrained.schema.normal_form.propagation import add_rule, apply_all, some_member
+from radixrt.constrained.schema.normal_form.static_checks import all_disjoint
+from radixrt.constrained.schema.normal_form.strings import ANY_STRING, RemainingKeys, StringSet
+from radixrt.constrained.schema.normal_form.validation import holds
+from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
+
+
+def normal_form(
+    schema: Any,
+    budget: Budget,
+    *,
+    formats: FormatMode = "assert",
+    closed: bool = False,
+    ignored: frozenset[tuple[str, str]] = frozenset(),
+) -> Graph:
+    """Return the normal form of a schema, whose nodes are expanded on demand. See `Graph` for arguments and errors."""
+    return Graph(schema, budget, expand, formats=formats, closed=closed, ignored=ignored)
+
+
+def expand(graph: Graph, node: Node) -> Expansion:
+    """Return the union of alternatives that is equivalent to the node's formulas.
+
+    Raises:
+        Unsupported: a keyword on the way cannot be enforced, or there are too many branches.
+    """
+    union = _union(graph, node)
+    if union is not None:
+        return Expansion(union=union)
+    branch = Branch(graph)
+    if not apply_all(branch, node.formulas):
+        return Expansion()
+    return _collected(graph, node, _solved(graph, node, branch))
+
+
+def _union(graph: Graph, node: Node) -> tuple[Node, ...] | None:
+    """Return the nodes of a node that is nothing but a choice between schemas, each of which keeps its own rule."""
+    if len(node.formulas) != 1:
+        return None
+    formula = node.formulas[0]
+    if isinstance(formula, Either):
+        return tuple(dict.fromkeys(graph.node(option) for option in formula.options))
+    if not isinstance(formula, Is) or not formula.positive:
+        return None
+    assertions = graph.assertions(formula.located)
+    if len(assertions) != 1:
+        return None
+    only = assertions[0]
+    if not isinstance(only, AnyOf) and not (isinstance(only, OneOf) and all_disjoint(graph, only)):
+        return None
+    found = [graph.formulas(option) for option in in_place(only)]
+    return tuple(dict.fromkeys(graph.node(formulas) for formulas in found if formulas is not NONE))
+
+
+def _solved(graph: Graph, node: Node, start: Branch) -> Iterator[Branch]:
+    """Yield the branches that remain once every choice is made."""
+    limit = graph.budget.limits.branches
+    stack = [start]
+    tried = found = 0
+    while stack:
+        branch = stack.pop()
+        graph.budget.check_time(node.pointer, "schema")
+        if branch.finite is not None:
+            yield branch
+            continue
+        if not branch.choices:
+            for final in _settled(branch):
+                found += 1
+                yield final
+        else:
+            live, count = _split(branch)
+            tried += count
+            stack.extend(reversed(live))
+        if found + len(stack) > limit or tried > 20 * limit:
+            reason = f"its combinations unfold into more than {limit} alternatives"
+            raise over_limit(node.pointer, _combining_keyword(graph, node), reason)
+
+
+def _split(branch: Branch) -> tuple[list[Branch], int]:
+    """Return the branches that one choice leads to, and the number of alternatives that were tried.
+
+    A choice with an alternative that adds nothing is already satisfied and disappears.
+    """
+    best: list[Branch] | None = None
+    tried = 0
+    for place, choice in enumerate(branch.choices):
+        live = []
+        for alternative in choice.alternatives:
+            other = branch.with_choice(place)
+            tried += 1
+            if apply_all(other, alternative, choice.frames):
+                if other.changes == branch.changes:
+                    return [other], tried
+                live.append(other)
+        if len(live) <= 1:
+            return live, tried
+        if best is None or len(live) < len(best):
+            best = live
+    assert best is not None
+    return best, tried
+
+
+def _settled(branch: Branch) -> Iterator[Branch]:
+    """Yield the branches with the deferred assertions applied and the witnesses identified."""
+    for place in reversed(range(len(branch.frames))):
+        if not _settle(branch, place):
+            return
+    branch.frames.clear()
+    yield from _with_witnesses(branch, 0)
+
+
+def _settle(branch: Branch, place: int) -> bool:
+    """Apply the deferred assertions of a frame to what the frame has not recorded as evaluated."""
+    frame = branch.frames[place]
+    for number, assertion in enumerate(frame.deferred):
+        if frame.denied is None:
+            if not _apply_deferred(branch, frame, assertion):
+                return False
+        elif frame.denied == number and not _deny_deferred(branch, frame, assertion):
+            return False
+    return True
+
+
+def _apply_deferred(branch: Branch, frame: Frame, assertion: Assertion) -> bool:
+    graph = branch.graph
+    if isinstance(assertion, UnevaluatedProperties):
+        if frame.all_members:
+            return True
+        for outer in frame.outer:
+            branch.frames[outer] = replace(branch.frames[outer], all_members=True)
+        return add_rule(branch, _unevaluated_names(frame), graph.formulas(assertion.member))
+    assert isinstance(assertion, UnevaluatedItems)
+    if frame.all_items:
+        return True
+    options = (*frame.kinds, graph.formulas(assertion.item))
+    for outer in frame.outer:
+        branch.frames[outer] = replace(branch.frames[outer], all_items=True)
+    return not branch.types & ARRAY or branch.add_items(frame.prefix, None, either(options))
+
+
+def _deny_deferred(branch: Branch, frame: Frame, assertion: Assertion) -> bool:
+    graph = branch.graph
+    if isinstance(assertion, UnevaluatedProperties):
+        if frame.all_members:
+            return False
+        formulas = graph.formulas(assertion.member, positive=False)
+        return some_member(branch, SomeMember(_unevaluated_names(frame), formulas, assertion.source()))
+    assert isinstance(assertion, UnevaluatedItems)
+    if frame.all_items:
+        return False
+    formulas = graph.formulas(assertion.item, positive=False)
+    for kind in frame.kinds:
+        if formulas is not NONE:
+            negated = graph.negated(kind)
+            formulas = NONE if negated is NONE else formulas + negated
+    if formulas is NONE or not branch.limit_types(ARRAY):
+        return False
+    return branch.count_items(ItemCount(frame.prefix, formulas, 1, None, assertion.source()))
+
+
+def _unevaluated_names(frame: Frame) -> RemainingKeys:
+    return RemainingKeys(frame.names, frame.tests)
+
+
+def _with_witnesses(branch: Branch, first: int) -> Iterator[Branch]:
+    """Yield the branches in which each witness from `first` on is a declared member, or an undeclared one."""
+    if first >= len(branch.object.witnesses) or not branch.types & OBJECT:
+        yield branch
+        return
+    keys, formulas, _ = branch.object.witnesses[first]
+    for name, _ in branch.object.shape().members:
+        if name in keys:
+            other = branch.fork()
+            del other.object.witnesses[first]
+            if other.add_required_member(name, formulas):
+                yield from _with_witnesses(other, first)
+    if not any(rule_keys == keys and demanded is NONE for rule_keys, demanded in branch.object.rules):
+        yield from _with_witnesses(branch, first + 1)
+
+
+def _collected(graph: Graph, node: Node, branches: Iterator[Branch]) -> Expansion:
+    """Return the union of the branches; an alternative that has every value of its type absorbs the others."""
+    values: dict[Hashable, Any] = {}
+    null = False
+    booleans: set[bool] = set()
+    numbers: dict[NumberSet, None] = {}
+    strings: dict[StringSet, None] = {}
+    arrays: dict[ArrayShape, None] = {}
+    objects: dict[ObjectShape, None] = {}
+    for branch in branches:
+        types = branch.types
+        if branch.finite is not None:
+            for value in branch.finite:
+                if key(value) not in values and all(holds(graph, formula, value) for formula in node.formulas):
+                    values[key(value)] = value
+            continue
+        null = null or bool(types & NULL)
+        if types & BOOLEAN:
+            booleans.update(flag for flag in (False, True) if branch.booleans & (2 if flag else 1))
+        if types & NUMBER:
+            numbers[branch.number] = None
+        if types & STRING:
+            strings[branch.string] = None
+        if types & ARRAY:
+            arrays[branch.array] = None
+        if types & OBJECT:
+            shape = branch.object.shape()
+            objects[_closed(shape) if graph.closed else shape] = None
+    return Expansion(
+        values,
+        null,
+        frozenset(booleans),
+        (ANY_NUMBER,) if ANY_NUMBER in numbers else tuple(numbers),
+        (ANY_STRING,) if ANY_STRING in strings else tuple(strings),
+        (ANY_ARRAY,) if ANY_ARRAY in arrays else tuple(arrays),
+        (ANY_OBJECT,) if ANY_OBJECT in objects else tuple(objects),
+    )
+
+
+def _closed(shape: ObjectShape) -> ObjectShape:
+    """Return the shape with no members but those it names, if it says nothing about others."""
+    if shape.rules or shape.witnesses or not shape.members:
+        return shape
+    names = frozenset(name for name, _ in shape.members)
+    return replace(shape, rules=((RemainingKeys(names), NONE),))
+
+
+def _combining_keyword(graph: Graph, node: Node) -> str:
+    """Return the keyword of the node that most likely causes many branches."""
+    for formula in node.formulas:
+        if isinstance(formula, Is):
+            for assertion in graph.assertions(formula.located):
+                if in_place(assertion):
+                    return assertion.keyword
+    return "schema"

@@ -1,0 +1,121 @@
+"""Judging texts and values for `explain`: where a text leaves a grammar, and what is wrong with a value."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from radixrt.constrained.productions import Productions, Special, postorder
+from radixrt.constrained.recognizer import Recognizer, State
+
+if TYPE_CHECKING:
+    from radixrt.constrained.vocabulary import Vocabulary
+    from radixrt.constraint import StructuredOptions
+
+CONTEXT_CHARS = 30
+PROBES = [chr(c) for c in range(0x20, 0x7F)] + ["\n", "\t", "é", "東"]
+"""Characters that are tried where a text went wrong."""
+MOST_LISTED = 12
+
+
+class TextChecker:
+    """Texts against productions. A control token that the grammar asks for is written as its text."""
+
+    def __init__(self, productions: Productions, vocabulary: Vocabulary) -> None:
+        self._recognizer = Recognizer(productions, vocabulary.control_tokens)
+        specials = {e.text for e in postorder(productions.rules.values()) if isinstance(e, Special)}
+        self._specials = re.compile("(" + "|".join(map(re.escape, sorted(specials))) + ")") if specials else None
+
+    def accepts(self, text: str) -> bool:
+        """Whether the text is a sentence of the grammar."""
+        state, good = self._follow(text)
+        return good == len(text) and self._recognizer.is_complete(state)
+
+    def shortest(self) -> str:
+        """A shortest sentence."""
+        return self._closing(self._recognizer.start())
+
+    def problem(self, text: str) -> str | None:
+        """Where the text stops being the beginning of a sentence, and what could stand there; None for a sentence."""
+        state, good = self._follow(text)
+        if good == len(text):
+            if self._recognizer.is_complete(state):
+                return None
+            return f"the text ends too early; a shortest way to go on is {_quoted(self._closing(state))}"
+        before = text[max(0, good - CONTEXT_CHARS) : good]
+        place = f"position {good}, after {before!r}" if before else "position 0"
+        return f"{place}: {text[good]!r} cannot stand there; {self._possible(state)}"
+
+    def _follow(self, text: str) -> tuple[State, int]:
+        """The state after the longest beginning of the text that some sentence has, and its length."""
+        state, good = self._recognizer.start(), 0
+        for piece in self._specials.split(text) if self._specials else [text]:
+            after = None
+            if self._specials is not None and self._specials.fullmatch(piece):
+                after = self._recognizer.advance_special(state, piece)
+            if after is None:
+                state, taken = self._follow_text(state, piece)
+                if taken < len(piece):
+                    return state, good + taken
+            else:
+                state = after
+            good += len(piece)
+        return state, good
+
+    def _follow_text(self, state: State, text: str) -> tuple[State, int]:
+        recognizer = self._recognizer
+        good, step = 0, len(text)
+        while step:
+            further = recognizer.advance(state, text[good : good + step])
+            if further is None:
+                step //= 2
+            else:
+                state, good = further, good + step
+                step = min(step, len(text) - good)
+        return state, good
+
+    def _possible(self, state: State) -> str:
+        """What could come next."""
+        recognizer = self._recognizer
+        if recognizer.must_end(state):
+            return "nothing can, the text is complete"
+        found = [char for char in PROBES if recognizer.advance(state, char) is not None]
+        end = " or the end" if recognizer.is_complete(state) else ""
+        if found and len(found) <= MOST_LISTED:
+            return f"possible: {' '.join(found)}{end}"
+        closing = self._closing(state) or found[0]
+        return f"possible, among others: {_quoted(closing)}{end}"
+
+    def _closing(self, state: State) -> str:
+        pieces = self._recognizer.closing(state).pieces
+        return "".join(piece.text if isinstance(piece, Special) else piece for piece in pieces)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= CONTEXT_CHARS else text[:CONTEXT_CHARS] + "...")
+
+
+def value_problem(schema: Any, value: Any, options: StructuredOptions) -> str:
+    """What the `jsonschema` package says about a value that a schema refuses, the most relevant fault alone."""
+    import jsonschema
+    from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+
+    cls = validator_for(schema, default=jsonschema.Draft202012Validator)
+    checker = cls.FORMAT_CHECKER if options.formats == "assert" else None
+    try:
+        # The registry is named because without one the package would fetch what it does not know.
+        validator = cls(schema, format_checker=checker, registry=REGISTRY)
+        error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    except Exception:  # a reference that cannot be followed, a pattern in another dialect: any of its own kinds
+        error = None
+    if error is None:
+        return "the schema, as it is enforced, does not take this value"
+    place = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.absolute_path)
+    return f"At {place or 'the root'}: {error.message[:300]}"
+
+
+def compact(value: Any) -> str:
+    """The JSON text of a value as it would be generated, but for the order of keys."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
