@@ -1,10 +1,9 @@
-"""Which request and which prefix owns which KV slot: integers only, no tensors, no torch."""
+"""Ownership of KV slots by requests and cached prefixes: integers only, no tensors, no torch."""
 
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
-from radixrt.mem_cache.eviction import EVICTION_POLICIES
 from radixrt.mem_cache.prefix_cache import CacheStats, InsertResult, MatchResult, PrefixCache
-from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.tree_node import TreeNode
 

@@ -1,4 +1,4 @@
-"""Which KV slots are free.
+"""Allocation of KV slots.
 
 A slot is one token's keys and values in every layer. Slots come in pages of `page_size` neighbours; a page has one
 owner at a time: this allocator (free), the prefix cache, or one request. Page 0 is padding, dummy rows may write to it.
@@ -16,14 +16,14 @@ I32 = np.dtype(np.int32)
 
 
 class TokenToKVPoolAllocator:
-    """Hands out KV slots by whole pages; slot ids are int32, page * page_size + offset.
+    """Allocates KV slots by whole pages; slot ids are int32, page * page_size + offset.
 
-    Pages 1..num_slots // page_size are handed out, page 0 (slots 0..page_size-1) never is, so the KV tensors need
+    Pages 1..num_slots // page_size are allocated, page 0 (slots 0..page_size-1) never is, so the KV tensors need
     num_slots + page_size rows. The free pages are a stack in one preallocated array: alloc and free are slice copies.
     A fresh stack gives ascending contiguous runs, and a run that is freed comes back in the order it was freed in.
 
     Args:
-        num_slots: slots that can be handed out, a positive multiple of page_size.
+        num_slots: slots that can be allocated, a positive multiple of page_size.
         page_size: slots per page.
 
     Raises:
@@ -44,7 +44,7 @@ class TokenToKVPoolAllocator:
         self.clear()
 
     def clear(self) -> None:
-        """Makes every page free. Whoever still holds slots must forget them."""
+        """Free every page. All holders of slots must drop them."""
         self._stack[:] = np.arange(self._num_pages, 0, -1, dtype=I32)
         self._top = self._num_pages
 
@@ -52,7 +52,7 @@ class TokenToKVPoolAllocator:
         """Free slots, a multiple of page_size."""
         return self._top * self.page_size
 
-    # --- what an allocation would cost ---
+    # --- cost of an allocation ---
 
     def new_slots_for_extend(self, prefix_len: int, num_new: int) -> int:
         """Free slots (a multiple of page_size) that alloc_extend(prefix_len, num_new, ...) takes."""
@@ -75,7 +75,7 @@ class TokenToKVPoolAllocator:
             prefix_len: positions that already have a slot.
             num_new: positions to add, 0 or more.
             last_slot: slot of position prefix_len - 1. Its page must be the caller's own: what is left of it is filled
-                first. Not looked at where prefix_len is a multiple of page_size.
+                first. Ignored where prefix_len is a multiple of page_size.
 
         Returns:
             int32[num_new], or None, with nothing changed, if too few slots are free.
@@ -97,7 +97,7 @@ class TokenToKVPoolAllocator:
 
         Args:
             seq_lens: int32[B], positions that already have a slot, so the length before the new token.
-            last_slots: int32[B], slot of position seq_lens - 1; not looked at where seq_lens is a multiple of
+            last_slots: int32[B], slot of position seq_lens - 1; ignored where seq_lens is a multiple of
                 page_size.
 
         Returns:
@@ -114,7 +114,7 @@ class TokenToKVPoolAllocator:
         return slots
 
     def free(self, slots: Int32Array) -> None:
-        """Takes back every page that has one of the slots in it. The caller must own these pages whole.
+        """Free every page that has one of the slots in it. The caller must own these pages whole.
 
         Args:
             slots: int32[n], in any order; n may be 0.
@@ -125,7 +125,7 @@ class TokenToKVPoolAllocator:
         pages = slots
         if self.page_size > 1 and len(slots):
             pages = slots // self.page_size
-            # Most slots lie next to others of their page, which leaves unique (a sort) little to do.
+            # Most slots are next to others of their page, which leaves little for unique (a sort).
             starts_run = np.empty(len(pages), dtype=np.bool_)
             starts_run[0] = True
             np.not_equal(pages[1:], pages[:-1], out=starts_run[1:])

@@ -1,4 +1,4 @@
-"""The prefix cache that is off."""
+"""`ChunkCache`: a prefix cache that caches nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixrt.mem_cache.tree_node import RootNode, TreeNode
 class ChunkCache(PrefixCache):
     """Finds nothing and keeps nothing: every slot stays the request's own, which frees it when it is done.
 
-    Locks are counted on one root, so that the scheduler's bookkeeping is checked the same way as with RadixCache.
+    Locks are counted on one root, so that the invariants of locks are checked as with RadixCache.
     """
 
     shares = False
@@ -40,7 +40,7 @@ class ChunkCache(PrefixCache):
     def node_at(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
         return None
 
-    def set_rank(self, node: TreeNode, rank: int) -> None: ...
+    def set_retention(self, node: TreeNode, retention: int) -> None: ...
 
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         if len(key) != len(slots):

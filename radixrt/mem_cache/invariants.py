@@ -1,4 +1,4 @@
-"""What must hold of a radix cache between any two calls; each function's docstring is its equation."""
+"""Invariants of a radix cache between any two calls; the docstring of each check is its equation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_radix_cache(
     leaves: Collection[TreeNode],
     live_nodes: Iterable[TreeNode] | None,
 ) -> None:
-    """All of this module's checks.
+    """Check all invariants of this module.
 
     Args:
         cache: the cache.
         roots: its roots by namespace.
         leaves: its set of evictable leaves.
-        live_nodes: one entry for each lock held, or None to leave lock counts unchecked.
+        live_nodes: one entry for each lock held, or None not to check lock counts.
 
     Raises:
         InvariantError: the first equation that does not hold.
@@ -47,14 +47,19 @@ def check_shape(roots: Mapping[str, RootNode], nodes: list[TreeNode], page_size:
         _require(bool(root.children) or namespace == "", f"empty root of namespace {namespace!r} was kept")
     for node in nodes:
         tokens = len(node.key)
-        _require(len(node.value) == tokens, f"{node!r}: {tokens} tokens but {len(node.value)} slots")
-        _require(tokens > 0 and tokens % page_size == 0, f"{node!r}: not whole pages of {page_size}")
+        if len(node.value) != tokens:
+            raise InvariantError(f"{node!r}: {tokens} tokens but {len(node.value)} slots")
+        if tokens <= 0 or tokens % page_size:
+            raise InvariantError(f"{node!r}: not whole pages of {page_size}")
     for node in [*roots.values(), *nodes]:
         for first_page, child in node.children.items():
-            _require(child.parent is node, f"{child!r} has another parent than {node!r}")
-            _require(child.key_bytes[: 4 * page_size] == first_page, f"{child!r} is filed under another first page")
+            if child.parent is not node:
+                raise InvariantError(f"{child!r} has another parent than {node!r}")
+            if child.key_bytes[: 4 * page_size] != first_page:
+                raise InvariantError(f"{child!r} is indexed by another first page")
         below = sum(child.lock_ref for child in node.children.values())
-        _require(node.lock_ref >= below, f"{node!r}: its children have {below} locks")
+        if node.lock_ref < below:
+            raise InvariantError(f"{node!r}: its children have {below} locks")
 
 
 def check_sizes(cache: PrefixCache, leaves: Collection[TreeNode], nodes: list[TreeNode]) -> None:
@@ -101,12 +106,14 @@ def check_locks(roots: Mapping[str, RootNode], nodes: list[TreeNode], live_nodes
     for live in live_nodes:
         path = live.path()
         top = path[0]
-        _require(isinstance(top, RootNode), f"live {live!r} was evicted")
-        if isinstance(top, RootNode) and roots.get(top.namespace) is not top:
+        if not isinstance(top, RootNode):
+            raise InvariantError(f"live {live!r} was evicted")
+        if roots.get(top.namespace) is not top:
             _require(len(path) == 1 and not top.children, f"live {live!r} hangs from a dropped root")
         expected.update(path)
     for node in {*roots.values(), *nodes, *expected}:
-        _require(node.lock_ref == expected[node], f"{node!r}: {expected[node]} live nodes in its subtree")
+        if node.lock_ref != expected[node]:
+            raise InvariantError(f"{node!r}: {expected[node]} live nodes in its subtree")
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -1,34 +1,60 @@
 """The prefix cache as a radix tree over runs of tokens (SGLang, Zheng et al. 2024, arXiv:2312.07104).
 
-Cost is by the path, never by the tree: a match or insert is one dict look-up and one memory comparison for each node on
-the path, and an eviction one pop from a sorted set for each leaf.
+Costs depend on the path, never on the size of the tree: a match or insert is one dict look-up and one memory comparison
+for each node on the path, and an eviction one pop from a sorted set for each leaf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
+from sortedcontainers import SortedSet
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
-from radixrt.mem_cache.eviction import leaf_order
 from radixrt.mem_cache.invariants import check_radix_cache
 from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult, PrefixCache
-from radixrt.mem_cache.tree_node import NO_CHILDREN, RANK_DONE, RANK_NORMAL, RootNode, TreeNode
+from radixrt.mem_cache.tree_node import NO_CHILDREN, RETAIN_DONE, RETAIN_NORMAL, RootNode, TreeNode
 
 _NO_SLOTS = np.frombuffer(b"", dtype=I32)
 
+# Sort keys of eviction: the leaf with the smallest one is evicted first. All four are total orders of the leaves: nodes
+# with the same last_access (or created) lie on one path, and a path has one leaf. attrgetter, because it runs in C. The
+# retention level counts before the time of use, and after the priority, which an operator or a client sets.
+_EVICTION_KEYS: dict[str, Callable[[TreeNode], Any]] = {
+    "lru": attrgetter("retention", "last_access"),
+    "lfu": attrgetter("retention", "hits", "last_access"),
+    "fifo": attrgetter("retention", "created"),
+    "priority": attrgetter("priority", "retention", "last_access"),
+}
+
+EVICTION_POLICIES = tuple(_EVICTION_KEYS)
+
+
+def _leaf_order(policy: str) -> SortedSet:
+    """An empty set of leaves in eviction order, whose pop(0) returns the first to evict; operations are logarithmic.
+
+    A node must be out of the set while any field of its sort key changes.
+
+    Raises:
+        ValueError: no such policy.
+    """
+    if policy not in _EVICTION_KEYS:
+        raise ValueError(f"unknown eviction policy {policy!r}, choose one of {', '.join(EVICTION_POLICIES)}")
+    return SortedSet(key=_EVICTION_KEYS[policy])
+
 
 class _Descent(NamedTuple):
-    """How far a key leads into a tree. Lengths are in bytes, 4 a token.
+    """Result of following a key down a tree. Lengths are in bytes, 4 a token.
 
     Attributes:
-        path: nodes whose whole run lies on the key, without the root.
+        path: nodes whose whole run matches the key, without the root.
         length: sum of their runs.
-        partial: the node whose run starts with the key's next page but does not lie on the key as a whole.
-        common: whole pages that it shares with the key; 0 without one.
+        partial: the node whose run starts with the key's next page but does not match the key as a whole.
+        common: length of the whole pages that `partial` shares with the key; 0 without one.
     """
 
     path: list[TreeNode]
@@ -40,12 +66,12 @@ class _Descent(NamedTuple):
 class RadixCache(PrefixCache):
     """One tree for each namespace; their unlocked leaves are evicted in one common order.
 
-    Slots in the tree are the cache's own; it gives them back to the allocator by evict and reset, and in no other way.
+    The cache owns the slots in the tree; only evict and reset give them back to the allocator.
     A node's end is stable: when a node is split, the node object keeps the suffix and a new parent takes the prefix, so
     a request may hold the node where its prefix ends for as long as it holds a lock on it.
 
     Args:
-        allocator: where evicted slots go; gives the page size.
+        allocator: receives evicted slots; defines the page size.
         eviction_policy: "lru"; "lfu" (fewest matches); "fifo" (oldest insert); "priority" (lowest, then LRU).
 
     Raises:
@@ -57,11 +83,11 @@ class RadixCache(PrefixCache):
     def __init__(self, allocator: TokenToKVPoolAllocator, eviction_policy: str = "lru") -> None:
         super().__init__(allocator)
         self._page_bytes = 4 * self.page_size
-        # The roots that have children, and the default one. A root without children is worth nothing, so a namespace
-        # that nothing is cached for costs nothing: match_prefix makes up a root for it, which goes when its lock goes.
+        # The roots that have children, and the default one. A root without children is not kept, so a namespace without
+        # cached tokens costs nothing: match_prefix creates a root for it, which is dropped with its lock.
         self._default_root = RootNode("")
         self._roots = {"": self._default_root}
-        self._leaves = leaf_order(eviction_policy)  # exactly the leaves with lock_ref 0
+        self._leaves = _leaf_order(eviction_policy)  # exactly the leaves with lock_ref 0
         self._evictable_size = 0
         self._protected_size = 0
         self._clock = 0  # of last_access and created: the number of matches and inserts so far
@@ -98,8 +124,8 @@ class RadixCache(PrefixCache):
         for node in path:
             node.last_access = now
             node.hits += 1
-            if node.rank == RANK_DONE:
-                node.rank = RANK_NORMAL
+            if node.retention == RETAIN_DONE:
+                node.retention = RETAIN_NORMAL
         if was_evictable:
             self._leaves.add(end)
         return MatchResult(np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32), end)
@@ -128,13 +154,13 @@ class RadixCache(PrefixCache):
             return None
         return path[-1] if partial is None else self._split(partial, common)
 
-    def set_rank(self, node: TreeNode, rank: int) -> None:
-        if node.rank == rank:
+    def set_retention(self, node: TreeNode, retention: int) -> None:
+        if node.retention == retention:
             return
         listed = node.lock_ref == 0 and not node.children and node.parent is not None
         if listed:
             self._leaves.discard(node)
-        node.rank = rank
+        node.retention = retention
         if listed:
             self._leaves.add(node)
 
@@ -158,8 +184,8 @@ class RadixCache(PrefixCache):
         for node in path:
             node.last_access = now
             node.priority = max(node.priority, priority)
-            if node.rank == RANK_DONE:
-                node.rank = RANK_NORMAL
+            if node.retention == RETAIN_DONE:
+                node.retention = RETAIN_NORMAL
         existing = length >> 2
         if existing < retained:
             leaf = TreeNode(end, key_bytes[length:], _to_bytes(slots[existing:retained]), now, priority)
@@ -190,7 +216,7 @@ class RadixCache(PrefixCache):
             node = child
 
     def _common_pages(self, run: bytes, key: bytes, start: int) -> int:
-        """Bytes of the whole pages that run and key[start:] begin with in common."""
+        """Length in bytes of the whole pages that are a common prefix of run and key[start:]."""
         count = min(len(run), len(key) - start) >> 2
         differs = np.frombuffer(run, I32, count) != np.frombuffer(key, I32, count, start)
         first = int(differs.argmax())
@@ -198,11 +224,11 @@ class RadixCache(PrefixCache):
         return (common - common % self.page_size) << 2
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Gives the first `length` bytes of the node's run to a new parent, and returns that.
+        """Move the first `length` bytes of the node's run to a new parent, and return that parent.
 
         The node object keeps the suffix, because requests and `_leaves` refer to it as the end of its path. Every lock
-        on it covers the prefix as well, so the parent has the same lock_ref and no size changes; nor does any field by
-        which the node is sorted in `_leaves`.
+        on it covers the prefix as well, so the parent has the same lock_ref and no size changes; nor does any field
+        of the node's sort key in `_leaves`.
         """
         page_bytes = self._page_bytes
         above = node.parent
@@ -285,7 +311,7 @@ class RadixCache(PrefixCache):
         return True
 
     def _give_back(self, runs: list[bytes]) -> int:
-        """Frees the slots of nodes just taken out of the tree, all of them evictable; returns how many."""
+        """Free the slots of evictable nodes that were just removed from the tree; returns their number."""
         slots = np.frombuffer(b"".join(runs), dtype=I32)
         self.allocator.free(slots)
         self._evictable_size -= len(slots)

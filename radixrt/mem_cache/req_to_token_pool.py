@@ -1,4 +1,4 @@
-"""Where each request's tokens lie: one row of slot ids for each request."""
+"""`ReqToTokenPool`: one row of slot ids for each request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from radixrt.errors import InvariantError
 class ReqToTokenPool:
     """A table of rows; `table[req_pool_idx, position]` is the KV slot of that position of that request.
 
-    This table is the authority, the runner keeps a mirror of it. Row 0 is padding and is never handed out. A row is not
-    cleared when it is freed or handed out: positions from the owner's length on mean nothing.
+    This table is the authority, the runner keeps a mirror of it. Row 0 is padding and is never allocated. A row is not
+    cleared when it is freed or allocated: positions from the owner's length on mean nothing.
 
     Args:
-        max_requests: rows that can be handed out.
+        max_requests: rows that can be allocated.
         max_context_len: positions of a row.
 
     Attributes:
@@ -35,7 +35,7 @@ class ReqToTokenPool:
         self.clear()
 
     def clear(self) -> None:
-        """Makes every row free. Whoever still holds one must forget it."""
+        """Free every row. All holders of rows must drop them."""
         self._free = list(range(self.max_requests, 0, -1))
         self._is_free = [False] + [True] * self.max_requests
 
@@ -52,10 +52,10 @@ class ReqToTokenPool:
         return idx
 
     def free(self, idx: int) -> None:
-        """Takes a row back.
+        """Free a row.
 
         Raises:
-            InvariantError: the row is not one that was handed out, or was freed already.
+            InvariantError: the row is not one that was allocated, or was freed already.
         """
         if not 1 <= idx <= self.max_requests or self._is_free[idx]:
             raise InvariantError(f"row {idx} of 1..{self.max_requests} is not in use")
@@ -63,5 +63,5 @@ class ReqToTokenPool:
         self._free.append(idx)
 
     def in_use(self) -> list[int]:
-        """Rows that are handed out, ascending: for invariants."""
+        """Rows that are allocated, ascending: for invariants."""
         return [idx for idx in range(1, self.max_requests + 1) if not self._is_free[idx]]

@@ -1,4 +1,4 @@
-"""A node of the radix tree: a run of tokens below its parent, and the KV slots that hold them."""
+"""Node of the radix tree: a run of tokens below its parent, and the KV slots that hold them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import numpy as np
 
 from radixrt.mem_cache.allocator import I32, Int32Array
 
-# What `children` is on every leaf, so that a million leaves do not hold a million empty dicts. Never written to.
+# `children` of every leaf, so that a million leaves do not hold a million empty dicts. Never written to.
 NO_CHILDREN: dict[bytes, TreeNode] = {}
 
 
-RANK_DONE, RANK_NORMAL, RANK_EXTENDED, RANK_LEASED = range(4)
-"""Of two evictable leaves the one with the lower rank goes first, see `radixrt.scheduler.programs`."""
+RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED, RETAIN_LEASED = range(4)
+"""Retention levels: of two evictable leaves the one with the lower level is evicted first. `radixrt.scheduler.programs`
+sets them."""
 
 
 class TreeNode:
-    """Made and changed by the prefix cache alone; others may hold a node to lock it and to ask for its slots.
+    """Written by the prefix cache alone; others may hold a node to lock it and to get its slots.
 
     Runs are stored as bytes, not arrays: `bytes.startswith` compares a thousand tokens in a tenth of a microsecond,
     and at a million nodes an array costs 112 bytes more and, as a view, keeps its whole request's array alive.
@@ -29,10 +30,10 @@ class TreeNode:
         value_bytes: one int32 slot for each token of the run.
         lock_ref: locks held on this node and on nodes below it; while it is not 0 the node is not evicted.
         last_access: time of the last match or insert through this node, in ticks of the cache's clock.
-        hits: how many matches went through this node.
+        hits: number of matches that went through this node.
         priority: highest priority of the inserts that went through this node.
         created: tick of the insert that made the run.
-        rank: whether it goes before or after others in eviction; RANK_NORMAL unless a program has said something.
+        retention: retention level, RETAIN_NORMAL unless a program's hint changed it.
     """
 
     __slots__ = (
@@ -44,7 +45,7 @@ class TreeNode:
         "lock_ref",
         "parent",
         "priority",
-        "rank",
+        "retention",
         "value_bytes",
     )
 
@@ -60,7 +61,7 @@ class TreeNode:
         self.hits = 0
         self.priority = priority
         self.created = created
-        self.rank = RANK_NORMAL
+        self.retention = RETAIN_NORMAL
 
     @property
     def key(self) -> Int32Array:

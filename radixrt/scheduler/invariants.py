@@ -6,7 +6,7 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.tree_node import RANK_NORMAL
+from radixrt.mem_cache.tree_node import RETAIN_NORMAL
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.programs import PROGRAM_SHARE
 from radixrt.scheduler.req import Req, ReqState
@@ -51,18 +51,19 @@ def check_slots(scheduler: Scheduler) -> None:
 def _private_pages(scheduler: Scheduler, req: Req) -> Int32Array:
     kv = scheduler.kv
     row = kv.rows.table[req.kv.req_pool_idx, req.kv.protected_len : req.kv.length]
-    return np.unique(row // kv.allocator.page_size)
+    return row if kv.allocator.page_size == 1 else np.unique(row // kv.allocator.page_size)
 
 
 def check_programs(scheduler: Scheduler) -> None:
-    """rank(node) == rank of its holds for the nodes that programs hold, rank(node) <= RANK_NORMAL for all others;
+    """retention(node) == highest level of its holds for the nodes that programs hold, <= RETAIN_NORMAL for all others;
     sum of tokens over programs == held_tokens, and no bound is exceeded."""
     programs, slots = scheduler.programs, scheduler.kv.allocator.num_slots
     holds = programs.holds()
     for node in scheduler.kv.cache.iter_nodes():
         expected = holds.get(node)
-        if (expected is None and node.rank > RANK_NORMAL) or (expected is not None and node.rank != expected):
-            raise InvariantError(f"{node!r} has rank {node.rank}, its programs hold it with {expected}")
+        retention = node.retention
+        if retention > RETAIN_NORMAL if expected is None else retention != expected:
+            raise InvariantError(f"{node!r} has retention level {retention}, its programs hold it with {expected}")
     tokens = programs.program_tokens()
     if sum(tokens) != programs.held_tokens or min(tokens, default=0) < 0:
         raise InvariantError(f"programs hold {tokens}, but held_tokens is {programs.held_tokens}")

@@ -1,4 +1,4 @@
-"""`SchedulerLoop`: the only loop around the scheduler. Overlap is how many steps it keeps in flight, nothing more."""
+"""`SchedulerLoop`: the only loop around the scheduler. Overlap is the number of steps that it keeps in flight."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 0.25
 IDLE_WAIT_MS = 1000
 BUSY_WAIT_MS = 50
-"""How long to sleep at most for a message; deadlines and a hung runner are noticed this late."""
+"""Longest sleeps for a message; deadlines and a hung runner are noticed with this delay."""
 
 
 LONG_STEP_TOKENS = 1024
 ARRIVAL_PAUSE_S = 0.004
 HOLD_SHARE = 0.5
-"""While a step of so many new tokens is computed and requests keep coming, with pauses no longer than this, the step
-behind it waits for more of them: until this part of the time is over that the first will take."""
+"""While a step of LONG_STEP_TOKENS new tokens or more is computed and requests keep arriving, with pauses of at most
+ARRIVAL_PAUSE_S, the next step waits for more of them: for HOLD_SHARE of the time that the first step will take."""
 
 
 class SchedulerLoop:
@@ -51,12 +51,12 @@ class SchedulerLoop:
 
     Args:
         grammars: compiles the constraints of requests before they join the queue.
-        max_inflight: steps submitted and not yet answered, at most.
-        step_timeout_s: a step without an answer for this long means that the runner hangs.
-        shared_cores: steps are computed on the cores that compiling takes too.
-        watch_s: seconds after a constrained step has become the oldest in flight for which a core is spent on watching
-            for its answer: the next mask waits for that, and waking up takes a while. 0 never does.
-        check_invariants: check every invariant after each step, not only when idle.
+        max_inflight: maximum number of steps submitted and not yet answered.
+        step_timeout_s: time without an answer after which the runner counts as hung.
+        shared_cores: steps are computed on the cores that also compile grammars.
+        watch_s: seconds after a constrained step has become the oldest in flight for which the loop busy-waits for its
+            answer: the next mask waits for that answer, and waking up takes time. 0 disables busy-waiting.
+        check_invariants: check all invariants after each step, not only when idle.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SchedulerLoop:
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
         self._last_arrival = 0.0
-        self._tokens_per_s = 0.0  # of the last long step
+        self._tokens_per_s = 0.0  # rate of the last long step
         self._last_stats = 0.0
         self._drains: list[ControlReq] = []
         self._idle = True
@@ -90,16 +90,16 @@ class SchedulerLoop:
         self._tokenizer.send(ready)
 
     def run_once(self, *, wait: bool) -> bool:
-        """One turn: take messages, submit what can be submitted, commit what was answered, say what came of it.
+        """One iteration: receive messages, submit steps, commit an answer, send deltas.
 
-        After an answer the device may be waiting for the next step, so that goes out before the tokens that the answer
-        brought; not where submitting is computing, which they would wait for.
+        After an answer the device may be waiting for the next step, so the next step is submitted before the deltas of
+        the answer are sent; not where `submit` computes the step, for which the deltas would wait.
 
         Args:
-            wait: sleep until a message comes if this turn has nothing to do (only with ZMQ).
+            wait: sleep until a message arrives if there is nothing to do (only with ZMQ).
 
         Returns:
-            True if the turn did something or something is in flight.
+            Whether the iteration did something or a step is in flight.
 
         Raises:
             EngineError: the runner hangs.
@@ -117,7 +117,7 @@ class SchedulerLoop:
         return busy or committed or bool(self._inflight)
 
     def close(self) -> None:
-        """End what compiles constraints."""
+        """Stop the grammar compilers."""
         self._grammars.close()
 
     @property
@@ -125,7 +125,7 @@ class SchedulerLoop:
         return len(self._inflight)
 
     def _advance(self) -> bool:
-        """Take what has come and submit what there is room for; True if there was any of it."""
+        """Receive messages and grammars, and submit steps; returns whether there were any."""
         busy = self._take_messages()
         busy |= self._take_grammars()
         busy |= self._submit()
@@ -162,7 +162,7 @@ class SchedulerLoop:
             self._core.refuse(message, error)
 
     def _take_grammars(self) -> bool:
-        """Requests whose grammar is ready join the queue; those that cannot have one end."""
+        """Queue the requests whose grammar is compiled, and end those whose grammar failed to compile."""
         now = time.monotonic()
         ready = self._grammars.poll(now, crowded=self._shared_cores and bool(self._inflight))
         for each in ready:
@@ -191,8 +191,8 @@ class SchedulerLoop:
         return submitted
 
     def _holds(self, now: float) -> bool:
-        """Whether the next step had better wait for requests that are still coming: a small batch now would take its
-        time from a full one a moment later, and the device has enough to do."""
+        """Whether the next step should wait for requests that are still arriving: a small batch now would delay a full
+        one a moment later, and the device is busy."""
         if len(self._inflight) != 1 or not self._executor.runs_ahead or now - self._last_arrival > ARRIVAL_PAUSE_S:
             return False
         tokens = self._inflight[0].num_tokens
@@ -201,7 +201,7 @@ class SchedulerLoop:
         return now - self._head_since < HOLD_SHARE * tokens / self._tokens_per_s
 
     def _new_head(self) -> None:
-        """The oldest step in flight: all earlier tokens are known, so its masks can be filled now."""
+        """Send the masks of the new oldest step in flight: all earlier tokens are known now."""
         self._head_since = time.monotonic()
         batch = self._inflight[0]
         if batch.grammar_rows:

@@ -1,20 +1,20 @@
-"""`Programs`: what running programs say about their next calls, turned into how long the radix tree keeps which node.
+"""`Programs`: hints of running programs about their next calls, turned into retention levels of radix tree nodes.
 
-Nothing here is needed for a right answer, and nothing that a client says is trusted: a hint moves nodes in the order in
-which they are evicted, and locks no slot. What is *held* goes last:
+No answer depends on a hint, and no hint is trusted: it changes the order in which nodes are evicted, and locks no slot.
+Nodes that are *held* are evicted last:
 
-- LEASED: the prefix that the branches of a fork share, from the moment it is in the tree;
-- EXTENDED: the end of a call that the program means to go on from.
+- RETAIN_LEASED: the prefix that the branches of a fork share, from the moment it is in the tree;
+- RETAIN_EXTENDED: the end of a call that the program will continue.
 
-What is *done* goes first: what a branch had for itself, once it has made its last call or is released. A hit on such
-nodes shows that someone else wants them, and they are as any others again.
+Nodes that are RETAIN_DONE are evicted first: those that only one branch used, once it has made its last call or is
+released. A hit on such a node shows that another request uses it, and makes it RETAIN_NORMAL again.
 
-Between two calls of a program its slots are nobody's, and whoever waits would be admitted into them just before the
-next call comes. So for GRACE_S others are passed over that would displace what is held, as long as there is other work
-and they have not waited too long.
+Between two calls of a program nothing locks its nodes, and a waiting request would be admitted into their slots just
+before the next call arrives. So for GRACE_S requests that would displace held nodes are not admitted, as long as there
+is other work and they have not waited too long.
 
-Bounds: a program holds at most PROGRAM_SHARE of the pool and all together TOTAL_SHARE; beyond that a hint is ignored.
-What a program holds goes back KEEP_S after its last sign of life.
+Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE; beyond that a hint is
+ignored. A program's holds end KEEP_S after its last request or hint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from radixrt.mem_cache.prefix_cache import PrefixCache
-from radixrt.mem_cache.tree_node import RANK_DONE, RANK_EXTENDED, RANK_LEASED, RANK_NORMAL, TreeNode
+from radixrt.mem_cache.tree_node import RETAIN_DONE, RETAIN_EXTENDED, RETAIN_LEASED, RETAIN_NORMAL, TreeNode
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import ProgramStats
 from radixrt.messages.wire import Int32Array
@@ -34,31 +34,34 @@ PROGRAM_SHARE = 0.75
 TOTAL_SHARE = 0.9
 GRACE_S = 0.25
 GRACE_SHARE = 0.5
-"""Bounds in time and in parts of the pool of what others are not admitted into."""
+"""Duration, and share of the pool, for which other requests are not admitted."""
 MAX_PROGRAMS = 4_096
 MAX_HOLDS = 65_536
 MAX_BRANCHES = 65_536
 SWEEP_S = 1.0
-"""Holds on nodes that were evicted all the same are looked for this often, and only where the bounds are reached."""
+"""Shortest interval between searches for holds on evicted nodes, which are made only when a bound is reached."""
 
 
 @dataclass(eq=False)
 class _Hold:
-    """One reason to keep a node. `tokens` is what it counts for: of the node's path, what is the program's own and no
-    hold above it counts for already."""
+    """One reason to keep a node.
+
+    Attributes:
+        tokens: number of tokens of the node's path that are the program's own and not counted by a hold above.
+    """
 
     node: TreeNode
-    rank: int
+    retention: int
     tokens: int
 
 
 @dataclass(eq=False)
 class _Branch:
-    """The end of a branch's last call.
+    """The node in which a branch's last call ended.
 
     Attributes:
-        own_from: tokens at the start of its path that are not its own: those of its fork, and those that were in the
-            cache before its first call.
+        own_from: number of tokens at the start of its path that are not the branch's own: those of its fork, and those
+            that were cached before its first call.
     """
 
     node: TreeNode
@@ -68,13 +71,13 @@ class _Branch:
 
 @dataclass(eq=False)
 class Program:
-    """One running program, as far as its hints tell.
+    """One running program, as far as its hints describe it.
 
     Attributes:
-        seq: of its first request.
-        live: its requests that have not ended.
-        seen_at: its last sign of life.
-        tokens: what its holds count for.
+        seq: position of its first request in the order of arrival.
+        live: number of its requests that have not ended.
+        seen_at: time of its last request.
+        tokens: sum of the tokens of its holds.
     """
 
     id: str
@@ -102,13 +105,13 @@ class ProgramCall:
 
 
 class Programs:
-    """See the module's docstring. The only code that ranks nodes of the tree."""
+    """See the module's docstring. The only code that sets retention levels."""
 
     def __init__(self, cache: PrefixCache, counters: Counters) -> None:
         self._cache = cache
         self._num_slots = cache.allocator.num_slots
         self._counters = counters
-        self._programs: OrderedDict[str, Program] = OrderedDict()  # the longest silent first
+        self._programs: OrderedDict[str, Program] = OrderedDict()  # the least recently active first
         self._holds: dict[TreeNode, list[_Hold]] = {}
         self._num_holds = 0
         self._num_branches = 0
@@ -117,7 +120,7 @@ class Programs:
 
     @property
     def held_tokens(self) -> int:
-        """What all holds count for."""
+        """Sum of the tokens of all holds."""
         return self._tokens
 
     @property
@@ -125,7 +128,7 @@ class Programs:
         """Bound of `held_tokens`."""
         return int(TOTAL_SHARE * self._num_slots)
 
-    # --- a request's life ---
+    # --- requests ---
 
     def begin_call(self, hint: ProgramHint, seq: int, now: float, prompt_len: int = 0) -> ProgramCall:
         """Register a request of a program.
@@ -156,7 +159,7 @@ class Programs:
         node = self._cache.node_at(ids[:length], namespace)
         if node is None or not self._is_current(program) or node in program.forks:
             return
-        hold = self._hold(program, node, RANK_LEASED, 0)
+        hold = self._hold(program, node, RETAIN_LEASED, 0)
         if hold is not None:
             program.forks[node] = hold
             self._counters.leases += 1
@@ -182,7 +185,7 @@ class Programs:
         goes_on = before is not None and before.node in node.path()
         own_from = before.own_from if before is not None and goes_on else max(hint.fork_len, cached)
         if hint.will_continue:
-            hold = self._hold(program, node, RANK_EXTENDED, own_from)
+            hold = self._hold(program, node, RETAIN_EXTENDED, own_from)
             if self._num_branches < MAX_BRANCHES:
                 program.branches[hint.branch] = _Branch(node, own_from, hold)
                 self._num_branches += 1
@@ -192,7 +195,7 @@ class Programs:
             self._give_up(node, own_from)
 
     def expected(self, program: Program | None, now: float) -> int:
-        """Tokens that calls of other programs than this one will want in a moment."""
+        """Number of held tokens that other programs than this one are about to use in their next calls."""
         tokens = 0
         for other in reversed(self._programs.values()):
             if now - other.seen_at > GRACE_S:
@@ -202,10 +205,10 @@ class Programs:
                 tokens += sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)
         return min(tokens, int(GRACE_SHARE * self._num_slots))
 
-    # --- the program's own word, and time ---
+    # --- releases and time ---
 
     def release(self, program_id: str, branch: str | None) -> None:
-        """A program, or a branch of it, makes no more calls. Unknown ids do nothing."""
+        """End the holds of a program, or of one branch, which makes no more calls. Unknown ids do nothing."""
         program = self._programs.get(program_id)
         if program is None:
             return
@@ -219,19 +222,19 @@ class Programs:
             self._forget(program)
 
     def expire(self, now: float) -> None:
-        """Forget programs that have been silent for too long; what they held is as any other node."""
+        """Forget programs without a request for KEEP_S; their nodes become RETAIN_NORMAL."""
         while self._programs:
             program = next(iter(self._programs.values()))
             if now - program.seen_at < KEEP_S:
                 return
             if program.live > 0:
-                self._touch(program, now)  # its calls take long; none of them has been lost
+                self._touch(program, now)  # its calls take long
             else:
                 self._forget(program)
                 self._counters.expired_programs += 1
 
     def clear(self) -> None:
-        """The tree is empty: so is what was held."""
+        """Forget all programs, after the tree was emptied."""
         for program in list(self._programs.values()):
             self._forget(program)
 
@@ -258,32 +261,32 @@ class Programs:
                 self._unhold(program, branch.hold)
         return branch
 
-    # --- ranks ---
+    # --- retention levels ---
 
     def _give_up(self, node: TreeNode, own_from: int) -> None:
-        """Rank the nodes of a path that lie behind its first own_from tokens as done, as far as they are nobody else's:
-        from the end up to the first that branches, is held or is in use."""
+        """Set the nodes of a path behind its first own_from tokens to RETAIN_DONE, from the end up to the first node that
+        has branches, is held or is locked."""
         length = sum(above.num_tokens for above in node.path())
         while len(node.children) <= 1 and not node.lock_ref and node not in self._holds and node.parent is not None:
             length -= node.num_tokens
             if length < own_from:
                 return
-            self._cache.set_rank(node, RANK_DONE)
+            self._cache.set_retention(node, RETAIN_DONE)
             node = node.parent
 
-    def _hold(self, program: Program, node: TreeNode, rank: int, own_from: int) -> _Hold | None:
+    def _hold(self, program: Program, node: TreeNode, retention: int, own_from: int) -> _Hold | None:
         tokens = self._cost(node, own_from)
         if not self._fits(program, tokens):
             self._sweep(program.seen_at)
             if not self._fits(program, tokens):
                 self._counters.refused_holds += 1
                 return None
-        hold = _Hold(node, rank, tokens)
+        hold = _Hold(node, retention, tokens)
         self._holds.setdefault(node, []).append(hold)
         self._num_holds += 1
         self._tokens += tokens
         program.tokens += tokens
-        self._rank(node)
+        self._update_retention(node)
         return hold
 
     def _unhold(self, program: Program, hold: _Hold) -> None:
@@ -294,14 +297,14 @@ class Programs:
         self._num_holds -= 1
         self._tokens -= hold.tokens
         program.tokens -= hold.tokens
-        self._rank(hold.node)
+        self._update_retention(hold.node)
 
-    def _rank(self, node: TreeNode) -> None:
-        rank = max((hold.rank for hold in self._holds.get(node, ())), default=RANK_NORMAL)
-        self._cache.set_rank(node, rank)
+    def _update_retention(self, node: TreeNode) -> None:
+        retention = max((hold.retention for hold in self._holds.get(node, ())), default=RETAIN_NORMAL)
+        self._cache.set_retention(node, retention)
 
     def _cost(self, node: TreeNode, own_from: int) -> int:
-        """Tokens of the node's path behind the first own_from, down from the next node above that is held."""
+        """Number of tokens of the node's path behind the first own_from, up to the next held node above."""
         length = sum(above.num_tokens for above in node.path())
         cost = 0
         above: TreeNode | None = node
@@ -319,7 +322,7 @@ class Programs:
         )
 
     def _sweep(self, now: float) -> None:
-        """Let go of holds on nodes that were evicted."""
+        """Drop holds on nodes that were evicted."""
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
@@ -329,7 +332,7 @@ class Programs:
             for name in [name for name, branch in program.branches.items() if branch.node.parent is None]:
                 self._drop_branch(program, name)
 
-    # --- to be looked at ---
+    # --- statistics ---
 
     def stats(self) -> ProgramStats:
         c = self._counters
@@ -346,9 +349,9 @@ class Programs:
         )
 
     def holds(self) -> dict[TreeNode, int]:
-        """Each held node and its rank; a node may have been evicted meanwhile."""
-        return {node: max(hold.rank for hold in holds) for node, holds in self._holds.items()}
+        """Each held node and its retention level; a node may have been evicted meanwhile."""
+        return {node: max(hold.retention for hold in holds) for node, holds in self._holds.items()}
 
     def program_tokens(self) -> list[int]:
-        """What each program's holds count for."""
+        """Sum of the tokens of each program's holds."""
         return [program.tokens for program in self._programs.values()]

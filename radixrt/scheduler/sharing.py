@@ -1,11 +1,11 @@
-"""Which rows of a step share which runs of slots, and where computing a run once for all of them pays.
+"""`SharingPlanner`: runs of slots that rows of a step share and that are computed once where that is faster.
 
-Rows share what their paths through the radix tree have in common. Each node that two or more rows go through is a run
-of positions with the same slots for all of them; runs nest as the tree does (a system prompt, below it a branch, below
-that a question), so attention can be computed level by level, once for each run, and merged.
+Rows share the common prefixes of their paths through the radix tree. Each node on the paths of two or more rows is a
+run of positions with the same slots for all of them; runs nest as the tree does (a system prompt, below it a branch,
+below that a question), so attention can be computed level by level, once for each run, and merged.
 
-A run costs something too: partial results of its rows, and work to schedule. `radixrt.scheduler.sharing_costs` weighs
-that against what it saves, and `find_runs` keeps, merges or drops runs by it.
+A run also has costs: partial results of its rows, and work to schedule. `find_runs` keeps, merges or drops runs by the
+cost model of `radixrt.scheduler.sharing_costs`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NOTHING = SharedColumns()
 
 
 class SharingPlanner:
-    """The shared runs of each step. Those of decode rows are found anew only when the batch's rows or the ends of their
-    paths change; nodes that are split meanwhile change neither positions nor slots."""
+    """Finds the shared runs of each step. Those of decode rows are recomputed only when the batch's rows or the ends of
+    their paths change; splits of nodes change neither positions nor slots."""
 
     def __init__(self, costs: CascadeCosts) -> None:
         self._decode = DecodeSharing(costs)
@@ -48,9 +48,9 @@ class SharingPlanner:
         self._columns = NOTHING
 
     def columns(self, decode: Sequence[Req], first_row: int = 0) -> SharedColumns:
-        """The columns of a step whose decode rows, from `first_row` on, are these requests; empty if nothing pays.
+        """The columns of a step whose decode rows, from `first_row` on, are these requests; empty if no run is faster.
 
-        Each row's runs lie within what it has in the tree, so they never hold the slot of the step's own token.
+        Each row's runs lie within its slots in the tree, so they never hold the slot of the step's own token.
         """
         nodes = [req.kv.last_node for req in decode]
         if nodes != self._nodes or decode != self._reqs or first_row != self._first_row:
@@ -65,8 +65,8 @@ class SharingPlanner:
         """The columns of an EXTEND step.
 
         Args:
-            prompts: of its first rows, behind what they have in the tree, if anything, with so many new tokens each.
-            single: of its rows from `first_single` on, with one new token each.
+            prompts: requests of the step's first rows, with `queries` new tokens each.
+            single: requests of the rows from `first_single` on, with one new token each.
         """
         columns = self.columns(single, first_single) if self._in_extend else NOTHING
         if self._prompts is None or len(prompts) < 2:
@@ -75,7 +75,7 @@ class SharingPlanner:
         order, runs = find_runs(nodes, lengths, self._prompts, queries)
         if not runs:
             return columns
-        # Runs of both, each with its place among all rows.
+        # Runs of both, with indices among all rows.
         behind = unpack_i32(columns.segments).reshape(-1, 4) + np.array([0, 0, len(order), 0], np.int32)
         ours = _pack(order, runs, 0)
         return SharedColumns(ours.segments + pack_i32(behind.reshape(-1)), ours.rows + columns.rows)

@@ -82,20 +82,20 @@ def test_a_branch_gives_up_only_what_is_its_own() -> None:
     h.add("first", [*FORK, 40, 41, 42], max_tokens=1, program=fork)
     h.drain()
     h.scheduler.programs.release("p", "0/1")
-    done = {tuple(n.key.tolist()) for n in h.cache.iter_nodes() if n.rank == 0}
+    done = {tuple(n.key.tolist()) for n in h.cache.iter_nodes() if n.retention == 0}
     assert done == {(40, 41, 42)}
     h.scheduler.programs.release("p", None)
-    assert {n.rank for n in h.cache.iter_nodes()} == {0, 1}
+    assert {n.retention for n in h.cache.iter_nodes()} == {0, 1}
 
 
 def test_a_hit_on_what_is_done_makes_it_as_any_other() -> None:
     h = harness()
     h.add("done", FORK, max_tokens=1, program=ProgramHint("p", "0"))
     h.drain()
-    assert [n.rank for n in h.cache.iter_nodes()] == [0]
+    assert [n.retention for n in h.cache.iter_nodes()] == [0]
     h.add("again", [*FORK, 7], max_tokens=1)
     h.drain()
-    assert all(n.rank == 1 for n in h.cache.iter_nodes())
+    assert all(n.retention == 1 for n in h.cache.iter_nodes())
 
 
 def test_what_others_had_computed_is_not_given_up() -> None:
@@ -104,7 +104,7 @@ def test_what_others_had_computed_is_not_given_up() -> None:
     h.drain()
     h.add("mine", [*FORK, 44, 45], max_tokens=1, program=ProgramHint("p", "0"))
     h.drain()
-    assert {tuple(n.key.tolist()): n.rank for n in h.cache.iter_nodes()} == {tuple(FORK): 1, (44, 45): 0}
+    assert {tuple(n.key.tolist()): n.retention for n in h.cache.iter_nodes()} == {tuple(FORK): 1, (44, 45): 0}
 
 
 def test_holds_expire_by_themselves_and_calls_renew_them() -> None:
@@ -121,7 +121,7 @@ def test_holds_expire_by_themselves_and_calls_renew_them() -> None:
     h.turn()
     assert h.scheduler.programs.stats().holds == 0
     assert h.scheduler.programs.stats().expired == 1
-    assert all(n.rank == 1 for n in h.cache.iter_nodes())
+    assert all(n.retention == 1 for n in h.cache.iter_nodes())
 
 
 def test_a_program_whose_calls_take_long_is_not_forgotten() -> None:
