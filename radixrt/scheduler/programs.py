@@ -264,8 +264,8 @@ class Programs:
     # --- retention levels ---
 
     def _give_up(self, node: TreeNode, own_from: int) -> None:
-        """Set the nodes of a path behind its first own_from tokens to RETAIN_DONE, from the end up to the first node that
-        has branches, is held or is locked."""
+        """Set the nodes of a path behind its first own_from tokens to RETAIN_DONE, from the end up to the first node
+        that has branches, is held or is locked."""
         length = sum(above.num_tokens for above in node.path())
         while len(node.children) <= 1 and not node.lock_ref and node not in self._holds and node.parent is not None:
             length -= node.num_tokens
