@@ -13,9 +13,8 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient, Question, raise_for_error
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
-from radixrt.messages.client import EngineReady, GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.parts import FINISH_ABORT, ConstraintInfo, Finish, Timings, Usage
-from radixrt.server.http.errors import model_not_found
 from radixrt.server.http.metrics import Metrics
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
@@ -75,37 +74,6 @@ class Service:
         self.metrics = Metrics(client)
         self.created = int(time.time())
         self.open_groups: dict[str, list[str]] = {}
-
-    # --- admission ---
-
-    def unavailable(self) -> str | None:
-        """Why nothing can be generated at the moment, or None."""
-        if self.client.failure is not None:
-            return self.client.failure
-        if self.client.draining:
-            return "the server is shutting down"
-        if not self.client.ready.is_set():
-            return "the engine is starting"
-        return None
-
-    def admit(self, model: str | None) -> EngineReady:
-        """What the engine is, if it can serve requests for this model.
-
-        Raises:
-            RequestError: 503 when nothing can be served, 404 for another model.
-        """
-        reason = self.unavailable()
-        info = self.client.info
-        if reason is not None or info is None:
-            raise RequestError(reason or "the engine is starting", code="unavailable", status=503)
-        if model is not None and not self.is_served(model):
-            raise model_not_found(model, self.model_name)
-        return info
-
-    def is_served(self, model: str) -> bool:
-        """The served name and the model's own name or path are both good."""
-        info = self.client.info
-        return model == self.model_name or (info is not None and model == info.model)
 
     # --- generating ---
 

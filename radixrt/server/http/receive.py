@@ -1,23 +1,77 @@
-"""Receiving a request: its body as a typed value."""
+"""Receiving a request: admission by the engine's state and the model's name, and the body as a typed value."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
 from radixrt.errors import RequestError
-from radixrt.server.http.errors import ClientGone
+from radixrt.messages.client import EngineReady
+from radixrt.server.http.errors import ClientGone, model_not_found
+from radixrt.server.request_groups import Service
+
+
+class HasModel(Protocol):
+    """A body that may name the model it is for."""
+
+    model: str | None
+
 
 T = TypeVar("T")
+B = TypeVar("B", bound=HasModel)
 
 BODY_TIMEOUT_S = 60.0
 DISCARD_FACTOR = 4
-"""A body that is too large is read on and thrown away up to this many times the limit, so that the client, which is
-still sending, gets to read the answer instead of a broken pipe."""
+"""A body over the limit is read and discarded up to this many times the limit, so that the client, which is still
+sending, can read the answer instead of failing with a broken pipe."""
+
+
+async def receive(service: Service, request: Request, decoder: msgspec.json.Decoder[B]) -> tuple[B, EngineReady]:
+    """Read and decode the body of a request to the engine, and admit it; return the body and the engine's properties.
+
+    Raises:
+        RequestError: the body is malformed; 503 if the engine cannot serve; 404 if the body names another model.
+        ClientGone: the client left while sending.
+    """
+    body = decode(await read_body(request, service.config.max_body_bytes), decoder)
+    return body, admit(service, body.model)
+
+
+def admit(service: Service, model: str | None = None) -> EngineReady:
+    """Return the engine's properties if it can serve requests for a model.
+
+    Raises:
+        RequestError: 503 if the engine cannot serve, 404 for another model.
+    """
+    reason = unavailable_reason(service)
+    info = service.client.info
+    if reason is not None or info is None:
+        raise RequestError(reason or "the engine is starting", code="unavailable", status=503)
+    if model is not None and not is_served(service, model):
+        raise model_not_found(model, service.model_name)
+    return info
+
+
+def unavailable_reason(service: Service) -> str | None:
+    """Return why the engine cannot serve requests at the moment, or None if it can."""
+    client = service.client
+    if client.failure is not None:
+        return client.failure
+    if client.draining:
+        return "the server is shutting down"
+    if not client.ready.is_set():
+        return "the engine is starting"
+    return None
+
+
+def is_served(service: Service, model: str) -> bool:
+    """Return whether `model` is the served name, or the model's own name or path."""
+    info = service.client.info
+    return model == service.model_name or (info is not None and model == info.model)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

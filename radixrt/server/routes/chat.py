@@ -20,7 +20,7 @@ from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.messages.wire import unpack_i32
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
-from radixrt.server.http.receive import decode, read_body
+from radixrt.server.http.receive import receive
 from radixrt.server.protocol.chat_answer import chat_finish_reason, delta_of, message_of
 from radixrt.server.protocol.constraints import constraint_body
 from radixrt.server.protocol.fields import chat_decoder, chat_sampling_fields, check_stream_options, routing_options
@@ -30,8 +30,7 @@ from radixrt.server.request_groups import Output, Service
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """OpenAI's chat completions. See `radixrt.server.protocol.fields.ChatRequest` for what is accepted."""
-    body = decode(await read_body(request, service.config.max_body_bytes), chat_decoder)
-    info = service.admit(body.model)
+    body, info = await receive(service, request, chat_decoder)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

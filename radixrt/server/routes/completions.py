@@ -26,7 +26,7 @@ from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
-from radixrt.server.http.receive import decode, read_body
+from radixrt.server.http.receive import receive
 from radixrt.server.protocol.constraints import constraint_body
 from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
@@ -44,8 +44,7 @@ from radixrt.server.request_groups import Service
 
 async def completions(service: Service, request: Request) -> Response:
     """OpenAI's text completions. See `radixrt.server.protocol.CompletionRequest` for what is accepted."""
-    body = decode(await read_body(request, service.config.max_body_bytes), completion_decoder)
-    info = service.admit(body.model)
+    body, info = await receive(service, request, completion_decoder)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     prompts = split_prompts(body.prompt, "prompt")

@@ -13,7 +13,7 @@ Two forms. With `questions` it is OpenAI's Decisions API, and its clients work:
         "usage": {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}}
 
 A score is the expected level, counted from 0; a confidence is the highest of the probabilities. Images and tool calls
-in the input are refused by name. See `radixrt.server.protocol.questions` for how a question is put to the model.
+in the input are refused by name. `radixrt.server.protocol.decisions` documents the prompt of a question.
 
 With `choices` it is radixrt's own, the route behind `rt.select`: texts that may follow a prompt, scored as they are.
 
@@ -49,11 +49,10 @@ from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
-from radixrt.server.http.receive import decode, read_body
-from radixrt.server.protocol.decisions import DecisionRequest, decision_decoder
+from radixrt.server.http.receive import receive
+from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import envelope_options
 from radixrt.server.protocol.prompts import check_ids, read_parts
-from radixrt.server.protocol.questions import Asked, read_questions
 from radixrt.server.protocol.usage import clean_logprob
 from radixrt.server.request_groups import Service
 
@@ -62,8 +61,7 @@ PROMPTS = ("text", "input_ids", "input_parts", "messages")
 
 async def decisions(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body = decode(await read_body(request, service.config.max_body_bytes), decision_decoder)
-    info = service.admit(body.model)
+    body, info = await receive(service, request, decision_decoder)
     options = envelope_options(body)
     if (body.questions is None) == (body.choices is None):
         raise RequestError("exactly one of questions and choices is needed", param="questions")
@@ -141,7 +139,7 @@ def _select_body(body: DecisionRequest, delta: TextDelta) -> dict[str, Any]:
     return content
 
 
-def _questions_body(service: Service, asked: list[Asked], deltas: list[TextDelta]) -> dict[str, Any]:
+def _questions_body(service: Service, asked: list[AskedQuestion], deltas: list[TextDelta]) -> dict[str, Any]:
     answers = [each.answer(_scores(delta)) for each, delta in zip(asked, deltas, strict=True)]
     usages = [delta.usage or Usage() for delta in deltas]
     tokens = sum(usage.prompt_tokens for usage in usages)

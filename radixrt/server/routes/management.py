@@ -11,7 +11,7 @@ from starlette.responses import Response
 from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.server.http.errors import error_body, error_headers, json_response, model_not_found
-from radixrt.server.http.receive import decode, read_body
+from radixrt.server.http.receive import decode, is_served, read_body, unavailable_reason
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
 from radixrt.server.request_groups import Service
 
@@ -38,14 +38,14 @@ async def list_models(service: Service, request: Request) -> Response:
 
 async def get_model(service: Service, request: Request) -> Response:
     model = request.path_params["model"]
-    if not service.is_served(model):
+    if not is_served(service, model):
         raise model_not_found(model, service.model_name)
     return json_response(_model_card(service))
 
 
 async def health(service: Service, request: Request) -> Response:
     """200 exactly when a request sent now would be taken; 503 with the reason as soon as one would not."""
-    reason = service.unavailable()
+    reason = unavailable_reason(service)
     if reason is None:
         return json_response({"status": "ok"})
     error = RequestError(reason, code="unavailable", status=503)

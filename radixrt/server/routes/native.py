@@ -68,7 +68,7 @@ from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
-from radixrt.server.http.receive import decode, read_body
+from radixrt.server.http.receive import receive
 from radixrt.server.protocol.constraints import constraint_body
 from radixrt.server.protocol.fields import (
     NativeRequest,
@@ -85,8 +85,7 @@ from radixrt.server.request_groups import Output, Service
 
 async def generate(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body = decode(await read_body(request, service.config.max_body_bytes), native_decoder)
-    info = service.admit(body.model)
+    body, info = await receive(service, request, native_decoder)
     check_supported(body)
     options = routing_options(body)
     param, given = _the_prompt(body)

@@ -26,7 +26,7 @@ from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.errors import json_response
-from radixrt.server.http.receive import decode, read_body
+from radixrt.server.http.receive import admit, receive
 from radixrt.server.protocol.prompts import read_parts
 from radixrt.server.request_groups import Service
 
@@ -58,8 +58,7 @@ detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 async def tokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body = decode(await read_body(request, service.config.max_body_bytes), tokenize_decoder)
-    info = service.admit(body.model)
+    body, info = await receive(service, request, tokenize_decoder)
     if [body.prompt, body.input_parts, body.messages].count(None) != 2:
         raise RequestError("exactly one of prompt, messages and input_parts is needed", param="prompt")
     question = TokenizeReq(new_rid(), prompt=body.prompt)
@@ -84,8 +83,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body = decode(await read_body(request, service.config.max_body_bytes), detokenize_decoder)
-    service.admit(body.model)
+    body, _ = await receive(service, request, detokenize_decoder)
     column = pack_i32(token_ids(body.tokens, "tokens"))
     question = DetokenizeReq(new_rid(), column, skip_special_tokens=bool(body.skip_special_tokens))
     (delta,) = await service.ask(question.rid, [question], {})
@@ -94,7 +92,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 async def chat_template(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    info = service.admit(None)
+    info = admit(service)
     if not info.chat_templates:
         return json_response(None)
     return json_response({"templates": info.chat_templates, "special_tokens": info.special_tokens})
