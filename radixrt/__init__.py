@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from radixrt.lang.core.state import Branches, State, join
     from radixrt.lang.core.streaming import StreamEvent
     from radixrt.lang.errors import CallError, NotReadyError, ProgramCancelled, ProgramError
-    from radixrt.lang.observe.trace import trace
-    from radixrt.lang.observe.trace_file import read_trace
+    from radixrt.lang.observe.trace import read_trace, trace
     from radixrt.sampling_params import SamplingParams
 
 _HOMES = {
@@ -64,7 +63,7 @@ _HOMES = {
     "ProgramCancelled": "radixrt.lang.errors",
     "ProgramError": "radixrt.lang.errors",
     "ProgramStream": "radixrt.lang.core.function",
-    "read_trace": "radixrt.lang.observe.trace_file",
+    "read_trace": "radixrt.lang.observe.trace",
     "role": "radixrt.lang.core.primitives",
     "role_begin": "radixrt.lang.core.primitives",
     "role_end": "radixrt.lang.core.primitives",

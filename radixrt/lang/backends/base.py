@@ -167,10 +167,12 @@ class Backend(ABC):
     Attributes:
         name: for reports and errors.
         tokens: whether it works on token ids.
+        dry_run: its answers are placeholders, which observers of real runs pass over.
     """
 
     name: str
     tokens: bool
+    dry_run: bool = False
 
     @abstractmethod
     def generate(self, call: Call) -> AsyncGenerator[Delta, None]:

@@ -180,7 +180,7 @@ class Choose(Step):
     def _note(self, branch: Branch, record: CallRecord, decision: Decision, chosen: str) -> None:
         record.end = time.monotonic()
         record.text, record.finish = chosen, "choice"
-        record.probabilities = decision.probabilities
+        record.probabilities = tuple(decision.probabilities)
         usage = decision.usage
         record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         record.completion_tokens = usage.completion_tokens

@@ -47,7 +47,7 @@ class Run:
         self.backend = backend
         self.awaits = awaits
         self.runtime = runtime()
-        self.log = RunLog(uuid.uuid4().hex, name, backend.name)
+        self.log = RunLog(uuid.uuid4().hex, name, backend.name, dry_run=backend.dry_run)
         self.body_done = self.closed = self.cancelled = False
         self.tasks: set[asyncio.Task[Any]] = set()
         self._publish = publish

@@ -1,12 +1,24 @@
-"""`Rehearsal`: a backend that answers every call with a placeholder, and counts prompts as the real one would."""
+"""`DryRun`: a backend that answers every call with a placeholder, and counts prompts as the real one would.
+
+There are two different placeholders for each constraint, both valid: a short one, with empty lists and the first of all
+choices, and a longer one, with something in each list and other values where possible. A program that makes the same
+calls with both probably does not depend on its values.
+"""
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
+from radixrt.constrained.recognizer import Recognizer, State
+from radixrt.constrained.regex import RegexError, parse_regex
+from radixrt.constrained.schema import normalize
+from radixrt.constraint import Constraint
+from radixrt.errors import RequestError
 from radixrt.lang.backends.base import (
     Backend,
     Call,
@@ -19,11 +31,21 @@ from radixrt.lang.backends.base import (
     SelectMethod,
     TemplateText,
 )
-from radixrt.lang.observe.placeholders import Variant, placeholder
 from radixrt.messages.parts import Usage
+from radixrt.sampling_params import SamplingParams
 
-PREFIX = "rehearsal "
-"""Names of such backends begin with it, so that observers of real runs can pass them over."""
+Variant = Literal[0, 1]
+
+PLAIN = "some text"
+LISTED = "1. a first point\n2. a second point\n3. a third point"
+OTHER = "another text"
+MAX_STEPS = 200
+MAX_CHANGES = 64
+MAX_NESTED = 2
+"""Lists within lists that are filled; a type that holds itself goes on for ever."""
+
+_OPENINGS = '{["0123456789-tfn'
+"""What a value in a list can begin with."""
 
 ROLES = {
     "templates": {"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -41,7 +63,7 @@ class TooManyCalls(Exception):
     """The program goes on calling: more than MAX_CALLS, or MAX_CALLS_OF_A_BRANCH one after another."""
 
 
-class Rehearsal(Backend):
+class DryRun(Backend):
     """See the module's docstring.
 
     Args:
@@ -53,9 +75,10 @@ class Rehearsal(Backend):
     """
 
     tokens = True
+    dry_run = True
 
     def __init__(self, inner: Backend, variant: Variant) -> None:
-        self.name = PREFIX + uuid.uuid4().hex
+        self.name = f"dry run {uuid.uuid4().hex}"
         self.unit = "tokens" if inner.tokens else "characters"
         self._inner = inner
         self._variant = variant
@@ -101,3 +124,126 @@ class Rehearsal(Backend):
         self._calls[branch] += 1
         if self._calls[branch] > MAX_CALLS_OF_A_BRANCH or self._calls.total() > MAX_CALLS:
             raise TooManyCalls
+
+
+# --- placeholders ---
+
+
+def placeholder(sampling: SamplingParams, variant: Variant) -> str:
+    """A text that the constraint allows; without one, a text that no stop string would cut."""
+    constraint = sampling.constraint
+    if constraint is None or constraint.kind == "structural_tag":
+        for text in (LISTED, OTHER) if variant else (PLAIN,):
+            if not any(stop in text for stop in sampling.stop):
+                return text
+        return PLAIN
+    if constraint.kind == "choices":
+        choices = json.loads(constraint.source)
+        return str(choices[-variant])
+    sentences = _Sentences(_productions(constraint))
+    if not variant:
+        return sentences.shortest()
+    return sentences.other() if constraint.kind == "json_schema" else sentences.full()
+
+
+def _productions(constraint: Constraint) -> Productions:
+    """As the engine reads it; what it would refuse, the request's own checks have refused or its engine will."""
+    try:
+        if constraint.kind == "json_schema":
+            options = constraint.options
+            normal = normalize(
+                json.loads(constraint.source),
+                on_unsupported=options.on_unsupported,
+                closed=options.closed,
+                formats=options.formats,
+            )
+            return normal.productions(whitespace=0).prune()
+        if constraint.kind == "regex":
+            return Productions({"start": Term(parse_regex(constraint.source, search=False))}).prune()
+        from radixrt.constrained.productions.ebnf import parse_ebnf
+
+        return parse_ebnf(constraint.source).prune()
+    except EmptyLanguage as error:
+        raise RequestError(error.message, param=constraint.kind) from None
+    except RegexError as error:
+        raise RequestError(f"regex: {error}", param="regex") from None
+
+
+class _Sentences:
+    """Sentences of productions without control tokens."""
+
+    def __init__(self, productions: Productions) -> None:
+        self._recognizer = Recognizer(productions)
+
+    def shortest(self) -> str:
+        return self._closing(self._recognizer.start())
+
+    def full(self) -> str:
+        """The shortest way, but with something in each list."""
+        text, state = "", self._recognizer.start()
+        for _ in range(MAX_STEPS):
+            rest = self._closing(state)
+            at = rest.find("[]") + 1
+            if not at:
+                return text + rest
+            after = self._recognizer.advance(state, rest[:at])
+            written = text + rest[:at]
+            nested = written.count("[") - written.count("]") > MAX_NESTED
+            opened = None if after is None or nested else self._opened(after)
+            if after is None or opened is None:
+                at += 1
+                after = self._recognizer.advance(state, rest[:at])
+                if after is None:
+                    return text + rest
+                text, state = text + rest[:at], after
+            else:
+                text, state = written + opened[0], opened[1]
+        return text + self._closing(state)
+
+    def other(self) -> str:
+        """`full`, with other values wherever one can be changed by itself."""
+        text = self.full()
+        for _ in range(MAX_CHANGES):
+            changed = next((other for other in _changes(json.loads(text)) if self._accepts(other)), None)
+            if changed is None:
+                break
+            text = changed
+        return text
+
+    def _opened(self, state: State) -> tuple[str, State] | None:
+        for char in _OPENINGS:
+            after = self._recognizer.advance(state, char)
+            if after is not None:
+                return char, after
+        return None
+
+    def _accepts(self, text: str) -> bool:
+        state = self._recognizer.advance(self._recognizer.start(), text)
+        return state is not None and self._recognizer.is_complete(state)
+
+    def _closing(self, state: State) -> str:
+        pieces = self._recognizer.closing(state).pieces
+        return "".join(piece.text if isinstance(piece, Special) else piece for piece in pieces)
+
+
+def _changes(value: Any) -> Iterator[str]:
+    """The value's JSON with one leaf changed to what no change leads away from again."""
+    for changed in _changed(value):
+        yield json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
+
+
+def _changed(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            for other in _changed(inner):
+                yield {**value, name: other}
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            for other in _changed(inner):
+                yield [*value[:i], other, *value[i + 1 :]]
+    elif value is True:
+        yield False
+    elif isinstance(value, str) and value == "":
+        yield OTHER
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and value < 2:
+        yield from (7, 3, 2)

@@ -6,71 +6,25 @@ differ, they depend on what the model says.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from radixrt.errors import RadixRTError
 from radixrt.lang.backends.default import as_backend
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.observe.dry_run import Rehearsal, TooManyCalls
-from radixrt.lang.observe.explain_text import count, lines_of
-from radixrt.lang.observe.run_log import CallRecord, Event, Record, RunLog, observe
-from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
+from radixrt.lang.observe.call_plan import PlannedCall, SharedPrefix, planned_calls, shared_prefixes
+from radixrt.lang.observe.dry_run import DryRun, TooManyCalls
+from radixrt.lang.observe.run_log import BranchRecord, Event, Record, RunLog, observe
 
-LEAST_SAVED = 0.005
-"""Prefixes that spare less than this share of all that is spared are left out."""
+FULL_FORK = 8
+"""Branches of a fork that the text lists; of a larger one it lists the first."""
 
-PREVIEW_CHARS = 60
+MAX_LINES = 24
+"""Calls and forks of one branch that the text lists."""
 
-
-@dataclass(frozen=True)
-class PlannedCall:
-    """A call that the program will make.
-
-    Attributes:
-        id: number within the explanation; `depends` names others by it.
-        branch, branch_key: id of its branch, and what `fork` named it by.
-        max_tokens: of the output; None: up to the context's end, or a select.
-        length: of the prompt, without what calls generate.
-        shared: how much of that the engine will have when this call comes: it is the beginning of another's prompt.
-        outputs: calls whose outputs are in the prompt besides.
-    """
-
-    id: int
-    name: str
-    kind: str
-    type: str
-    branch: str
-    branch_key: str
-    depends: tuple[int, ...]
-    max_tokens: int | None
-    length: int
-    shared: int
-    outputs: tuple[int, ...]
-
-    @property
-    def label(self) -> str:
-        name = self.name or self.kind
-        return name if self.type in ("", "str") or self.kind == "select" else f"{name}: {self.type}"
-
-
-@dataclass(frozen=True)
-class SharedPrefix:
-    """A beginning that several prompts have in common.
-
-    Attributes:
-        length: with placeholders in the place of outputs.
-        saved: what sharing it spares, over what the shorter prefixes spare.
-        end: the last of its text.
-    """
-
-    length: int
-    saved: int
-    calls: tuple[int, ...]
-    end: str
+MAX_PREFIXES = 8
 
 
 @dataclass(frozen=True)
@@ -102,7 +56,7 @@ class Explanation:
         return sum(call.shared for call in self.calls)
 
     def __str__(self) -> str:
-        return "\n".join(lines_of(self))
+        return "\n".join(_lines(self))
 
 
 def explain(
@@ -121,7 +75,7 @@ def explain(
         TypeError: the arguments are not the function's.
     """
     inner = as_backend(backend)
-    tries = [_rehearse(run, args, kwargs, Rehearsal(inner, variant)) for variant in (0, 1)]
+    tries = [_rehearse(run, args, kwargs, DryRun(inner, variant)) for variant in (0, 1)]
     first, second = tries
     shown = max(tries, key=lambda one: (one.problem is None, len(one.log.calls)))
     notes = _differences(first.log, second.log)
@@ -130,8 +84,8 @@ def explain(
         name=name,
         backend=inner.name,
         unit=shown.unit,
-        calls=_planned(shown.log),
-        prefixes=_prefixes(shown.log),
+        calls=planned_calls(shown.log),
+        prefixes=shared_prefixes(shown.log),
         notes=notes,
         log=shown.log,
     )
@@ -147,7 +101,7 @@ class _Try:
     problem: str | None
 
 
-def _rehearse(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Rehearsal) -> _Try:
+def _rehearse(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: DryRun) -> _Try:
     logs: list[RunLog] = []
 
     def note(log: RunLog, event: Event, record: Record | None) -> None:
@@ -196,96 +150,94 @@ def _differences(first: RunLog, second: RunLog) -> list[str]:
     ]
 
 
-# --- what it shows ---
+# --- the text ---
 
 
-def _planned(log: RunLog) -> list[PlannedCall]:
-    records = {call.id: call for call in log.calls if call.prompt_ids is not None}
-    outputs = {number: _outputs(call, records) for number, call in records.items()}
-    planned: list[PlannedCall] = []
-    latest: dict[tuple[int, ...] | None, int] = {}  # by what calls go on from; under None that of all
-    for call in records.values():
-        inside = [records[other] for other in outputs[call.id]]
-        generated = sum(len(other.output_ids or ()) for other in inside)
-        before = {*call.depends, latest.get(call.depends), latest.get(None)}
-        candidates = [records[number] for number in before if number is not None and number in records]
-        shared, known = _shared(call, candidates, records, outputs)
-        latest[call.depends] = latest[None] = call.id
-        most = None if call.sampling is None else call.sampling.max_tokens
-        planned.append(
-            PlannedCall(
-                id=call.id,
-                name=call.name,
-                kind=call.kind,
-                type=call.type,
-                branch=call.branch,
-                branch_key=log.branches[call.branch].key,
-                depends=call.depends,
-                max_tokens=most,
-                length=max(call.prompt_tokens - generated, 0),
-                shared=max(shared - known, 0),
-                outputs=outputs[call.id],
-            )
-        )
-    return planned
+def _lines(made: Explanation) -> Iterator[str]:
+    """The text's lines."""
+    share = made.shared / made.length if made.length else 0.0
+    certain = " with these placeholders" if made.notes else ""
+    yield f"{made.name} on {made.backend}: {count(len(made.calls), 'call')}{certain}"
+    yield (
+        f"prompts of {made.length:,} {made.unit}, of which {made.shared:,} are shared ({share:.0%}) and "
+        f"{made.length - made.shared:,} computed; and what calls generate"
+    )
+    yield ""
+    yield from _Tree(made).lines(made.calls[0].branch.partition("/")[0] if made.calls else "0", 0)
+    if made.prefixes:
+        yield ""
+        yield "shared prefixes"
+        for prefix in made.prefixes[:MAX_PREFIXES]:
+            yield f"  {prefix.length:>7,} {made.unit} by {len(prefix.calls):,} calls, up to {_preview(prefix.end)}"
+        if len(made.prefixes) > MAX_PREFIXES:
+            yield f"  and {len(made.prefixes) - MAX_PREFIXES:,} that save less"
+    for note in made.notes:
+        yield ""
+        yield f"not certain: {note}"
 
 
-def _outputs(call: CallRecord, records: Mapping[int, CallRecord]) -> tuple[int, ...]:
-    """The calls whose outputs are in its prompt: those joined in, and all along its own transcript."""
-    found: dict[int, None] = {}
-    at: CallRecord | None = call
-    while at is not None:
-        before = None
-        for number in at.depends:
-            other = records.get(number)
-            if other is None:
+class _Tree:
+    def __init__(self, made: Explanation) -> None:
+        self._made = made
+        self._names = {call.id: call.label for call in made.calls}
+        self._calls: dict[str, list[PlannedCall]] = {}
+        self._forks: dict[str, dict[int, list[BranchRecord]]] = {}
+        for call in made.calls:
+            self._calls.setdefault(call.branch, []).append(call)
+        busy = {path for call in made.calls for path in _paths(call.branch)}
+        for branch in made.log.branches.values():
+            if branch.parent is not None and branch.id in busy:
+                self._forks.setdefault(branch.parent, {}).setdefault(branch.group, []).append(branch)
+
+    def lines(self, branch: str, depth: int) -> Iterator[str]:
+        """Forks stand where they branch off: behind the call whose output they begin with."""
+        indent = "  " * depth
+        forks = list(self._forks.get(branch, {}).values())
+        queued = {call.id: call.queued for call in self._made.log.calls}
+        events: list[tuple[float, PlannedCall | list[BranchRecord]]] = [(group[0].created, group) for group in forks]
+        events += [(queued[call.id], call) for call in self._calls.get(branch, ())]
+        events.sort(key=lambda item: item[0])
+        for _, event in events[:MAX_LINES]:
+            if not isinstance(event, list):
+                yield f"{indent}{self._call(event)}"
                 continue
-            found[number] = None
-            if at.prompt_text.startswith(other.prompt_text + other.text):
-                before = other
-        at = before
-    return tuple(sorted(found))
+            if len(event) == 1:
+                yield f"{indent}a copy:"
+                yield from self.lines(event[0].id, depth + 1)
+                continue
+            yield f"{indent}fork into {len(event):,}:"
+            for child in event[: FULL_FORK if len(event) <= FULL_FORK else 1]:
+                yield f"{indent}  {child.key or child.id}:"
+                yield from self.lines(child.id, depth + 2)
+            if len(event) > FULL_FORK:
+                yield f"{indent}  and {len(event) - 1:,} more"
+        if len(events) > MAX_LINES:
+            yield f"{indent}and so on: {len(events) - MAX_LINES:,} more"
+
+    def _call(self, call: PlannedCall) -> str:
+        unit = self._made.unit
+        inside = f" + {self._outputs(call.outputs)}" if call.outputs else ""
+        shared = f", {call.shared:,} shared" if call.shared else ", all new"
+        most = "" if call.max_tokens is None else f" -> at most {call.max_tokens:,} tokens"
+        return f"{call.label}  {count(call.length, unit[:-1])}{inside}{shared}{most}"
+
+    def _outputs(self, numbers: Sequence[int]) -> str:
+        named = Counter(self._names.get(number, str(number)).partition(":")[0] for number in numbers)
+        return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in named.items())
 
 
-def _shared(
-    call: CallRecord,
-    candidates: Sequence[CallRecord],
-    records: Mapping[int, CallRecord],
-    outputs: Mapping[int, tuple[int, ...]],
-) -> tuple[int, int]:
-    """How many tokens one of the candidates' prompt and output begins with in common with this prompt, and how many of
-    those are placeholders. A prompt's last token is always computed."""
-    best, generated = 0, 0
-    for other in candidates:
-        whole = ids_of(other) + other.output_ids if other.output_ids is not None else ids_of(other)
-        length = min(common_prefix(ids_of(call), whole), max(call.prompt_tokens - 1, 0))
-        if length > best:
-            best = length
-            within = {*outputs[other.id], *([other.id] if length > other.prompt_tokens else [])}
-            both = within & set(outputs[call.id])
-            generated = sum(len(records[number].output_ids or ()) for number in both)
-    return best, min(generated, best)
+def _paths(branch: str) -> Iterator[str]:
+    """The branch and those that it was forked from."""
+    while branch:
+        yield branch
+        branch = branch.rpartition("/")[0]
 
 
-def _prefixes(log: RunLog) -> list[SharedPrefix]:
-    """The beginnings that at least two prompts share, each as long as it can be for its calls; without those that
-    hardly count, such as the digit with which some numbers begin."""
-    calls = sorted((call for call in log.calls if call.prompt_ids), key=lambda call: list(ids_of(call)))
-    lengths = [common_prefix(ids_of(a), ids_of(b)) for a, b in itertools.pairwise(calls)]
-    found: list[SharedPrefix] = []
-    opened: list[tuple[int, int]] = []  # (length, index of its first call), longer ones later
-    for i, length in enumerate([*lengths, 0]):
-        first = i
-        while opened and opened[-1][0] > length:
-            of, first = opened.pop()
-            within = max(length, opened[-1][0] if opened else 0)
-            group = calls[first : i + 1]
-            chars = min(common_prefix(group[0].prompt_text, other.prompt_text) for other in group[1:])
-            end = group[0].prompt_text[max(chars - PREVIEW_CHARS, 0) : chars]
-            saved = (of - within) * (len(group) - 1)
-            found.append(SharedPrefix(of, saved, tuple(sorted(call.id for call in group)), end))
-        if length and (not opened or opened[-1][0] < length):
-            opened.append((length, first))
-    least = sum(prefix.saved for prefix in found) * LEAST_SAVED
-    worth = [prefix for prefix in found if prefix.saved > least]
-    return sorted(worth, key=lambda prefix: (-prefix.saved, -prefix.length))
+def count(number: int, noun: str) -> str:
+    """The number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _preview(text: str) -> str:
+    """Its end on one line, of printable characters."""
+    return "".join(c if c.isprintable() else "⏎" if c == "\n" else " " for c in text)

@@ -10,17 +10,23 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import msgspec
 
 from radixrt.sampling_params import SamplingParams
 
 CallKind = Literal["gen", "select"]
 
+if TYPE_CHECKING:
+    Ids = array[int]
+else:
+    Ids = array  # which takes no type argument at run time in Python 3.11, where traces decode it
 
-@dataclass
-class BranchRecord:
+
+class BranchRecord(msgspec.Struct):
     """One state of a program. The program's own is "0"; those forked from it are "0/1", "0/2", ... in order of forking.
 
     Attributes:
@@ -33,6 +39,8 @@ class BranchRecord:
         error: why it failed, or None.
     """
 
+    TIMES: ClassVar = ("created", "ended")
+
     id: str
     parent: str | None
     key: str
@@ -43,8 +51,7 @@ class BranchRecord:
     error: str | None = None
 
 
-@dataclass
-class CallRecord:
+class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     """One call of the model: a generation (one of n, if several were asked for) or a scoring of choices.
 
     Attributes:
@@ -74,6 +81,8 @@ class CallRecord:
         fork_len, siblings: as they were hinted to the engine.
     """
 
+    TIMES: ClassVar = ("queued", "start", "admitted", "first_token", "end")
+
     id: int
     branch: str
     name: str
@@ -93,13 +102,13 @@ class CallRecord:
     text: str = ""
     finish: str = ""
     error: str | None = None
-    prompt_ids: array[int] | None = None
-    output_ids: array[int] | None = None
+    prompt_ids: Ids | None = None
+    output_ids: Ids | None = None
     prompt_text: str = ""
     rerendered: bool = False
     sampling: SamplingParams | None = None
-    choices: Sequence[str] = ()
-    probabilities: Sequence[float] = ()
+    choices: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
     method: str = ""
     fork_len: int = 0
     siblings: int = 1
@@ -122,6 +131,7 @@ class RunLog:
         end: None while it runs.
         branches, calls: in the order in which they came to be.
         error: what ended the program, or None.
+        dry_run: `explain` runs it with placeholders in the place of answers.
     """
 
     program: str
@@ -133,6 +143,7 @@ class RunLog:
     branches: dict[str, BranchRecord] = field(default_factory=dict)
     calls: list[CallRecord] = field(default_factory=list)
     error: str | None = None
+    dry_run: bool = False
 
     def calls_of(self, branch: str) -> list[CallRecord]:
         """Those of a branch and of all branches forked from it."""

@@ -1,15 +1,20 @@
-"""`trace`: writes what programs do to a file, for looking at later and for replaying as a load.
+"""Traces: files that record what programs do, for looking at later and for replaying as a load.
 
     with rt.trace("runs.jsonl"):
         judge.run(essay="...")
 
-`trace_file` says what is in it and reads it.
+Each line is one object with "v" (the format's version), "kind" and "program" (the run's id): a "program" line when a
+run starts, a "call" line when a call ends, a "branch" line when a branch ends, an "end" line when the run does. Times
+are seconds since the run's start. A call's prompt is written as the difference to that of an earlier call of the same
+run, `base`: its first `base_chars` characters and `base_tokens` token ids, then `prompt_text` and `prompt_ids`. Files
+may be concatenated.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +22,80 @@ from typing import IO, Any
 
 import msgspec
 
-from radixrt.lang.observe.dry_run import PREFIX
+from radixrt.errors import RadixRTError
 from radixrt.lang.observe.run_log import BranchRecord, CallRecord, Event, Record, RunLog, observe
 from radixrt.lang.observe.shared_prefix import Sharing
-from radixrt.lang.observe.trace_file import PLAIN, TIMES, VERSION, BranchLine, CallLine, EndLine, Line, ProgramLine
+
+VERSION = 1
+
+
+class TraceError(RadixRTError):
+    """A file is not a trace; names the line."""
+
+
+# --- lines ---
+
+
+class ProgramLine(msgspec.Struct, tag_field="kind", tag="program", kw_only=True, omit_defaults=True):
+    """The start of a run. `time`: seconds since 1970."""
+
+    v: int
+    program: str
+    name: str
+    backend: str
+    time: float
+
+
+class CallLine(CallRecord, tag_field="kind", tag="call", kw_only=True, omit_defaults=True):
+    """The end of a call: its record, with the prompt shortened by what `base` has of it."""
+
+    v: int
+    program: str
+    name: str = ""
+    type: str = "str"
+    probabilities: tuple[float | None, ...] = ()  # type: ignore[assignment]  # JSON has null for NaN
+    base: int | None = None
+    base_chars: int = 0
+    base_tokens: int = 0
+
+
+class BranchLine(BranchRecord, tag_field="kind", tag="branch", kw_only=True, omit_defaults=True):
+    """The end of a branch: its record."""
+
+    v: int
+    program: str
+    parent: str | None = None
+    key: str = ""
+    group: int = 0
+
+
+class EndLine(msgspec.Struct, tag_field="kind", tag="end", kw_only=True, omit_defaults=True):
+    """The end of a run after `seconds`."""
+
+    v: int
+    program: str
+    seconds: float
+    error: str | None = None
+
+
+Line = ProgramLine | CallLine | BranchLine | EndLine
+
+
+def _encode(value: object) -> list[int]:
+    if isinstance(value, array):
+        return value.tolist()
+    raise NotImplementedError
+
+
+def _decode(kind: type, value: Any) -> Any:
+    return array("i", value)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_encode)
+_decoder = msgspec.json.Decoder(Line, dec_hook=_decode)
+
+
+# --- writing ---
 
 
 class trace:
@@ -28,10 +103,10 @@ class trace:
 
     Args:
         path: the file; it is replaced.
-        append: keep what it holds and add to it.
+        append: keep the file's content and add to it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | PathLike[str], *, append: bool = False) -> None:
@@ -48,7 +123,7 @@ class trace:
         return self
 
     def close(self) -> None:
-        """What has not ended by now is not in the trace."""
+        """Stop writing. Calls that have not ended by now are not in the trace."""
         if self._stop is not None:
             self._stop()
         with self._lock:
@@ -66,7 +141,7 @@ class trace:
 
     def _observe(self, log: RunLog, event: Event, record: Record | None) -> None:
         with self._lock:
-            if self._file is None or log.backend.startswith(PREFIX):  # `explain` only pretends
+            if self._file is None or log.dry_run:
                 return
             sharing = self._runs.get(log.program)
             if sharing is None:
@@ -77,7 +152,7 @@ class trace:
             if event == "call_end" and isinstance(record, CallRecord):
                 self._write(_call_line(log, record, sharing))
             elif event == "branch_end" and isinstance(record, BranchRecord):
-                self._write(_branch_line(log, record))
+                self._write(BranchLine(v=VERSION, program=log.program, **_shifted(record, -log.start)))
             elif event == "program_end":
                 del self._runs[log.program]
                 seconds = 0.0 if log.end is None else log.end - log.start
@@ -86,48 +161,106 @@ class trace:
 
     def _write(self, line: Line) -> None:
         assert self._file is not None
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.write(_encoder.encode(line) + b"\n")
 
 
 def _call_line(log: RunLog, call: CallRecord, sharing: Sharing) -> CallLine:
     shared = sharing.add(call)
-    return CallLine(
-        v=VERSION,
-        program=log.program,
-        call=call.kind,
-        base=shared.base,
-        base_chars=shared.chars,
-        base_tokens=shared.tokens,
-        prompt_text=_text(call.prompt_text[shared.chars :]),
-        prompt_ids=None if call.prompt_ids is None else call.prompt_ids[shared.tokens :].tolist(),
-        output_ids=None if call.output_ids is None else call.output_ids.tolist(),
-        sampling=None if call.sampling is None else msgspec.to_builtins(call.sampling),
-        choices=tuple(call.choices),
-        probabilities=tuple(call.probabilities),
-        **{name: getattr(call, name) for name in PLAIN},
-        **{name: _since(log, getattr(call, name)) for name in TIMES},
-    )
+    fields = _shifted(call, -log.start)
+    text, ids = call.prompt_text[shared.chars :], call.prompt_ids
+    if not text.isascii():  # JSON's encoder refuses halves of surrogate pairs
+        text = text.encode("utf-8", errors="replace").decode()
+    fields["prompt_text"] = text
+    fields["prompt_ids"] = None if ids is None else ids[shared.tokens :]
+    base: dict[str, Any] = {"base": shared.base, "base_chars": shared.chars, "base_tokens": shared.tokens}
+    return CallLine(v=VERSION, program=log.program, **base, **fields)
 
 
-def _branch_line(log: RunLog, branch: BranchRecord) -> BranchLine:
-    return BranchLine(
-        v=VERSION,
-        program=log.program,
-        id=branch.id,
-        parent=branch.parent,
-        key=branch.key,
-        group=branch.group,
-        created=branch.created - log.start,
-        ended=_since(log, branch.ended),
-        after=branch.after,
-        error=branch.error,
-    )
+def _shifted(record: Record, seconds: float) -> dict[str, Any]:
+    """The fields of a record, with its times moved."""
+    kind = CallRecord if isinstance(record, CallRecord) else BranchRecord
+    fields = {name: getattr(record, name) for name in kind.__struct_fields__}
+    for name in kind.TIMES:
+        if fields[name] is not None:
+            fields[name] += seconds
+    return fields
 
 
-def _since(log: RunLog, moment: float | None) -> Any:
-    return None if moment is None else moment - log.start
+# --- reading ---
 
 
-def _text(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON's encoder refuses."""
-    return text if text.isascii() else text.encode("utf-8", errors="replace").decode()
+def read_trace(path: str | PathLike[str]) -> list[RunLog]:
+    """The runs of a trace, in the order in which they started; their clock is seconds since 1970.
+
+    A run that had not ended when the trace was closed has the calls that had. An unfinished last line is ignored.
+
+    Raises:
+        TraceError: a line is not of a trace, or of a later version; names it.
+        OSError: the file cannot be read.
+    """
+    runs: dict[str, RunLog] = {}
+    for number, line in _lines(Path(path)):
+        try:
+            if isinstance(line, ProgramLine):
+                runs[line.program] = RunLog(line.program, line.name, line.backend, start=line.time, unix_time=line.time)
+            else:
+                _add(runs[line.program], line)
+        except KeyError as error:
+            raise TraceError(
+                f"{path}, line {number}: it refers to {error}, which no line before it has; was the beginning cut off?"
+            ) from None
+    for log in runs.values():
+        _complete(log)
+    return sorted(runs.values(), key=lambda log: log.unix_time)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Line]]:
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.strip():
+                continue
+            try:
+                line = _decoder.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if not raw.endswith(b"\n"):
+                    return
+                raise TraceError(f"{path}, line {number}: this is not a line of a trace: {error}") from None
+            if line.v > VERSION:
+                raise TraceError(
+                    f"{path}, line {number}: version {line.v} of the format; this radixrt reads up to {VERSION}"
+                )
+            yield number, line
+
+
+def _add(log: RunLog, line: CallLine | BranchLine | EndLine) -> None:
+    if isinstance(line, EndLine):
+        log.end, log.error = log.start + line.seconds, line.error
+    elif isinstance(line, BranchLine):
+        log.branches[line.id] = BranchRecord(**_shifted(line, log.start))
+    else:
+        log.calls.append(_call_record(log, line))
+
+
+def _call_record(log: RunLog, line: CallLine) -> CallRecord:
+    record = CallRecord(**_shifted(line, log.start))
+    record.probabilities = tuple(float("nan") if share is None else share for share in line.probabilities)
+    if line.base is not None:
+        base = next((call for call in reversed(log.calls) if call.id == line.base), None)
+        if base is None:
+            raise KeyError(line.base)
+        record.prompt_text = base.prompt_text[: line.base_chars] + record.prompt_text
+        if record.prompt_ids is not None and base.prompt_ids is not None:
+            record.prompt_ids = base.prompt_ids[: line.base_tokens] + record.prompt_ids
+    return record
+
+
+def _complete(log: RunLog) -> None:
+    """Sort the calls by the order in which they became ready, and add the branches that had not ended."""
+    log.calls.sort(key=lambda call: call.id)
+    for call in log.calls:
+        path = call.branch
+        while path and path not in log.branches:
+            parent = path.rpartition("/")[0]
+            log.branches[path] = BranchRecord(path, parent or None, "", 0, call.queued)
+            path = parent
+    log.branches = dict(sorted(log.branches.items(), key=lambda item: (item[1].created, item[0].count("/"))))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
 from radixrt.sampling_params import SamplingParams

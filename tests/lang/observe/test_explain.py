@@ -16,11 +16,9 @@ import radixrt as rt
 from radixrt.errors import RequestError
 from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.observe.dry_run import MAX_CALLS_OF_A_BRANCH
+from radixrt.lang.observe.dry_run import MAX_CALLS_OF_A_BRANCH, placeholder
 from radixrt.lang.observe.explain import Explanation
-from radixrt.lang.observe.placeholders import placeholder
-from radixrt.lang.observe.trace import trace
-from radixrt.lang.observe.trace_file import read_trace
+from radixrt.lang.observe.trace import read_trace, trace
 from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
 from tests.engine.helpers import start

@@ -11,12 +11,10 @@ import pytest
 
 import radixrt as rt
 from radixrt.cli import main
-from radixrt.lang.observe.replay import replay, table
-from radixrt.lang.observe.replay_plan import Replayed, plan
+from radixrt.lang.observe.replay import Replayed, plan, replay, table
 from radixrt.lang.observe.replay_target import Answered, Question, Target
 from radixrt.lang.observe.run_log import RunLog
-from radixrt.lang.observe.trace import trace
-from radixrt.lang.observe.trace_file import read_trace
+from radixrt.lang.observe.trace import read_trace, trace
 from tests.lang.observe.runs import Made, large_run, small_run
 
 

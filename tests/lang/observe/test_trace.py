@@ -10,8 +10,7 @@ import pytest
 
 from radixrt.lang.observe.report import report
 from radixrt.lang.observe.run_log import RunLog
-from radixrt.lang.observe.trace import trace
-from radixrt.lang.observe.trace_file import TraceError, read_trace
+from radixrt.lang.observe.trace import TraceError, read_trace, trace
 from tests.lang.observe.runs import Made, large_run, small_run
 
 

@@ -1,0 +1,154 @@
+"""The calls that a dry run made, as a plan: the length of each prompt, and what the prompts share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from radixrt.lang.observe.run_log import CallRecord, RunLog
+from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
+
+LEAST_SAVED = 0.005
+"""Prefixes that save less than this share of everything saved are left out of the list."""
+
+PREVIEW_CHARS = 60
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call that the program will make.
+
+    Attributes:
+        id: number within the explanation; `depends` names others by it.
+        branch, branch_key: id of its branch, and what `fork` named it by.
+        max_tokens: of the output; None: up to the context's end, or a select.
+        length: of the prompt, without what calls generate.
+        shared: how much of that the engine will have when this call comes: it is the beginning of another's prompt.
+        outputs: calls whose outputs are in the prompt besides.
+    """
+
+    id: int
+    name: str
+    kind: str
+    type: str
+    branch: str
+    branch_key: str
+    depends: tuple[int, ...]
+    max_tokens: int | None
+    length: int
+    shared: int
+    outputs: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        name = self.name or self.kind
+        return name if self.type in ("", "str") or self.kind == "select" else f"{name}: {self.type}"
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """A beginning that several prompts have in common.
+
+    Attributes:
+        length: with placeholders in the place of outputs.
+        saved: what sharing it spares, over what the shorter prefixes spare.
+        end: the last of its text.
+    """
+
+    length: int
+    saved: int
+    calls: tuple[int, ...]
+    end: str
+
+
+def planned_calls(log: RunLog) -> list[PlannedCall]:
+    records = {call.id: call for call in log.calls if call.prompt_ids is not None}
+    outputs = {number: _outputs(call, records) for number, call in records.items()}
+    planned: list[PlannedCall] = []
+    latest: dict[tuple[int, ...] | None, int] = {}  # by what calls go on from; under None that of all
+    for call in records.values():
+        inside = [records[other] for other in outputs[call.id]]
+        generated = sum(len(other.output_ids or ()) for other in inside)
+        before = {*call.depends, latest.get(call.depends), latest.get(None)}
+        candidates = [records[number] for number in before if number is not None and number in records]
+        shared, known = _shared(call, candidates, records, outputs)
+        latest[call.depends] = latest[None] = call.id
+        most = None if call.sampling is None else call.sampling.max_tokens
+        planned.append(
+            PlannedCall(
+                id=call.id,
+                name=call.name,
+                kind=call.kind,
+                type=call.type,
+                branch=call.branch,
+                branch_key=log.branches[call.branch].key,
+                depends=call.depends,
+                max_tokens=most,
+                length=max(call.prompt_tokens - generated, 0),
+                shared=max(shared - known, 0),
+                outputs=outputs[call.id],
+            )
+        )
+    return planned
+
+
+def _outputs(call: CallRecord, records: Mapping[int, CallRecord]) -> tuple[int, ...]:
+    """The calls whose outputs are in its prompt: those joined in, and all along its own transcript."""
+    found: dict[int, None] = {}
+    at: CallRecord | None = call
+    while at is not None:
+        before = None
+        for number in at.depends:
+            other = records.get(number)
+            if other is None:
+                continue
+            found[number] = None
+            if at.prompt_text.startswith(other.prompt_text + other.text):
+                before = other
+        at = before
+    return tuple(sorted(found))
+
+
+def _shared(
+    call: CallRecord,
+    candidates: Sequence[CallRecord],
+    records: Mapping[int, CallRecord],
+    outputs: Mapping[int, tuple[int, ...]],
+) -> tuple[int, int]:
+    """How many tokens one of the candidates' prompt and output begins with in common with this prompt, and how many of
+    those are placeholders. A prompt's last token is always computed."""
+    best, generated = 0, 0
+    for other in candidates:
+        whole = ids_of(other) + other.output_ids if other.output_ids is not None else ids_of(other)
+        length = min(common_prefix(ids_of(call), whole), max(call.prompt_tokens - 1, 0))
+        if length > best:
+            best = length
+            within = {*outputs[other.id], *([other.id] if length > other.prompt_tokens else [])}
+            both = within & set(outputs[call.id])
+            generated = sum(len(records[number].output_ids or ()) for number in both)
+    return best, min(generated, best)
+
+
+def shared_prefixes(log: RunLog) -> list[SharedPrefix]:
+    """The beginnings that at least two prompts share, each as long as it can be for its calls; without those that
+    hardly count, such as the digit with which some numbers begin."""
+    calls = sorted((call for call in log.calls if call.prompt_ids), key=lambda call: list(ids_of(call)))
+    lengths = [common_prefix(ids_of(a), ids_of(b)) for a, b in itertools.pairwise(calls)]
+    found: list[SharedPrefix] = []
+    opened: list[tuple[int, int]] = []  # (length, index of its first call), longer ones later
+    for i, length in enumerate([*lengths, 0]):
+        first = i
+        while opened and opened[-1][0] > length:
+            of, first = opened.pop()
+            within = max(length, opened[-1][0] if opened else 0)
+            group = calls[first : i + 1]
+            chars = min(common_prefix(group[0].prompt_text, other.prompt_text) for other in group[1:])
+            end = group[0].prompt_text[max(chars - PREVIEW_CHARS, 0) : chars]
+            saved = (of - within) * (len(group) - 1)
+            found.append(SharedPrefix(of, saved, tuple(sorted(call.id for call in group)), end))
+        if length and (not opened or opened[-1][0] < length):
+            opened.append((length, first))
+    least = sum(prefix.saved for prefix in found) * LEAST_SAVED
+    worth = [prefix for prefix in found if prefix.saved > least]
+    return sorted(worth, key=lambda prefix: (-prefix.saved, -prefix.length))
