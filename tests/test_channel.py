@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from radixrt import channel
 from radixrt.channel import UNDECODABLE, LocalChannel, ZmqInbox, ZmqOutbox
-from radixrt.messages.client import TextBatch, TextDelta, TokenLogprob, ToMain
+from radixrt.messages.client import OutputBatch, RequestOutput, TokenLogprob, ToMain
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ToScheduler
 
 WAIT_S = 30.0
@@ -59,7 +59,7 @@ def reply(i: int) -> ControlReply:
 
 def test_messages_arrive_in_order_and_whole(ends: Ends) -> None:
     inbox, outbox = ends.inbox(), ends.outbox()
-    sent = [TextBatch([TextDelta(str(i), "x" * (i * 37 % 5000))]) for i in range(2000)]
+    sent = [OutputBatch([RequestOutput(str(i), "x" * (i * 37 % 5000))]) for i in range(2000)]
     for message in sent:
         outbox.send(message)
     assert [inbox.recv(WAIT_S) for _ in sent] == sent
@@ -109,8 +109,8 @@ def test_recv_without_a_timeout_waits_for_a_message(ends: Ends) -> None:
 
 
 def nested(depth: int) -> bytes:
-    """A TextBatch whose logprobs hold alternatives of alternatives, deeper than Python can follow."""
-    delta = msgspec.msgpack.encode(TextBatch([TextDelta("r", logprobs=[TokenLogprob(1, "a", b"a", None)])]))
+    """A OutputBatch whose logprobs hold alternatives of alternatives, deeper than Python can follow."""
+    delta = msgspec.msgpack.encode(OutputBatch([RequestOutput("r", logprobs=[TokenLogprob(1, "a", b"a", None)])]))
     one = msgspec.msgpack.encode(TokenLogprob(1, "a", b"a", None))
     assert delta.count(one) == 1
     assert one.endswith(b"\x90")
@@ -134,9 +134,9 @@ BAD_FRAMES = {
 
 def test_nesting_itself_is_a_message() -> None:
     """So that the frame above is refused for its depth alone."""
-    batch = msgspec.msgpack.decode(nested(3), type=TextBatch)
-    assert batch.deltas[0].logprobs is not None
-    assert batch.deltas[0].logprobs[0].top[0].top[0].top[0].top == []
+    batch = msgspec.msgpack.decode(nested(3), type=OutputBatch)
+    assert batch.outputs[0].logprobs is not None
+    assert batch.outputs[0].logprobs[0].top[0].top[0].top[0].top == []
 
 
 @pytest.mark.parametrize("name", BAD_FRAMES)
@@ -156,7 +156,7 @@ def test_a_frame_that_is_no_message_is_logged_and_dropped(
 
 @given(st.binary(max_size=60), st.integers(0, 60), st.binary(max_size=4))
 def test_no_bytes_raise_anything_else_than_undecodable(noise: bytes, at: int, patch: bytes) -> None:
-    frame = msgspec.msgpack.encode(TextBatch([TextDelta("rid", "naïve", b"\0\0\0\0")]))
+    frame = msgspec.msgpack.encode(OutputBatch([RequestOutput("rid", "naïve", b"\0\0\0\0")]))
     for data in (noise, frame[:at] + patch + frame[at + len(patch) :]):
         with contextlib.suppress(UNDECODABLE):
             msgspec.msgpack.decode(data, type=ToMain)

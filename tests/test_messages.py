@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import radixrt
 from radixrt.messages import client, parts, runner, scheduler, wire
-from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, TokenLogprob, ToMain, ToTokenizer
+from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
 from radixrt.messages.parts import Finish
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
@@ -136,7 +136,7 @@ def test_a_reason_that_is_none_of_the_four_is_refused() -> None:
 def test_special_numbers_cross() -> None:
     """Log-probabilities may be -inf."""
     row = TokenLogprob(1, "a", b"a", float("-inf"), [TokenLogprob(2, "b", b"\xff", 0.0)])
-    batch = TextBatch([TextDelta("r", logprobs=[row])])
+    batch = OutputBatch([RequestOutput("r", logprobs=[row])])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=ToMain) == batch
 
 

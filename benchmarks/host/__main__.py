@@ -37,7 +37,7 @@ from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
 from benchmarks.structure.constrained_rows import SCHEMA
 from radixrt.client.arguments import Job, jobs
-from radixrt.client.completion import Collector
+from radixrt.client.collector import OutputCollector
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
@@ -82,12 +82,12 @@ def collect(pipe: Pipe, streams: list[tuple[Job, Any]]) -> int:
     """Output tokens of all requests, which have ended; their time is "main out"."""
     tokens = 0
     with pipe.times.of("main out"):
-        for job, stream in streams:
-            collector = Collector(job.asked, job.request.input_ids)
-            for delta in stream:
-                chunk = collector.add(delta)
-            assert chunk.completion is not None
-            tokens += len(chunk.completion.token_ids)
+        for _, stream in streams:
+            collector = OutputCollector()
+            for output in stream:
+                whole = collector.add(output)
+            assert whole is not None
+            tokens += len(whole.token_ids)
     return tokens
 
 

@@ -10,7 +10,7 @@ from radixrt.client.arguments import NO_DEADLINE_S
 from radixrt.client.engine_client import new_rid
 from radixrt.client.prompt_parts import Part, pack_parts, token_ids
 from radixrt.errors import RequestError, shown
-from radixrt.messages.client import ScoreReq, TextDelta, TokenizeReq
+from radixrt.messages.client import RequestOutput, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ProgramHint, SelectMethod, Timings, Usage
 from radixrt.messages.wire import pack_i32, unpack_i32
 
@@ -78,7 +78,7 @@ def prompt_fields(prompt: ScoredPrompt) -> dict[str, Any]:
     return {"input_ids": pack_i32(token_ids(prompt, "prompt"))}
 
 
-def as_decision(request: ScoreReq, delta: TextDelta) -> Decision:
+def as_decision(request: ScoreReq, delta: RequestOutput) -> Decision:
     """The answer to a scoring request that did not end with an error."""
     found, prompt_ids = delta.decision, delta.prompt_ids
     if found is None or prompt_ids is None:

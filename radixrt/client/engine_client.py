@@ -23,9 +23,9 @@ from radixrt.messages.client import (
     DetokenizeReq,
     EngineReady,
     GenerateReq,
+    OutputBatch,
+    RequestOutput,
     ScoreReq,
-    TextBatch,
-    TextDelta,
     TokenizeReq,
     ToMain,
     ToTokenizer,
@@ -130,13 +130,13 @@ def _check_parts(parts: list[PromptPart] | None) -> None:
 
 
 Question = ScoreReq | TokenizeReq | DetokenizeReq
-"""What is answered with one TextDelta."""
+"""What is answered with one RequestOutput."""
 
 Request = GenerateReq | Question
-"""What is answered with TextDeltas, the last of which has `finish`."""
+"""What is answered with RequestOutputs, the last of which has `finish`."""
 
 
-def _answer(delta: TextDelta) -> TextDelta:
+def _answer(delta: RequestOutput) -> RequestOutput:
     if delta.finish is not None:
         raise_for_error(delta.finish)
     return delta
@@ -147,12 +147,12 @@ class _Stream:
 
     __slots__ = ("loop", "put")
 
-    def __init__(self, put: Callable[[TextDelta], None], loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(self, put: Callable[[RequestOutput], None], loop: asyncio.AbstractEventLoop | None) -> None:
         self.put = put
         self.loop = loop
 
 
-def _put_all(items: list[tuple[_Stream, TextDelta]]) -> None:
+def _put_all(items: list[tuple[_Stream, RequestOutput]]) -> None:
     for stream, delta in items:
         stream.put(delta)
 
@@ -187,18 +187,18 @@ class EngineClient:
 
     # --- requests ---
 
-    def stream(self, request: Request) -> Generator[TextDelta, None, None]:
+    def stream(self, request: Request) -> Generator[RequestOutput, None, None]:
         """Send the request now and iterate over its deltas, the last of which has `finish`. Leaving early aborts it.
 
         Raises:
             RequestError: at once, if a parameter is not valid, the engine is draining or has failed, or the rid is in
                 use.
         """
-        deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
+        deltas: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
         self._submit(request, _Stream(deltas.put, None))
         return self._iterate(request.rid, deltas)
 
-    def _iterate(self, rid: str, deltas: queue.SimpleQueue[TextDelta]) -> Generator[TextDelta, None, None]:
+    def _iterate(self, rid: str, deltas: queue.SimpleQueue[RequestOutput]) -> Generator[RequestOutput, None, None]:
         finished = False
         try:
             while not finished:
@@ -209,13 +209,13 @@ class EngineClient:
             if not finished:
                 self.abort(rid)
 
-    def astream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
+    def astream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts it."""
-        deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
+        deltas: asyncio.Queue[RequestOutput] = asyncio.Queue()
         self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
         return self._aiterate(request.rid, deltas)
 
-    async def _aiterate(self, rid: str, deltas: asyncio.Queue[TextDelta]) -> AsyncGenerator[TextDelta, None]:
+    async def _aiterate(self, rid: str, deltas: asyncio.Queue[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
         finished = False
         try:
             while not finished:
@@ -238,7 +238,7 @@ class EngineClient:
             if self.failure is None:
                 self._outbox.send(ReleaseReq(program, branch))
 
-    def ask(self, request: Question) -> TextDelta:
+    def ask(self, request: Question) -> RequestOutput:
         """The one delta that answers a question.
 
         Raises:
@@ -247,7 +247,7 @@ class EngineClient:
         with contextlib.closing(self.stream(request)) as deltas:
             return _answer(next(deltas))
 
-    async def aask(self, request: Question) -> TextDelta:
+    async def aask(self, request: Question) -> RequestOutput:
         """`ask` for the running event loop; cancelling it aborts the request."""
         async with contextlib.aclosing(self.astream(request)) as deltas:
             return _answer(await anext(deltas))
@@ -299,8 +299,8 @@ class EngineClient:
 
     def dispatch(self, message: ToMain) -> None:
         """Take one message from the engine. Never raises because of its content."""
-        if isinstance(message, TextBatch):
-            self._deliver(message.deltas)
+        if isinstance(message, OutputBatch):
+            self._deliver(message.outputs)
         elif isinstance(message, SchedulerStats):
             self.stats = message
         elif isinstance(message, EngineReady):
@@ -319,12 +319,12 @@ class EngineClient:
                 return
             self.failure = reason
             rids = list(self._streams)
-        self._deliver([TextDelta(rid, finish=error) for rid in rids])
+        self._deliver([RequestOutput(rid, finish=error) for rid in rids])
         for control_id, waiting in list(self._controls.items()):
             waiting.put(ControlReply(control_id, ok=False, message=reason))
 
-    def _deliver(self, deltas: list[TextDelta]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, TextDelta]]] = {}
+    def _deliver(self, deltas: list[RequestOutput]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}
         for delta in deltas:
             if delta.finish is None:
                 stream = self._streams.get(delta.rid)

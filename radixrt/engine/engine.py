@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 from radixrt.client.arguments import Job, Prompt, RequestOptions, jobs, split, streamed_job
-from radixrt.client.completion import Chunk, Collector, Completion
+from radixrt.client.collector import OutputCollector
+from radixrt.client.completion import Chunk, Completion, as_chunk, as_completion
 from radixrt.client.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
 from radixrt.client.engine_client import EngineClient, new_rid
 from radixrt.client.prompt_parts import token_ids as as_token_ids
@@ -21,10 +22,10 @@ from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages.client import DetokenizeReq, TextDelta
+from radixrt.messages.client import DetokenizeReq, RequestOutput
 from radixrt.messages.parts import SelectMethod
 from radixrt.messages.scheduler import SchedulerStats
-from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.messages.wire import pack_i32
 
 __all__ = ["Chunk", "Completion", "Decision", "Engine"]
 
@@ -124,7 +125,7 @@ class Engine:
         each, single = split(prompts)
         made: list[Job] = []
         out: list[Completion] = []
-        streams: deque[tuple[Job, Iterator[TextDelta]]] = deque()
+        streams: deque[tuple[Job, Iterator[RequestOutput]]] = deque()
         try:
             with _engine_errors():
                 for job in jobs(each, sampling_params, dict(options)):  # the engine begins while others are made
@@ -135,11 +136,10 @@ class Engine:
                 with _progress(len(made), progress) as bar:
                     while streams:
                         job, stream = streams.popleft()
-                        collector = Collector(job.asked, job.request.input_ids)
-                        for delta in stream:
-                            chunk = collector.add(delta)
-                        assert chunk.completion is not None
-                        out.append(chunk.completion)
+                        collector = OutputCollector()
+                        for output in stream:
+                            whole = collector.add(output)
+                        out.append(_completion(job, whole))
                         bar.update()
                         streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
         finally:
@@ -164,33 +164,32 @@ class Engine:
         return out[0] if single and len(out) == 1 else out
 
     async def _collect(self, job: Job, slots: asyncio.Semaphore) -> Completion:
-        collector = Collector(job.asked, job.request.input_ids)
+        collector = OutputCollector()
         async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
-            async for delta in stream:
-                chunk = collector.add(delta)
-        assert chunk.completion is not None
-        return chunk.completion
+            async for output in stream:
+                whole = collector.add(output)
+        return _completion(job, whole)
 
     # --- streaming ---
 
     def stream(self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
         """The pieces of one completion as they come; leaving the loop early aborts it. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
-        collector = Collector(job.asked, job.request.input_ids)
+        collector = OutputCollector()
         with _engine_errors():
-            for delta in self.client.stream(job.request):
-                yield collector.add(delta)
+            for output in self.client.stream(job.request):
+                yield _chunk(job, collector, output)
 
     async def async_stream(
         self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for an event loop."""
         job = streamed_job(prompt, sampling_params, dict(options))
-        collector = Collector(job.asked, job.request.input_ids)
+        collector = OutputCollector()
         with _engine_errors():
             async with contextlib.aclosing(self.client.astream(job.request)) as stream:
-                async for delta in stream:
-                    yield collector.add(delta)
+                async for output in stream:
+                    yield _chunk(job, collector, output)
 
     # --- scoring, tokens ---
 
@@ -226,9 +225,7 @@ class Engine:
     def tokenize(self, prompt: ScoredPrompt) -> list[int]:
         """The token ids of a prompt, as a request with it has them. Raises as `score` does."""
         with _engine_errors():
-            delta = self.client.ask(tokenize_request(prompt))
-        assert delta.prompt_ids is not None
-        return unpack_i32(delta.prompt_ids).tolist()  # type: ignore[no-any-return]
+            return self.client.ask(tokenize_request(prompt)).prompt_token_ids
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Raises as `score` does."""
@@ -260,6 +257,16 @@ class Engine:
     def stats(self) -> SchedulerStats | None:
         """The scheduler's latest snapshot; at most about a quarter of a second old while it works."""
         return self.client.stats
+
+
+def _completion(job: Job, output: RequestOutput | None) -> Completion:
+    assert output is not None
+    return as_completion(output, job.asked, job.request.input_ids)
+
+
+def _chunk(job: Job, collector: OutputCollector, output: RequestOutput) -> Chunk:
+    whole = collector.add(output)
+    return as_chunk(output, None if whole is None else _completion(job, whole))
 
 
 @contextlib.contextmanager

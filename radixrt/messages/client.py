@@ -1,10 +1,12 @@
 """Messages between the client (main process) and the tokenizer process.
 
 client -> tokenizer   GenerateReq, ScoreReq, TokenizeReq, DetokenizeReq, AbortReq, ReleaseReq, ControlReq
-tokenizer -> client   TextBatch, EngineReady, ControlReply, SchedulerStats
+tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats
 """
 
 from __future__ import annotations
+
+from functools import cached_property
 
 import msgspec
 
@@ -27,7 +29,7 @@ from radixrt.messages.scheduler import (
     SchedulerStats,
     TokenBatch,
 )
-from radixrt.messages.wire import Message
+from radixrt.messages.wire import Message, unpack_i32
 from radixrt.sampling_params import SamplingParams
 
 
@@ -42,12 +44,12 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         parts: the prompt in parts, in order. Neighbouring texts are tokenized as one; the model's own special tokens
             come before a user's text that begins the prompt.
         sampling: n is 1 here; the client sends n requests for n completions.
-        stream: text is wanted as it comes; otherwise one TextDelta ends the request and carries everything.
+        stream: text is wanted as it comes; otherwise one RequestOutput ends the request and carries everything.
         priority: higher is scheduled first, and kept longer by priority eviction.
         cache_salt: namespace of the radix cache; requests share prefixes only within one.
         timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
         program: where it stands in a program.
-        return_prompt_ids: its first TextDelta brings the prompt's token ids; False for a client that has them.
+        return_prompt_ids: its first RequestOutput brings the prompt's token ids; False for a client that has them.
     """
 
     rid: str
@@ -87,7 +89,7 @@ class ScoreReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
-    """The token ids of a prompt, given as in `GenerateReq`; answered by one TextDelta with `prompt_ids`."""
+    """The token ids of a prompt, given as in `GenerateReq`; answered by one RequestOutput with `prompt_ids`."""
 
     rid: str
     prompt: str | None = None
@@ -97,7 +99,7 @@ class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class DetokenizeReq(Message, frozen=True, array_like=True, tag=True):
-    """The text of token ids (int32 column); answered by one TextDelta with `text`."""
+    """The text of token ids (int32 column); answered by one RequestOutput with `text`."""
 
     rid: str
     token_ids: bytes
@@ -135,20 +137,30 @@ class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
     kept: int
 
 
-class TextDelta(msgspec.Struct, frozen=True, array_like=True):
-    """New text of one request (tokenizer to main). `text` never ends inside a code point or inside a text that a stop
-    string could still claim; token_ids run ahead of it by what is held back.
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """Output of one request: an increment of it, or all of it (`radixrt.client.collector` merges increments).
+
+    The text of an increment never ends inside a code point or inside a text that a stop string could still match;
+    its token ids run ahead of its text by what is held back.
 
     Attributes:
-        token_ids: int32[n] column of the new output tokens.
-        prompt_ids: int32[n] column of the prompt as tokenized, on the first delta of the request unless it said not to.
-        finish, usage, timings, constraint: on the last delta, and there only.
-        decision: of a ScoreReq, on its only delta, unless it ended with an error or an abort.
+        text: output text, without the stop string or end token unless the request asked for it.
+        output_ids: int32[n] column of output token ids, the stop token included if one ended the request.
+        finish: set on the last increment only.
+        usage, timings, constraint: set together with `finish`.
+        logprobs: one entry for each token of `output_ids`, if requested.
+        prompt_logprobs: one entry for each token of the prompt, if requested; on the first increment.
+        prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
+        decision: result of a ScoreReq, on its only output; None after an error or an abort.
+        kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
+            for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
+            string begins inside a token, or after a special token that the text hides.
+        tail: rest of the whole text after these tokens.
     """
 
     rid: str
     text: str = ""
-    token_ids: bytes = b""
+    output_ids: bytes = b""
     finish: Finish | None = None
     usage: Usage | None = None
     timings: Timings | None = None
@@ -157,10 +169,39 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     prompt_ids: bytes | None = None
     constraint: ConstraintInfo | None = None
     decision: ChoiceScores | None = None
+    kept: int | None = None
+    tail: str = ""
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """Output token ids, decoded from the column on first use."""
+        return unpack_i32(self.output_ids).tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """Token ids of the prompt, decoded from the column on first use; empty if the output does not carry them."""
+        return [] if self.prompt_ids is None else unpack_i32(self.prompt_ids).tolist()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop", "length", "abort" or "error"; None for an increment that is not the last."""
+        return None if self.finish is None else self.finish.reason
+
+    @property
+    def matched_stop(self) -> int | str | None:
+        """Stop string or stop token id that ended the request."""
+        return None if self.finish is None else self.finish.matched
+
+    @property
+    def forced_close(self) -> bool:
+        """Whether a constrained output was closed early because max_tokens, the context or the time was used up."""
+        return self.finish is not None and self.finish.forced_close
 
 
-class TextBatch(Message, frozen=True, array_like=True, tag=True):
-    deltas: list[TextDelta]
+class OutputBatch(Message, frozen=True, array_like=True, tag=True):
+    """Outputs of one or more requests (tokenizer to client), at most one increment for each."""
+
+    outputs: list[RequestOutput]
 
 
 class EngineReady(Message, frozen=True, array_like=True, tag=True):
@@ -196,4 +237,4 @@ ToTokenizer = (
     | ControlReply
     | SchedulerStats
 )
-ToMain = TextBatch | EngineReady | ControlReply | SchedulerStats
+ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats

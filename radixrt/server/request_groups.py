@@ -6,53 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 from radixrt.chat.constraint import FieldNames, renamed
 from radixrt.chat.dialect import Dialect
+from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient, Question, raise_for_error
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
-from radixrt.messages.parts import FINISH_ABORT, ConstraintInfo, Finish, Timings, Usage
+from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.server.http.metrics import Metrics
 
-Deltas = AsyncGenerator[tuple[int, TextDelta], None]
+Deltas = AsyncGenerator[tuple[int, RequestOutput], None]
 """Deltas of several requests as they come, each with its request's index."""
-
-
-@dataclass(slots=True)
-class Output:
-    """One whole completion, gathered from its deltas."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: bytearray = field(default_factory=bytearray)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish = field(default_factory=lambda: Finish("abort"))
-    usage: Usage = field(default_factory=Usage)
-    timings: Timings = field(default_factory=Timings)
-    constraint: ConstraintInfo | None = None
-    prompt_ids: bytes | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def add(self, delta: TextDelta) -> None:
-        self.texts.append(delta.text)
-        self.token_ids += delta.token_ids
-        if delta.logprobs:
-            self.logprobs += delta.logprobs
-        if delta.prompt_logprobs:
-            self.prompt_logprobs += delta.prompt_logprobs
-        if delta.prompt_ids is not None:
-            self.prompt_ids = delta.prompt_ids
-        if delta.finish is not None:
-            self.finish = delta.finish
-            self.usage = delta.usage or self.usage
-            self.timings = delta.timings or self.timings
-            self.constraint = delta.constraint
 
 
 class Service:
@@ -125,12 +91,12 @@ class Service:
                 async for delta in only:
                     yield 0, delta
             return
-        merged: asyncio.Queue[tuple[int, TextDelta]] = asyncio.Queue()
+        merged: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue()
         begun: set[str] = set()
         sent: list[str] = []
         pumps: list[asyncio.Task[None]] = []
 
-        async def pump(index: int, rid: str, stream: AsyncIterator[TextDelta]) -> None:
+        async def pump(index: int, rid: str, stream: AsyncIterator[RequestOutput]) -> None:
             begun.add(rid)
             async for delta in stream:
                 merged.put_nowait((index, delta))
@@ -150,15 +116,18 @@ class Service:
                 if rid not in begun:  # its iterator has not started, so cancelling it has not aborted the request
                     self.client.abort(rid)
 
-    async def collect(self, group: str, requests: Sequence[GenerateReq], names: FieldNames) -> list[Output]:
-        """`generate` to the end: one Output for each request."""
-        outputs = [Output() for _ in requests]
-        async with aclosing(self.generate(group, requests, names)) as deltas:
-            async for index, delta in deltas:
-                outputs[index].add(delta)
-        return outputs
+    async def collect(self, group: str, requests: Sequence[GenerateReq], names: FieldNames) -> list[RequestOutput]:
+        """`generate` to the end: the whole output of each request."""
+        collectors = [OutputCollector() for _ in requests]
+        whole: dict[int, RequestOutput] = {}
+        async with aclosing(self.generate(group, requests, names)) as increments:
+            async for index, increment in increments:
+                output = collectors[index].add(increment)
+                if output is not None:
+                    whole[index] = output
+        return [whole[index] for index in range(len(requests))]
 
-    async def ask(self, group: str, questions: Sequence[Question], names: FieldNames) -> list[TextDelta]:
+    async def ask(self, group: str, questions: Sequence[Question], names: FieldNames) -> list[RequestOutput]:
         """Ask the engine questions together; the one delta that answers each. Ended early, all of them are aborted.
 
         Args:

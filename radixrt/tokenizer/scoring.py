@@ -1,10 +1,10 @@
-"""`ScoreOutput`: one live scoring request, from its choices' tokens to its decision."""
+"""`ScoreState`: one live scoring request, from its choices' tokens to its decision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixrt.messages.client import ScoreReq, TextDelta
+from radixrt.messages.client import RequestOutput, ScoreReq
 from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
 from radixrt.messages.scheduler import TokenDelta, TokenizedScoreReq
 from radixrt.messages.wire import pack_i32, unpack_f32
@@ -15,14 +15,14 @@ from radixrt.tokenizer.selection import select
 UNCONDITIONAL = "unconditional_likelihood_normalized"
 
 
-class ScoreOutput:
+class ScoreState:
     """What a scoring request asks of the scheduler, and what it answers its client.
 
     Args:
         bos: tokens that begin a text, for the method that scores the choices without the prompt.
 
     Attributes:
-        stop_found: False; as `RequestOutput` has it.
+        stop_found: False; as `RequestState` has it.
     """
 
     stop_found = False
@@ -48,7 +48,7 @@ class ScoreOutput:
             req.program,
         )
 
-    def take(self, delta: TokenDelta) -> TextDelta | None:
+    def take(self, delta: TokenDelta) -> RequestOutput | None:
         """What goes to the client now."""
         finish = delta.finish
         if finish is None:
@@ -58,7 +58,7 @@ class ScoreOutput:
             logprobs = self._by_choice(unpack_f32(delta.scores).tolist())
             without = logprobs[1] if len(logprobs) > 1 else None
             decision = select(self._req.method, self._tokens.token_ids, logprobs[0], without, self._tokens.kept)
-        return TextDelta(
+        return RequestOutput(
             self._req.rid,
             finish=finish,
             usage=delta.usage,
@@ -67,9 +67,9 @@ class ScoreOutput:
             decision=decision,
         )
 
-    def fail(self, message: str) -> TextDelta:
+    def fail(self, message: str) -> RequestOutput:
         """End the request with an error (status 500)."""
-        return TextDelta(self._req.rid, finish=Finish("error", error=FinishError(message)))
+        return RequestOutput(self._req.rid, finish=Finish("error", error=FinishError(message)))
 
     def _by_choice(self, scores: list[float]) -> list[list[list[float]]]:
         """For each prefix, the log-probabilities of each choice's tokens."""

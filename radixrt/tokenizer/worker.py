@@ -17,9 +17,9 @@ from radixrt.messages.client import (
     DetokenizeReq,
     EngineReady,
     GenerateReq,
+    OutputBatch,
+    RequestOutput,
     ScoreReq,
-    TextBatch,
-    TextDelta,
     TokenizeReq,
     ToMain,
     ToTokenizer,
@@ -40,8 +40,8 @@ from radixrt.messages.scheduler import (
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens
-from radixrt.tokenizer.request_output import RequestOutput, unpack_ids
-from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreOutput
+from radixrt.tokenizer.request_state import RequestState, unpack_ids
+from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreState
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class TokenizerWorker:
         self._context_length = context_length
         self._to_scheduler = to_scheduler
         self._to_main = to_main
-        self._live: dict[str, RequestOutput | ScoreOutput] = {}
+        self._live: dict[str, RequestState | ScoreState] = {}
 
     @property
     def num_live(self) -> int:
@@ -113,7 +113,7 @@ class TokenizerWorker:
                 raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
             ids = self._prompts.input_ids(req)
             self._check_logprobs(req.sampling, len(ids) // 4)
-            output = RequestOutput(
+            output = RequestState(
                 req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
                 return_prompt_ids=req.return_prompt_ids,
             )  # fmt: skip
@@ -128,7 +128,7 @@ class TokenizerWorker:
         def start() -> None:
             _check_envelope(req)
             bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
-            output = ScoreOutput(req, self._prompts.choices(req), bos)
+            output = ScoreState(req, self._prompts.choices(req), bos)
             self._live[req.rid] = output
             self._to_scheduler.send(output.request())
 
@@ -139,12 +139,12 @@ class TokenizerWorker:
 
         def answer() -> None:
             if isinstance(req, TokenizeReq):
-                delta = TextDelta(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
+                delta = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
             else:
                 ids = self._prompts.checked_ids(req.token_ids).tolist()
                 text = self._tokenizer.decode(ids, skip_special_tokens=req.skip_special_tokens)
-                delta = TextDelta(req.rid, text, finish=Finish(FINISH_STOP))
-            self._to_main.send(TextBatch([delta]))
+                delta = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
+            self._to_main.send(OutputBatch([delta]))
 
         self._guarded(req.rid, answer)
 
@@ -164,7 +164,7 @@ class TokenizerWorker:
             self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
     def _refuse(self, rid: str, error: FinishError) -> None:
-        self._to_main.send(TextBatch([TextDelta(rid, finish=Finish("error", error=error))]))
+        self._to_main.send(OutputBatch([RequestOutput(rid, finish=Finish("error", error=error))]))
 
     def _check_logprobs(self, sampling: SamplingParams, prompt_tokens: int) -> None:
         """All alternatives of a request travel in one frame at its end, unless it streams; that frame has a limit."""
@@ -182,13 +182,13 @@ class TokenizerWorker:
     # --- out ----------------------------------------------------------------------------------------------------
 
     def _detokenize(self, batch: TokenBatch) -> None:
-        texts: list[TextDelta] = []
+        texts: list[RequestOutput] = []
         for delta in batch.deltas:
             self._take(delta, texts)
         live = self._live
         for rid, token_id in zip(batch.rids, unpack_ids(batch.token_ids), strict=True):
             output = live.get(rid)
-            if type(output) is not RequestOutput or not output.takes_plain:
+            if type(output) is not RequestState or not output.takes_plain:
                 self._take(TokenDelta(rid, pack_i32([token_id])), texts)
                 continue
             try:
@@ -199,9 +199,9 @@ class TokenizerWorker:
             if text is not None:
                 texts.append(text)
         if texts:
-            self._to_main.send(TextBatch(texts))
+            self._to_main.send(OutputBatch(texts))
 
-    def _take(self, delta: TokenDelta, texts: list[TextDelta]) -> None:
+    def _take(self, delta: TokenDelta, texts: list[RequestOutput]) -> None:
         """Give a delta to its request; what goes to the client now is appended to `texts`."""
         output = self._live.get(delta.rid)
         if output is None:
@@ -222,7 +222,7 @@ class TokenizerWorker:
             self._to_scheduler.send(AbortReq(delta.rid, "stop"))
 
     @staticmethod
-    def _failed(rid: str, output: RequestOutput | ScoreOutput, error: Exception) -> TextDelta:
+    def _failed(rid: str, output: RequestState | ScoreState, error: Exception) -> RequestOutput:
         """The end of a request whose detokenizing raised; called while that is being handled."""
         logger.exception("detokenizing for request %s failed", rid)
         return output.fail(f"the output could not be detokenized: {error!r:.300}")

@@ -13,7 +13,7 @@ import pytest
 
 from radixrt.client.engine_client import EngineClient, expand_n, new_rid, raise_for_error
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages.client import EngineReady, GenerateReq, TextBatch, TextDelta, ToTokenizer
+from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, RequestOutput, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, SchedulerStats
 from radixrt.sampling_params import SamplingParams
@@ -61,11 +61,11 @@ def request(rid: str = "a", **fields: Any) -> GenerateReq:
     return GenerateReq(rid, SamplingParams(), prompt="hello", **fields)
 
 
-def deliver(client: EngineClient, *deltas: TextDelta) -> None:
-    client.dispatch(TextBatch(list(deltas)))
+def deliver(client: EngineClient, *deltas: RequestOutput) -> None:
+    client.dispatch(OutputBatch(list(deltas)))
 
 
-def text_of(deltas: list[TextDelta]) -> str:
+def text_of(deltas: list[RequestOutput]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
@@ -75,7 +75,7 @@ def refusal(client: EngineClient, req: GenerateReq) -> RequestError:
     return raised.value
 
 
-async def collected(deltas: AsyncGenerator[TextDelta, None]) -> list[TextDelta]:
+async def collected(deltas: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
     return [delta async for delta in deltas]
 
 
@@ -86,7 +86,7 @@ def test_a_request_is_sent_at_once_and_ends_with_its_finish(client: EngineClient
     stream = client.stream(request())
     assert outbox.sent == [request()]
     assert client.open_requests == 1
-    deliver(client, TextDelta("a", "x"), TextDelta("a", "y", finish=STOP))
+    deliver(client, RequestOutput("a", "x"), RequestOutput("a", "y", finish=STOP))
     got = list(stream)
     assert text_of(got) == "xy"
     assert [delta.finish for delta in got] == [None, STOP]
@@ -96,22 +96,22 @@ def test_a_request_is_sent_at_once_and_ends_with_its_finish(client: EngineClient
 
 def test_what_comes_after_the_finish_reaches_nobody(client: EngineClient) -> None:
     stream = client.stream(request())
-    end = TextDelta("a", "x", finish=STOP)
-    deliver(client, end, TextDelta("a", "late"), end)
+    end = RequestOutput("a", "x", finish=STOP)
+    deliver(client, end, RequestOutput("a", "late"), end)
     client.fail("it died")
     assert list(stream) == [end]
 
 
 def test_deltas_of_unknown_requests_are_dropped(client: EngineClient) -> None:
     stream = client.stream(request())
-    deliver(client, TextDelta("b", "no"), TextDelta("b", finish=STOP), TextDelta("a", "x", finish=STOP))
+    deliver(client, RequestOutput("b", "no"), RequestOutput("b", finish=STOP), RequestOutput("a", "x", finish=STOP))
     assert text_of(list(stream)) == "x"
 
 
 def test_deltas_of_many_requests_find_their_streams(client: EngineClient) -> None:
     streams = {rid: client.stream(request(rid)) for rid in "abc"}
-    deliver(client, *[TextDelta(rid, rid * 2) for rid in "cab"])
-    deliver(client, *[TextDelta(rid, rid, finish=STOP) for rid in "bca"])
+    deliver(client, *[RequestOutput(rid, rid * 2) for rid in "cab"])
+    deliver(client, *[RequestOutput(rid, rid, finish=STOP) for rid in "bca"])
     assert {rid: text_of(list(stream)) for rid, stream in streams.items()} == {rid: rid * 3 for rid in "abc"}
 
 
@@ -121,8 +121,8 @@ async def test_deltas_find_their_streams_in_an_event_loop_and_in_threads(client:
     rids = [f"async {i}" for i in range(3)] + ["sync"]
 
     def answer() -> None:  # as the receiver thread does
-        deliver(client, *[TextDelta(rid, rid) for rid in rids])
-        deliver(client, *[TextDelta(rid, "!", finish=STOP) for rid in rids])
+        deliver(client, *[RequestOutput(rid, rid) for rid in rids])
+        deliver(client, *[RequestOutput(rid, "!", finish=STOP) for rid in rids])
 
     await asyncio.to_thread(answer)
     got = await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
@@ -132,12 +132,12 @@ async def test_deltas_find_their_streams_in_an_event_loop_and_in_threads(client:
 
 
 def test_a_loop_that_is_gone_costs_the_others_nothing(client: EngineClient) -> None:
-    async def send_and_leave() -> AsyncGenerator[TextDelta, None]:
+    async def send_and_leave() -> AsyncGenerator[RequestOutput, None]:
         return client.astream(request("gone"))
 
     abandoned = asyncio.run(send_and_leave())
     stream = client.stream(request())
-    deliver(client, TextDelta("gone", "x", finish=STOP), TextDelta("a", "y", finish=STOP))
+    deliver(client, RequestOutput("gone", "x", finish=STOP), RequestOutput("a", "y", finish=STOP))
     assert text_of(list(stream)) == "y"
     assert client.open_requests == 0
     del abandoned
@@ -145,14 +145,14 @@ def test_a_loop_that_is_gone_costs_the_others_nothing(client: EngineClient) -> N
 
 def test_a_stream_waits_for_deltas(client: EngineClient) -> None:
     stream = client.stream(request())
-    timer = threading.Timer(0.1, lambda: deliver(client, TextDelta("a", "x", finish=STOP)))
+    timer = threading.Timer(0.1, lambda: deliver(client, RequestOutput("a", "x", finish=STOP)))
     timer.start()
     assert text_of(list(stream)) == "x"
     timer.join()
 
 
 def test_threads_may_submit_at_the_same_time(client: EngineClient, outbox: ScriptedOutbox) -> None:
-    ends: dict[str, list[TextDelta]] = {}
+    ends: dict[str, list[RequestOutput]] = {}
 
     def one(rid: str) -> None:
         ends[rid] = list(client.stream(request(rid)))
@@ -166,7 +166,7 @@ def test_threads_may_submit_at_the_same_time(client: EngineClient, outbox: Scrip
             assert isinstance(message, GenerateReq)
             if message.rid not in answered:
                 answered.add(message.rid)
-                deliver(client, TextDelta(message.rid, message.rid, finish=STOP))
+                deliver(client, RequestOutput(message.rid, message.rid, finish=STOP))
     for thread in threads:
         thread.join(WAIT_S)
     assert {rid: text_of(deltas) for rid, deltas in ends.items()} == {str(i): str(i) for i in range(20)}
@@ -177,33 +177,33 @@ def test_threads_may_submit_at_the_same_time(client: EngineClient, outbox: Scrip
 
 def test_leaving_a_stream_early_aborts_it_once(client: EngineClient, outbox: ScriptedOutbox) -> None:
     stream = client.stream(request())
-    deliver(client, TextDelta("a", "x"))
+    deliver(client, RequestOutput("a", "x"))
     for _ in stream:
         break
     del stream
     assert outbox.aborted == ["a"]
     assert client.open_requests == 1  # until the engine has said that it is over
-    deliver(client, TextDelta("a", finish=Finish("abort")))
+    deliver(client, RequestOutput("a", finish=Finish("abort")))
     assert client.open_requests == 0
 
 
 def test_an_exception_in_the_readers_loop_aborts(client: EngineClient, outbox: ScriptedOutbox) -> None:
     stream = client.stream(request())
-    deliver(client, TextDelta("a", "x"), TextDelta("a", "y"))
+    deliver(client, RequestOutput("a", "x"), RequestOutput("a", "y"))
     with pytest.raises(ZeroDivisionError):
         _read_and_fail(stream)
     del stream
     assert outbox.aborted == ["a"]
 
 
-def _read_and_fail(stream: Iterator[TextDelta]) -> None:
+def _read_and_fail(stream: Iterator[RequestOutput]) -> None:
     for _ in stream:
         raise ZeroDivisionError
 
 
 async def test_closing_an_async_stream_early_aborts_it_once(client: EngineClient, outbox: ScriptedOutbox) -> None:
     async with aclosing(client.astream(request())) as stream:
-        deliver(client, TextDelta("a", "x"))
+        deliver(client, RequestOutput("a", "x"))
         async for _ in stream:
             break
     assert outbox.aborted == ["a"]
@@ -220,7 +220,7 @@ async def test_cancelling_the_reader_of_an_async_stream_aborts_it(client: Engine
 
 async def test_a_stream_read_to_its_end_is_not_aborted(client: EngineClient, outbox: ScriptedOutbox) -> None:
     deltas = client.astream(request())
-    deliver(client, TextDelta("a", "x", finish=STOP))
+    deliver(client, RequestOutput("a", "x", finish=STOP))
     async with aclosing(deltas):
         assert text_of([delta async for delta in deltas]) == "x"
     assert outbox.aborted == []
@@ -237,7 +237,7 @@ def test_an_abandoned_stream_may_be_collected_while_another_request_is_sent(
 ) -> None:
     """The garbage collector runs where it likes, even while the sending thread holds the client's lock."""
     abandoned = [client.stream(request("left"))]
-    deliver(client, TextDelta("left", "x"))
+    deliver(client, RequestOutput("left", "x"))
     next(abandoned[0])
     outbox.script = lambda message: isinstance(message, GenerateReq) and abandoned.clear()
     sender = threading.Thread(target=client.stream, args=(request("next"),), daemon=True)
@@ -255,10 +255,10 @@ def test_a_rid_in_use_is_refused_and_free_again_after_the_end(client: EngineClie
     error = refusal(client, request())
     assert (error.param, error.status) == ("rid", 400)
     assert len(outbox.sent) == 1
-    deliver(client, TextDelta("a", "first", finish=STOP))
+    deliver(client, RequestOutput("a", "first", finish=STOP))
     assert text_of(list(first)) == "first"
     second = client.stream(request())
-    deliver(client, TextDelta("a", "second", finish=STOP))
+    deliver(client, RequestOutput("a", "second", finish=STOP))
     assert text_of(list(second)) == "second"
 
 
@@ -270,7 +270,7 @@ def test_draining_refuses_what_is_new_and_lets_the_rest_end(client: EngineClient
     assert len(outbox.of(GenerateReq)) == 1
     client.abort("b")
     assert outbox.aborted == ["b"]
-    deliver(client, TextDelta("a", "x", finish=STOP))
+    deliver(client, RequestOutput("a", "x", finish=STOP))
     assert text_of(list(stream)) == "x"
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_encoded_is_refused_and_leaves_nothing_open(
 
 def test_fail_ends_every_request_once_with_the_reason(client: EngineClient, outbox: ScriptedOutbox) -> None:
     streams = [client.stream(request(rid)) for rid in "abc"]
-    deliver(client, TextDelta("a", "x"), TextDelta("c", "whole", finish=STOP))
+    deliver(client, RequestOutput("a", "x"), RequestOutput("c", "whole", finish=STOP))
     client.fail("the runner was killed")
     client.fail("the scheduler too")
     a, b, c = (list(stream) for stream in streams)
@@ -342,7 +342,7 @@ async def test_fail_ends_async_streams(client: EngineClient) -> None:
 
 def test_after_its_death_nothing_is_sent(client: EngineClient, outbox: ScriptedOutbox) -> None:
     stream = client.stream(request())
-    deliver(client, TextDelta("a", "x"))
+    deliver(client, RequestOutput("a", "x"))
     next(stream)
     outbox.sent.clear()
     client.fail("it died")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import tokenizers
 
-from radixrt.client.completion import Collector
+from radixrt.client.collector import OutputCollector
+from radixrt.client.completion import as_completion
 from radixrt.client.engine_client import new_rid
 from radixrt.client.prompt_parts import Part, pack_parts
 from radixrt.engine.engine import Completion, Engine
@@ -21,11 +22,11 @@ from tests.engine.helpers import GREEDY, TEXT, one
 def run(engine: Engine, parts: list[Part], *, stream: bool = False) -> Completion:
     async def go() -> Completion:
         request = GenerateReq(new_rid(), SamplingParams(**GREEDY), parts=pack_parts(parts), stream=stream)
-        collector = Collector(None)
-        async for delta in engine.client.astream(request):
-            chunk = collector.add(delta)
-        assert chunk.completion is not None
-        return chunk.completion
+        collector = OutputCollector()
+        async for output in engine.client.astream(request):
+            whole = collector.add(output)
+        assert whole is not None
+        return as_completion(whole)
 
     return asyncio.run(go())
 

@@ -16,7 +16,7 @@ import uvicorn
 
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, ToTokenizer
+from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, ToTokenizer
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
@@ -80,10 +80,10 @@ def main(streams: int = 16, chunks: int = 500, route: str = "chat") -> None:
     loop_before, here_before = time.clock_gettime(clock), time.thread_time()
     ids = pack_i32([5])
     for _ in range(chunks - 1):
-        client.dispatch(TextBatch([TextDelta(rid, " word", ids) for rid in engine.rids]))
+        client.dispatch(OutputBatch([RequestOutput(rid, " word", ids) for rid in engine.rids]))
         time.sleep(STEP_S)
     last = {"finish": Finish("stop"), "usage": Usage(1, chunks, 0), "timings": Timings()}
-    client.dispatch(TextBatch([TextDelta(rid, " word", ids, **last) for rid in engine.rids]))
+    client.dispatch(OutputBatch([RequestOutput(rid, " word", ids, **last) for rid in engine.rids]))
     here = time.thread_time() - here_before
     reader.join()
     loop = time.clock_gettime(clock) - loop_before

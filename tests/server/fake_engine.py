@@ -15,9 +15,9 @@ from radixrt.messages.client import (
     DetokenizeReq,
     EngineReady,
     GenerateReq,
+    OutputBatch,
+    RequestOutput,
     ScoreReq,
-    TextBatch,
-    TextDelta,
     TokenizeReq,
     TokenLogprob,
     ToMain,
@@ -32,7 +32,7 @@ MODEL = "fake"
 VOCAB = 1000
 MAX_INPUT = 512
 
-Script = Callable[[GenerateReq], Iterable[TextDelta | float]]
+Script = Callable[[GenerateReq], Iterable[RequestOutput | float]]
 """Deltas to send, and seconds to wait in between."""
 
 
@@ -82,11 +82,11 @@ def token(word: str, logprob: float | None, k: int) -> TokenLogprob:
 
 def error_delta(
     request: GenerateReq, message: str, status: int, code: str | None = None, param: str | None = None
-) -> TextDelta:
-    return TextDelta(request.rid, finish=Finish("error", error=FinishError(message, param, code, status)))
+) -> RequestOutput:
+    return RequestOutput(request.rid, finish=Finish("error", error=FinishError(message, param, code, status)))
 
 
-def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterable[TextDelta | float]:
+def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterable[RequestOutput | float]:
     """The words, one token each, as a stream or all at once; with the log-probabilities that were asked for."""
     sampling = request.sampling
     limit = len(words) if sampling.max_tokens is None else min(sampling.max_tokens, len(words))
@@ -110,7 +110,7 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
     ids = [len(word) for word in words]
     prompt_ids = pack_i32(range(10))
     if not request.stream or not words:
-        yield TextDelta(
+        yield RequestOutput(
             request.rid, "".join(words), pack_i32(ids), logprobs=rows, prompt_logprobs=prompt_rows,
             prompt_ids=prompt_ids, **last,
         )  # fmt: skip
@@ -118,7 +118,7 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
     for i, word in enumerate(words):
         if pause:
             yield pause
-        yield TextDelta(
+        yield RequestOutput(
             request.rid,
             word,
             pack_i32([ids[i]]),
@@ -129,16 +129,16 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
         )
 
 
-def answer(question: ScoreReq | TokenizeReq | DetokenizeReq) -> TextDelta:
+def answer(question: ScoreReq | TokenizeReq | DetokenizeReq) -> RequestOutput:
     """Choice i is one token, i, with a log-probability of -i."""
     prompt_ids = pack_i32(range(10))
     if isinstance(question, TokenizeReq):
-        return TextDelta(question.rid, finish=Finish("stop"), prompt_ids=prompt_ids)
+        return RequestOutput(question.rid, finish=Finish("stop"), prompt_ids=prompt_ids)
     if isinstance(question, DetokenizeReq):
-        return TextDelta(question.rid, "text", finish=Finish("stop"))
+        return RequestOutput(question.rid, "text", finish=Finish("stop"))
     ids = [[i] for i in range(len(question.choices))]
     decision = select(question.method, ids, [[-float(i)] for i in range(len(ids))], [[0.0]] * len(ids), 9)
-    return TextDelta(
+    return RequestOutput(
         question.rid, finish=Finish("stop"), usage=Usage(10, 0, 4), timings=Timings(0.01, 0.02), decision=decision,
         prompt_ids=prompt_ids,
     )  # fmt: skip
@@ -155,7 +155,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.script: Script = lambda request: speak(request, ["Hello", ",", " world", "!"])
-        self.answer: Callable[[Any], TextDelta] = answer
+        self.answer: Callable[[Any], RequestOutput] = answer
         self.requests: list[GenerateReq] = []
         self.questions: list[Any] = []
         self.released: list[ReleaseReq] = []
@@ -192,14 +192,16 @@ class FakeEngine:
                 threading.Thread(target=self._play, args=(message,), daemon=True).start()
             elif isinstance(message, (ScoreReq, TokenizeReq, DetokenizeReq)):
                 self.questions.append(message)
-                self.deliver(TextBatch([self.answer(message)]))
+                self.deliver(OutputBatch([self.answer(message)]))
             elif isinstance(message, ReleaseReq):
                 self.released.append(message)
             elif isinstance(message, AbortReq):
                 self.aborted.append(message.rid)
                 if message.rid in self._open:
                     self._open.discard(message.rid)
-                    self.deliver(TextBatch([TextDelta(message.rid, finish=Finish("abort"), usage=Usage(10, 1, 0))]))
+                    self.deliver(
+                        OutputBatch([RequestOutput(message.rid, finish=Finish("abort"), usage=Usage(10, 1, 0))])
+                    )
             elif isinstance(message, ControlReq):
                 self.deliver(msgspec.structs.replace(self.control_reply, id=message.id))
 
@@ -212,7 +214,7 @@ class FakeEngine:
                 return
             if item.finish is not None:
                 self._open.discard(request.rid)
-            self.deliver(TextBatch([item]))
+            self.deliver(OutputBatch([item]))
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
         deadline = time.monotonic() + timeout_s

@@ -8,7 +8,7 @@ import pytest
 from radixrt._version import __version__
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.messages.client import TextDelta
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import ControlReply
 from radixrt.server import create_app
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak, stats
@@ -193,7 +193,7 @@ def test_abort_of_an_unknown_id_does_nothing(caller: Caller) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_abort_ends_all_choices_of_a_request(engine: FakeEngine, live: str, body: dict, stream: bool) -> None:
     def script(request):
-        yield TextDelta(request.rid, "begun")
+        yield RequestOutput(request.rid, "begun")
         yield 60.0
 
     engine.script = script

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.client import GenerateReq, RequestOutput
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak
 from tests.server.helpers import Caller, check_error, events
 
@@ -92,7 +92,7 @@ def test_logprobs_are_aligned_with_tokens_and_finite(caller: Caller, stream: boo
 
 def test_text_that_is_held_back_makes_no_empty_chunk(caller: Caller) -> None:
     def script(request: GenerateReq):
-        yield TextDelta(request.rid, "", b"\1\0\0\0")
+        yield RequestOutput(request.rid, "", b"\1\0\0\0")
         yield from speak(request, ["x"])
 
     caller.engine.script = script
@@ -219,7 +219,7 @@ def test_engine_errors_before_the_first_token_are_http_statuses(
 
 def test_engine_error_after_the_first_token_is_an_event(caller: Caller) -> None:
     def script(request: GenerateReq):
-        yield TextDelta(request.rid, "Hel")
+        yield RequestOutput(request.rid, "Hel")
         yield error_delta(request, "broken", 500, "step_failed")
 
     caller.engine.script = script
@@ -249,7 +249,7 @@ def test_one_failing_choice_fails_all_and_aborts_the_rest(caller: Caller) -> Non
 
 def test_engine_death_ends_a_stream_with_an_error(engine: FakeEngine) -> None:
     def script(request: GenerateReq):
-        yield TextDelta(request.rid, "Hel")
+        yield RequestOutput(request.rid, "Hel")
         engine.client.fail("the scheduler died (exit code -9)")
 
     engine.script = script

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages.client import ScoreReq, TextDelta
+from radixrt.messages.client import RequestOutput, ScoreReq
 from radixrt.messages.parts import Finish, FinishError, TemplateText
 from radixrt.messages.wire import pack_i32
 from tests.server.fake_engine import FakeEngine
@@ -168,9 +168,11 @@ def test_each_field_is_checked_and_named(caller: Caller, body: dict[str, Any], p
 
 
 def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller: Caller) -> None:
-    def refuse(question: ScoreReq) -> TextDelta:
+    def refuse(question: ScoreReq) -> RequestOutput:
         param = "prompt" if question.chat is None else "messages"
-        return TextDelta(question.rid, finish=Finish("error", error=FinishError(f"{param} is bad", param, None, 400)))
+        return RequestOutput(
+            question.rid, finish=Finish("error", error=FinishError(f"{param} is bad", param, None, 400))
+        )
 
     engine.answer = refuse
     assert check_error(caller.post("/v1/decisions", {"text": "x", "choices": ["a"]}), 400, "text") == "text is bad"
@@ -179,7 +181,7 @@ def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller:
 
 
 def test_an_aborted_request_is_an_error(engine: FakeEngine, caller: Caller) -> None:
-    engine.answer = lambda question: TextDelta(question.rid, finish=Finish("abort"))
+    engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("abort"))
     assert caller.post("/v1/decisions", {"text": "x", "choices": ["a"]}).status_code == 499
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.client import GenerateReq, RequestOutput
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, asgi_call
 
@@ -17,7 +17,7 @@ def silent(request: GenerateReq):
 
 
 def one_word(request: GenerateReq):
-    yield TextDelta(request.rid, "word")
+    yield RequestOutput(request.rid, "word")
     yield 60.0
 
 

@@ -12,7 +12,7 @@ import pytest
 from radixrt.chat.dialect import Dialect, make_dialect
 from radixrt.constrained.tags.structural_tag import parse_structural_tag
 from radixrt.constraint import StructuredOptions
-from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
 from radixrt.messages.wire import pack_i32
 from tests.chat import templates
@@ -349,8 +349,8 @@ def test_streamed_calls(ask: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("reason", "told"), [("stop", "tool_calls"), ("length", "length"), ("abort", "length")])
 def test_finish_reason_of_calls(engine: FakeEngine, stream: bool, reason: Any, told: str) -> None:
-    def script(request: GenerateReq) -> Iterable[TextDelta]:
-        yield TextDelta(
+    def script(request: GenerateReq) -> Iterable[RequestOutput]:
+        yield RequestOutput(
             request.rid, CALL_GET, b"", Finish(reason, forced_close=True), constraint=ConstraintInfo("llguidance")
         )
 
@@ -408,24 +408,24 @@ def test_marker_tokens_are_kept_in_the_text(ask: Any, engine: FakeEngine) -> Non
 # --- reasoning ---
 
 
-def thinks(request: GenerateReq) -> Iterable[TextDelta]:
+def thinks(request: GenerateReq) -> Iterable[RequestOutput]:
     """Token 9 is the end marker."""
     for i, (text, ids) in enumerate(
         [("<think>", [8]), ("\nhm", [1, 2]), ("</think>", [9]), ("\n\n{", [5]), ("}", [6])]
     ):
         last: dict[str, Any] = {} if i < 4 else {"finish": Finish("stop"), "usage": Usage(1, 6)}
-        yield TextDelta(request.rid, text, pack_i32(ids), **last)
+        yield RequestOutput(request.rid, text, pack_i32(ids), **last)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_apart_and_counted(engine: FakeEngine, stream: bool) -> None:
-    def script(request: GenerateReq) -> Iterable[TextDelta]:
+    def script(request: GenerateReq) -> Iterable[RequestOutput]:
         deltas = list(thinks(request))
         if request.stream:
             yield from deltas
         else:
-            ids = b"".join(delta.token_ids for delta in deltas)
-            yield msgspec.structs.replace(deltas[-1], text="".join(d.text for d in deltas), token_ids=ids)
+            ids = b"".join(delta.output_ids for delta in deltas)
+            yield msgspec.structs.replace(deltas[-1], text="".join(d.text for d in deltas), output_ids=ids)
 
     engine.script = script
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.messages.client import GenerateReq, TextDelta
+from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import Finish, FinishError, LogprobColumns, Usage
 from radixrt.messages.scheduler import AbortReq, TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
@@ -23,12 +23,12 @@ def test_streaming(bench: Bench) -> None:
     prompt = bench.start().input_ids
     emoji = bench.tokenizer.encode("🙂")
     first = bench.tokens(emoji[:1])
-    assert first == [TextDelta("r", "", pack_i32(emoji[:1]), prompt_ids=prompt)]
-    assert bench.tokens(emoji[1:]) == [TextDelta("r", "🙂", pack_i32(emoji[1:]))]
+    assert first == [RequestOutput("r", "", pack_i32(emoji[:1]), prompt_ids=prompt)]
+    assert bench.tokens(emoji[1:]) == [RequestOutput("r", "🙂", pack_i32(emoji[1:]))]
     assert bench.tokens([]) == []
     last = bench.tokens("a", finish=Finish("length"))
     ids = pack_i32(bench.tokenizer.encode("a"))
-    assert last == [TextDelta("r", "a", ids, Finish("length"), Usage(9, 99, 5), TIMINGS)]
+    assert last == [RequestOutput("r", "a", ids, Finish("length"), Usage(9, 99, 5), TIMINGS, kept=len(emoji) + 1)]
     assert bench.tokens("late") == []
     assert bench.worker.num_live == 0
 
@@ -38,8 +38,15 @@ def test_not_streaming_gives_one_delta_with_everything(bench: Bench) -> None:
     assert bench.tokens("one ") == bench.tokens("two ") == []
     (delta,) = bench.tokens("three", finish=Finish("length"))
     ids = [*bench.tokenizer.encode("one "), *bench.tokenizer.encode("two "), *bench.tokenizer.encode("three")]
-    assert delta == TextDelta(
-        "r", "one two three", pack_i32(ids), Finish("length"), Usage(9, 99, 5), TIMINGS, prompt_ids=prompt
+    assert delta == RequestOutput(
+        "r",
+        "one two three",
+        pack_i32(ids),
+        Finish("length"),
+        Usage(9, 99, 5),
+        TIMINGS,
+        prompt_ids=prompt,
+        kept=len(ids),
     )
 
 
@@ -62,7 +69,7 @@ def outcome(
     assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     assert deltas[0].prompt_ids is not None
     assert bench.worker.num_live == 0
-    column = unpack_i32(b"".join(delta.token_ids for delta in deltas)).tolist()
+    column = unpack_i32(b"".join(delta.output_ids for delta in deltas)).tolist()
     finish_sent, usage = deltas[-1].finish, deltas[-1].usage
     assert finish_sent is not None
     assert usage is not None
@@ -122,7 +129,7 @@ def test_the_stop_token_is_left_out_of_the_text(
     ids = [*bench.tokenizer.encode("bye"), token or 0]
     (delta,) = bench.tokens(ids, finish=Finish("stop", token if matched else None))
     assert delta.text == text
-    assert delta.token_ids == pack_i32(ids)
+    assert delta.output_ids == pack_i32(ids)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,7 +138,7 @@ def test_without_detokenizing_there_are_ids_alone(bench: Bench, stream: bool) ->
     first, rest = bench.tokenizer.encode("good")[:1], bench.tokenizer.encode("bye 🙂")
     deltas = bench.tokens(first) + bench.tokens(rest, finish=Finish("length"))
     assert [delta.text for delta in deltas] == [""] * (2 if stream else 1)
-    assert b"".join(delta.token_ids for delta in deltas) == pack_i32(first + rest)
+    assert b"".join(delta.output_ids for delta in deltas) == pack_i32(first + rest)
     assert deltas[-1].finish == Finish("length")
 
 
@@ -154,15 +161,17 @@ def test_a_stop_string_ends_the_text_and_waits_for_the_scheduler(bench: Bench) -
     assert bench.tokens("some EN")[0].text == "some "
     (cut,) = bench.tokens("D and more")
     assert (cut.text, cut.finish) == ("", None)
-    kept = len(unpack_i32(cut.token_ids))
-    assert bench.tokenizer.decode(unpack_i32(cut.token_ids).tolist()) == "D"
+    kept = len(unpack_i32(cut.output_ids))
+    assert bench.tokenizer.decode(unpack_i32(cut.output_ids).tolist()) == "D"
     assert bench.scheduler.recv() == AbortReq("r", "stop")
     assert bench.tokens("ignored") == []
     assert bench.scheduler.recv() is None
     (last,) = bench.tokens("too", finish=Finish("stop"))
     completion = len(bench.tokenizer.encode("some EN")) + kept
     usage = Usage(len(unpack_i32(prompt.input_ids)), completion, 5)
-    assert last == TextDelta("r", "", b"", Finish("stop", "END"), usage, TIMINGS)
+    assert last == RequestOutput(
+        "r", "", b"", Finish("stop", "END"), usage, TIMINGS, kept=len(bench.tokenizer.encode("some "))
+    )
 
 
 @pytest.mark.parametrize("reason", ["length", "stop", "abort"])
@@ -172,7 +181,7 @@ def test_a_stop_string_in_the_scheduler_s_last_delta_needs_no_abort(bench: Bench
     assert delta.text == "some "
     assert delta.finish == Finish("stop", "END")
     assert delta.usage is not None
-    assert delta.usage.completion_tokens * 4 == len(delta.token_ids)
+    assert delta.usage.completion_tokens * 4 == len(delta.output_ids)
     assert bench.scheduler.recv() is None
     assert bench.worker.num_live == 0
 
@@ -281,7 +290,7 @@ def test_scoring_a_prompt_without_output(bench: Bench) -> None:
     assert delta.prompt_logprobs is not None
     assert len(delta.prompt_logprobs) == len(prompt)
     assert delta.text == ""
-    assert delta.token_ids == b""
+    assert delta.output_ids == b""
     assert delta.logprobs is None
 
 
@@ -328,3 +337,118 @@ def test_a_plain_token_that_cannot_be_detokenized_ends_its_request_alone(bench: 
     bench.handle(TokenBatch(rids=["bad"], token_ids=pack_i32([20])))
     assert bench.tokens([], rid="bad", finish=Finish("abort")) == []
     assert bench.worker.num_live == 2
+
+
+# --- kept and tail: the tokens whose text the output keeps ---
+
+
+@pytest.fixture
+def letters(bench: Bench) -> dict[str, int]:
+    """Tokens of one byte each; "Ã" and "©" stand for the two bytes of "é"."""
+    return {letter: bench.tokenizer.token_to_id(letter) or 0 for letter in "abcÃ©"}
+
+
+def whole(bench: Bench, ids: list[int], *, stream: bool, finish: Finish | None = None, **options: Any) -> RequestOutput:
+    """Last output of a request whose tokens come one by one, with the text of the whole request."""
+    bench.start(stream=stream, **options)
+    outputs = [output for token in ids for output in bench.tokens([token])]
+    outputs += bench.tokens([], finish=finish or Finish("length"))
+    bench.scheduler.recv()
+    return msgspec.structs.replace(outputs[-1], text="".join(output.text for output in outputs))
+
+
+def check_kept(bench: Bench, ids: list[int], output: RequestOutput, *, skip_special: bool = True) -> None:
+    """The definition: `kept` is the largest number of leading tokens whose text is a prefix of the output's text."""
+    assert output.kept is not None
+    special = bench.tokenizer.special_ids if skip_special else frozenset()
+    known = list(itertools.takewhile(lambda token: token not in special, ids))
+    texts = [bench.tokenizer.decode(known[:n]) for n in range(len(known) + 1)]
+    assert output.kept == max(n for n, text in enumerate(texts) if output.text.startswith(text))
+    assert texts[output.kept] + output.tail == output.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_is_every_token_without_a_stop_or_a_hidden_token(bench: Bench, stream: bool) -> None:
+    ids = bench.tokenizer.encode("one 🙂 two")
+    output = whole(bench, ids, stream=stream)
+    assert (output.kept, output.tail) == (len(ids), "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_excludes_a_stop_token_that_the_text_excludes(bench: Bench, stream: bool) -> None:
+    ids = bench.tokenizer.encode("bye<|im_end|>")
+    for included in (False, True):
+        bench.start(stream=stream, include_stop_str_in_output=included, skip_special_tokens=False)
+        bench.tokens(ids[:-1])
+        (output,) = bench.tokens(ids[-1:], finish=Finish("stop", ids[-1]))
+        assert (output.kept, output.tail) == (len(ids) - (not included), "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_before_a_stop_string_inside_a_token(bench: Bench, stream: bool) -> None:
+    ids = bench.tokenizer.encode("a quick")
+    inside = bench.tokenizer.token_text(ids[-1])
+    assert len(inside) > 2
+    output = whole(bench, ids, stream=stream, stop=(inside[2:],))
+    assert (output.kept, output.tail) == (len(ids) - 1, inside[:2])
+    check_kept(bench, ids, output)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_with_a_stop_string_that_stays_in_the_text(bench: Bench, stream: bool) -> None:
+    ids = bench.tokenizer.encode("a quick")
+    inside = bench.tokenizer.token_text(ids[-1])
+    ends = whole(bench, ids, stream=stream, stop=(inside[1:],), include_stop_str_in_output=True)
+    assert (ends.kept, ends.tail) == (len(ids), "")
+    cut = whole(bench, ids, stream=stream, stop=(inside[:2],), include_stop_str_in_output=True)
+    assert (cut.kept, cut.tail) == (len(ids) - 1, inside[:2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_before_a_stop_string_behind_half_a_character(bench: Bench, letters: dict[str, int], stream: bool) -> None:
+    ids = [letters[letter] for letter in "aÃ©b"]
+    output = whole(bench, ids, stream=stream, stop=("éb",))
+    assert (output.text, output.kept, output.tail) == ("a", 1, "")
+    broken = [letters[letter] for letter in "aÃb"]  # "a\ufffdb": the half character is kept as U+FFFD
+    output = whole(bench, broken, stream=stream, stop=("b",))
+    assert (output.text, output.kept, output.tail) == ("a\ufffd", 2, "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_kept_ends_before_a_hidden_token(bench: Bench, letters: dict[str, int], stream: bool) -> None:
+    hidden = bench.tokenizer.encode("<|im_end|>")
+    ids = [letters["a"], letters["Ã"], *hidden, letters["b"]]
+    output = whole(bench, ids, stream=stream)
+    assert (output.text, output.kept, output.tail) == ("a\ufffdb", 2, "b")
+    ids = [letters["a"], letters["Ã"], *hidden, letters["©"]]  # the text joins the halves around the hidden token
+    output = whole(bench, ids, stream=stream)
+    assert (output.text, output.kept, output.tail) == ("aé", 1, "é")
+    shown = whole(bench, ids, stream=stream, skip_special_tokens=False)
+    assert (shown.kept, shown.tail) == (len(ids), "")
+
+
+def test_kept_of_several_tokens_at_once(bench: Bench, letters: dict[str, int]) -> None:
+    ids = [letters["a"], *bench.tokenizer.encode("<|im_end|>"), letters["b"]]
+    bench.start(stream=False)
+    (output,) = bench.tokens(ids, finish=Finish("length"))
+    assert (output.text, output.kept, output.tail) == ("ab", 1, "b")
+
+
+def test_kept_is_not_known_of_errors_and_without_a_text(bench: Bench) -> None:
+    bench.start(detokenize=False)
+    assert bench.tokens("a", finish=Finish("length"))[0].kept is None
+    bench.start(logprobs=0)
+    (failed,) = bench.tokens([5], logprobs=columns([(-1.0, [])] * 2))
+    assert failed.kept is None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_kept_by_its_definition(bench: Bench, data: st.DataObject) -> None:
+    tokens = [bench.tokenizer.token_to_id(letter) or 0 for letter in "abÃ©"]
+    tokens += bench.tokenizer.encode("<|im_end|> quick")
+    ids = data.draw(st.lists(st.sampled_from(tokens), max_size=12))
+    stop = tuple(data.draw(st.lists(st.text("abéui \ufffd", min_size=1, max_size=3), max_size=3)))
+    options = {"stop": stop, "include_stop_str_in_output": data.draw(st.booleans())}
+    for stream in (True, False):
+        check_kept(bench, ids, whole(bench, ids, stream=stream, **options))

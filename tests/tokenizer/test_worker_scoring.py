@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.messages.client import DetokenizeReq, ScoreReq, TextDelta, TokenizeReq
+from radixrt.messages.client import DetokenizeReq, RequestOutput, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ChatPrompt, Finish, TemplateText
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedScoreReq
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
@@ -19,7 +19,7 @@ def send(bench: Bench, req: ScoreReq) -> TokenizedScoreReq:
     return sent
 
 
-def score(bench: Bench, req: ScoreReq, scores: list[float]) -> TextDelta:
+def score(bench: Bench, req: ScoreReq, scores: list[float]) -> RequestOutput:
     sent = send(bench, req)
     assert sum(len(row.targets) // 4 for row in sent.rows) == len(scores)
     bench.handle(TokenBatch([TokenDelta(req.rid, finish=Finish("stop"), scores=pack_f32(scores))]))

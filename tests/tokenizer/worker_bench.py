@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixrt.channel import LocalChannel
-from radixrt.messages.client import GenerateReq, TextBatch, TextDelta, ToMain, ToTokenizer
+from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, ToMain, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError, Timings, Usage
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq, ToScheduler
 from radixrt.messages.wire import pack_i32
@@ -46,7 +46,7 @@ class Bench:
 
     def tokens(
         self, ids: list[int] | str, *, rid: str = "r", finish: Finish | None = None, **more: Any
-    ) -> list[TextDelta]:
+    ) -> list[RequestOutput]:
         """The scheduler's new tokens; returns what main gets for them."""
         column = pack_i32(self.tokenizer.encode(ids) if isinstance(ids, str) else ids)
         if finish is not None:
@@ -54,11 +54,11 @@ class Bench:
         self.handle(TokenBatch([TokenDelta(rid, column, finish, **more)]))
         return self.deltas()
 
-    def deltas(self) -> list[TextDelta]:
-        found: list[TextDelta] = []
+    def deltas(self) -> list[RequestOutput]:
+        found: list[RequestOutput] = []
         while (message := self.main.recv()) is not None:
-            assert isinstance(message, TextBatch)
-            found += message.deltas
+            assert isinstance(message, OutputBatch)
+            found += message.outputs
         return found
 
     def refused(self, message: GenerateReq) -> FinishError:

@@ -91,22 +91,7 @@ class Endpoint(Backend):
                             yield reading.delta()
         if reading.finish is None:
             raise EngineError(f"{self.name} ended its answer before it was finished")
-        kept, tail = await self._whole_tokens(reading, call.sampling)
-        yield replace(reading.delta(), result=reading.result(kept, tail))
-
-    async def _whole_tokens(self, reading: Reading, sampling: SamplingParams) -> tuple[int, str]:
-        """How many of the output's tokens are in its text, and what of the text comes behind them."""
-        ids, matched = reading.token_ids, (reading.finish or {})["matched"]
-        if matched is None or sampling.include_stop_str_in_output:
-            return len(ids), ""
-        if not isinstance(matched, str):
-            return len(ids) - 1, ""
-        for kept in range(len(ids) - 1, 0, -1):  # a stop string is a token or two
-            body = {"tokens": ids[:kept], "skip_special_tokens": sampling.skip_special_tokens}
-            text = (await self._json("POST", "/detokenize", body))["prompt"]
-            if reading.text.startswith(text):
-                return kept, reading.text[len(text) :]
-        return 0, reading.text
+        yield replace(reading.delta(), result=reading.result())
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
         """See `Backend.select`."""

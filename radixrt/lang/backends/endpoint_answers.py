@@ -44,8 +44,8 @@ class Reading:
         """What came last."""
         return Delta(*self.new)
 
-    def result(self, kept: int, tail: str) -> Result:
-        """All of it; see `Result` for the arguments."""
+    def result(self) -> Result:
+        """The whole result, once `finish` is set."""
         meta, finish = self.meta, self.finish
         assert finish is not None
         enforced = meta.get("radixrt")
@@ -60,8 +60,8 @@ class Reading:
             logprobs=self.logprobs,
             forced_close=enforced is not None and enforced["forced_close"],
             constraint=None if enforced is None else _constraint(enforced),
-            kept=kept,
-            tail=tail,
+            kept=meta.get("kept"),
+            tail=meta.get("tail", ""),
         )
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 from array import array
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixrt.client.arguments import NO_DEADLINE_S
+from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import new_rid, raise_for_error
 from radixrt.client.prompt_parts import pack_parts
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
-from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
-from radixrt.messages.parts import Finish, ProgramHint, Timings, Usage
-from radixrt.messages.wire import unpack_i32
+from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.parts import ProgramHint, Timings, Usage
 
 if TYPE_CHECKING:
     from radixrt.engine.engine import Engine
@@ -49,57 +48,16 @@ class EngineBackend(Backend):
             timeout_s=NO_DEADLINE_S if call.timeout_s is None else call.timeout_s,
             program=_program_hint(call.hint),
         )
-        collected = _Collected()
+        collector = OutputCollector()
         async with self._open:
             try:
-                async with aclosing(self._engine.client.astream(request)) as deltas:
-                    async for delta in deltas:
-                        token_ids = collected.add(delta)
-                        result = None
-                        if delta.finish is not None:
-                            result = self._result(call, collected, delta, delta.finish)
-                        yield Delta(delta.text, token_ids, result)
+                async with aclosing(self._engine.client.astream(request)) as increments:
+                    async for increment in increments:
+                        whole = collector.add(increment)
+                        result = None if whole is None else _result(whole)
+                        yield Delta(increment.text, increment.token_ids, result)
             except RequestError as error:
                 raise _as_engine_error(error) from None
-
-    def _result(self, call: Call, collected: _Collected, delta: TextDelta, finish: Finish) -> Result:
-        raise_for_error(finish)
-        text = "".join(collected.text)
-        shown, by_text = collected.token_ids, isinstance(finish.matched, str)
-        if finish.matched is not None and not by_text and not call.sampling.include_stop_str_in_output:
-            shown = shown[:-1]
-        hidden = self._tokenizer.special_ids if call.sampling.skip_special_tokens else frozenset()
-        kept, tail = len(shown), ""
-        if by_text or not hidden.isdisjoint(shown):
-            kept, tail = self._whole_tokens(shown, text, hidden)
-        return Result(
-            text=text,
-            token_ids=collected.token_ids,
-            prompt_ids=collected.prompt_ids,
-            finish_reason=finish.reason,
-            usage=delta.usage or Usage(),
-            timings=delta.timings or Timings(),
-            matched_stop=finish.matched,
-            logprobs=collected.logprobs,
-            forced_close=finish.forced_close,
-            constraint=delta.constraint,
-            kept=kept,
-            tail=tail,
-        )
-
-    def _whole_tokens(self, token_ids: Sequence[int], text: str, hidden: Collection[int]) -> tuple[int, str]:
-        """How many tokens have come to a beginning of the text, and what follows that beginning.
-
-        Args:
-            hidden: tokens that the text leaves out; what stands behind one goes on from the text alone.
-        """
-        shown = list(itertools.takewhile(lambda token_id: token_id not in hidden, token_ids))
-        for kept in range(len(shown), 0, -1):  # a stop string is a token or two
-            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=bool(hidden))
-            begun = detokenizer.push(shown[:kept]) + detokenizer.flush()
-            if text.startswith(begun):
-                return kept, text[len(begun) :]
-        return 0, text
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
         async with self._open:
@@ -153,25 +111,25 @@ class EngineBackend(Backend):
         return PartsEncoder(self._tokenizer)
 
 
-class _Collected:
-    """The deltas of one request, put together."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.prompt_ids: array[int] | None = None
-        self.logprobs: list[TokenLogprob] | None = None
-
-    def add(self, delta: TextDelta) -> list[int]:
-        """The new token ids."""
-        token_ids: list[int] = unpack_i32(delta.token_ids).tolist()
-        self.text.append(delta.text)
-        self.token_ids += token_ids
-        if delta.prompt_ids is not None:
-            self.prompt_ids = array("i", delta.prompt_ids)
-        if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + delta.logprobs
-        return token_ids
+def _result(output: RequestOutput) -> Result:
+    """Convert a whole output; raises RequestError if the request ended with an error."""
+    finish = output.finish
+    assert finish is not None
+    raise_for_error(finish)
+    return Result(
+        text=output.text,
+        token_ids=output.token_ids,
+        prompt_ids=None if output.prompt_ids is None else array("i", output.prompt_ids),
+        finish_reason=finish.reason,
+        usage=output.usage or Usage(),
+        timings=output.timings or Timings(),
+        matched_stop=finish.matched,
+        logprobs=output.logprobs,
+        forced_close=finish.forced_close,
+        constraint=output.constraint,
+        kept=output.kept,
+        tail=output.tail,
+    )
 
 
 def _as_engine_error(error: RequestError) -> RequestError | EngineError:

@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.client import TextDelta
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import ProgramStats, SchedulerStats
-from radixrt.messages.wire import unpack_i32
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -144,7 +143,7 @@ class Metrics:
     def count_http(self, route: str, status: int) -> None:
         self._http.labels(route, str(status)).inc()
 
-    def observe(self, last: TextDelta, started: float, first_at: float | None) -> None:
+    def observe(self, last: RequestOutput, started: float, first_at: float | None) -> None:
         """Record a completion that has just ended.
 
         Args:
@@ -159,7 +158,7 @@ class Metrics:
         if last.finish.error is not None:
             return  # refused or broken off: its times say nothing about served requests
         self._e2e.observe(now - started)
-        tokens = last.usage.completion_tokens if last.usage is not None else len(unpack_i32(last.token_ids))
+        tokens = last.usage.completion_tokens if last.usage is not None else len(last.output_ids) // 4
         if tokens == 0:
             return
         if first_at is not None:

@@ -16,8 +16,7 @@ from radixrt.chat.answer import AnswerForm, AnswerParser, count_reasoning
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.client.engine_client import expand_n
-from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
-from radixrt.messages.wire import unpack_i32
+from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
@@ -25,7 +24,7 @@ from radixrt.server.protocol.chat_answer import chat_finish_reason, delta_of, me
 from radixrt.server.protocol.constraints import constraint_body
 from radixrt.server.protocol.fields import chat_decoder, chat_sampling_fields, check_stream_options, routing_options
 from radixrt.server.protocol.usage import UsageSum, clean_logprob
-from radixrt.server.request_groups import Output, Service
+from radixrt.server.request_groups import Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -77,24 +76,27 @@ async def chat_completions(service: Service, request: Request) -> Response:
 # --- the answer ---
 
 
-def chat_body(head: dict[str, Any], outputs: list[Output], form: AnswerForm, with_logprobs: bool) -> dict[str, Any]:
+def chat_body(
+    head: dict[str, Any], outputs: list[RequestOutput], form: AnswerForm, with_logprobs: bool
+) -> dict[str, Any]:
     usage = UsageSum(len(outputs))
     choices = []
     for index, output in enumerate(outputs):
+        assert output.finish is not None
         parser = AnswerParser(form)
         parts = [*parser.feed(output.text), *parser.finish()]
         choice: dict[str, Any] = {
             "index": index,
             "message": message_of(parts, form),
-            "logprobs": chat_logprobs(output.logprobs) if with_logprobs else None,
+            "logprobs": chat_logprobs(output.logprobs or []) if with_logprobs else None,
             "finish_reason": chat_finish_reason(output.finish, parser, form),
             "stop_reason": output.finish.matched,
         }
-        enforced = constraint_body(output.constraint, output.finish)
+        enforced = constraint_body(output)
         if enforced is not None:
             choice["radixrt"] = enforced
         choices.append(choice)
-        usage.add(index, output.usage, count_reasoning(unpack_i32(bytes(output.token_ids)).tolist(), form))
+        usage.add(index, output.usage, count_reasoning(output.token_ids, form))
     return {**head, "choices": choices, "usage": usage.body(), "system_fingerprint": None}
 
 
@@ -150,7 +152,7 @@ class _StreamedChoice:
         self._rows: list[TokenLogprob] = []
         self.token_ids: list[int] = []
 
-    def events(self, delta: TextDelta) -> bytes:
+    def events(self, delta: RequestOutput) -> bytes:
         """The chunks of one delta; empty where all of it is held back."""
         event = b""
         if not self._started:
@@ -166,10 +168,10 @@ class _StreamedChoice:
             event += self._finish(delta)
         return event
 
-    def _parsed(self, delta: TextDelta) -> bytes:
+    def _parsed(self, delta: RequestOutput) -> bytes:
         """The chunks of a delta whose text is more than content; log-probabilities go with the next part there is."""
         if self._form.reasoning_end_id is not None:
-            self.token_ids += unpack_i32(delta.token_ids).tolist()
+            self.token_ids += delta.token_ids
         self._rows += delta.logprobs or []
         parts = self._parser.feed(delta.text)
         if delta.finish is not None:
@@ -189,14 +191,14 @@ class _StreamedChoice:
         encoded = msgspec.json.encode(chat_logprobs(rows))
         return self._before + body + b',"logprobs":%b,"finish_reason":null}' % encoded + self._suffix
 
-    def _finish(self, delta: TextDelta) -> bytes:
+    def _finish(self, delta: RequestOutput) -> bytes:
         assert delta.finish is not None
         last: dict[str, Any] = {
             "logprobs": None,
             "finish_reason": chat_finish_reason(delta.finish, self._parser, self._form),
             "stop_reason": delta.finish.matched,
         }
-        enforced = constraint_body(delta.constraint, delta.finish)
+        enforced = constraint_body(delta)
         if enforced is not None:
             last["radixrt"] = enforced
         return self._before + b"{}," + msgspec.json.encode(last)[1:] + self._suffix

@@ -22,7 +22,7 @@ from radixrt.chat.constraint import (
     renamed,
 )
 from radixrt.errors import RequestError, unsupported
-from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
+from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
@@ -73,15 +73,7 @@ async def completions(service: Service, request: Request) -> Response:
             whole = []
             for choice, output in zip(choices, outputs, strict=True):
                 usage.add(choice.index, output.usage)
-                last = TextDelta(
-                    rid="",
-                    text=output.text,
-                    finish=output.finish,
-                    logprobs=output.logprobs,
-                    prompt_logprobs=output.prompt_logprobs,
-                    constraint=output.constraint,
-                )
-                whole.append(choice.part(last))
+                whole.append(choice.part(output))
             content = {**head, "choices": whole, "usage": usage.body(), "system_fingerprint": None}
             await json_response(content)(scope, receive, send)
 
@@ -135,7 +127,7 @@ class Choice:
         self._chars = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def part(self, delta: TextDelta) -> dict[str, Any]:
+    def part(self, delta: RequestOutput) -> dict[str, Any]:
         """The choice's JSON for one delta. With echo, the first delta's brings the prompt."""
         text = delta.text
         rows: list[TokenLogprob] = []
@@ -153,7 +145,7 @@ class Choice:
         if delta.finish is not None:
             part["finish_reason"] = finish_reason(delta.finish)
             part["stop_reason"] = delta.finish.matched
-            enforced = constraint_body(delta.constraint, delta.finish)
+            enforced = constraint_body(delta)
             if enforced is not None:
                 part["radixrt"] = enforced
         return part

@@ -44,7 +44,7 @@ from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import Conversation
 from radixrt.client.prompt_parts import token_ids
 from radixrt.errors import RequestError
-from radixrt.messages.client import ChoiceScores, EngineReady, ScoreReq, TextDelta
+from radixrt.messages.client import ChoiceScores, EngineReady, RequestOutput, ScoreReq
 from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.connection import Generated
@@ -109,13 +109,13 @@ def _score_request(body: DecisionRequest, service: Service, info: EngineReady, o
 # --- the answers ---
 
 
-def _scores(delta: TextDelta) -> ChoiceScores:
+def _scores(delta: RequestOutput) -> ChoiceScores:
     if delta.decision is None:
         raise RequestError("the request was aborted", code="aborted", status=499)
     return delta.decision
 
 
-def _select_body(body: DecisionRequest, delta: TextDelta) -> dict[str, Any]:
+def _select_body(body: DecisionRequest, delta: RequestOutput) -> dict[str, Any]:
     found, usage, timings = _scores(delta), delta.usage or Usage(), delta.timings or Timings()
     content: dict[str, Any] = {
         "choice": found.choice,
@@ -139,7 +139,7 @@ def _select_body(body: DecisionRequest, delta: TextDelta) -> dict[str, Any]:
     return content
 
 
-def _questions_body(service: Service, asked: list[AskedQuestion], deltas: list[TextDelta]) -> dict[str, Any]:
+def _questions_body(service: Service, asked: list[AskedQuestion], deltas: list[RequestOutput]) -> dict[str, Any]:
     answers = [each.answer(_scores(delta)) for each, delta in zip(asked, deltas, strict=True)]
     usages = [delta.usage or Usage() for delta in deltas]
     tokens = sum(usage.prompt_tokens for usage in usages)

@@ -26,6 +26,7 @@ Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-ma
      "prompt_ids": [int],                                             # only when asked for
      "meta_info": {
         "id": str, "finish_reason": {"type": "stop" | "length" | "abort", "matched": int | str | null},
+        "kept": int, "tail": str,     # the text is that of the first `kept` output_ids (of the whole answer) and `tail`
         "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int,
         "queue_s": float, "prefill_s": float, "decode_s": float, "retractions": int,
         "radixrt": {"backend": str, "forced_close": bool, "forced_tokens": int, "closing_tokens": int,
@@ -62,9 +63,8 @@ from radixrt.chat.constraint import (
 )
 from radixrt.client.engine_client import expand_n
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, TextDelta, TokenLogprob
-from radixrt.messages.parts import Finish
-from radixrt.messages.wire import unpack_i32
+from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
+from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response
@@ -80,7 +80,7 @@ from radixrt.server.protocol.fields import (
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
 from radixrt.server.protocol.usage import clean_logprob
-from radixrt.server.request_groups import Output, Service
+from radixrt.server.request_groups import Service
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -178,8 +178,8 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
 # --- the answer ---
 
 
-def native_body(index: int, rid: str, output: Output, shown: Shown) -> dict[str, Any]:
-    usage, timings = output.usage, output.timings
+def native_body(index: int, rid: str, output: RequestOutput, shown: Shown) -> dict[str, Any]:
+    usage, timings = output.usage or Usage(), output.timings or Timings()
     meta: dict[str, Any] = {
         "id": rid,
         "finish_reason": _finish(output.finish),
@@ -191,19 +191,22 @@ def native_body(index: int, rid: str, output: Output, shown: Shown) -> dict[str,
         "decode_s": timings.decode_s,
         "retractions": timings.retractions,
     }
-    enforced = constraint_body(output.constraint, output.finish)
+    if output.kept is not None:
+        meta |= {"kept": output.kept, "tail": output.tail}
+    enforced = constraint_body(output)
     if enforced is not None:
         meta["radixrt"] = enforced
     _add_logprobs(meta, "output", output.logprobs)
-    _add_logprobs(meta, "input", output.prompt_logprobs[shown.logprobs_from :])
-    ids = unpack_i32(bytes(output.token_ids)).tolist()
-    return {"text": output.text, "output_ids": ids, "index": index, **_prompt_ids(output, shown), "meta_info": meta}
+    _add_logprobs(meta, "input", (output.prompt_logprobs or [])[shown.logprobs_from :])
+    return _body(index, output, shown, meta)
 
 
-def _prompt_ids(source: Output | TextDelta, shown: Shown) -> dict[str, list[int]]:
-    if not shown.prompt_ids or source.prompt_ids is None:
-        return {}
-    return {"prompt_ids": unpack_i32(source.prompt_ids).tolist()}
+def _body(index: int, output: RequestOutput, shown: Shown, meta: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"text": output.text, "output_ids": output.token_ids, "index": index}
+    if shown.prompt_ids and output.prompt_ids is not None:
+        body["prompt_ids"] = output.prompt_token_ids
+    body["meta_info"] = meta
+    return body
 
 
 def _finish(finish: Finish | None) -> dict[str, Any] | None:
@@ -227,15 +230,10 @@ async def native_events(
     async with aclosing(service.generate(rid, requests, names)) as deltas:
         async for index, delta in deltas:
             if delta.finish is not None:
-                output = Output()
-                output.add(delta)
-                yield b"data: %b\n\n" % encode(native_body(index, requests[index].rid, output, shown))
+                yield b"data: %b\n\n" % encode(native_body(index, requests[index].rid, delta, shown))
                 continue
             meta: dict[str, Any] = {"id": requests[index].rid, "finish_reason": None}
             _add_logprobs(meta, "output", delta.logprobs)
             _add_logprobs(meta, "input", (delta.prompt_logprobs or [])[shown.logprobs_from :])
-            ids = unpack_i32(delta.token_ids).tolist()
-            part = {"text": delta.text, "output_ids": ids, "index": index, **_prompt_ids(delta, shown)}
-            part["meta_info"] = meta
-            yield b"data: %b\n\n" % encode(part)
+            yield b"data: %b\n\n" % encode(_body(index, delta, shown, meta))
     yield DONE

@@ -1,0 +1,277 @@
+"""`RequestState`: state of one live request in the tokenizer process, from token ids to text."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate, takewhile
+
+from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, LogprobColumns, Usage
+from radixrt.messages.scheduler import TokenDelta
+from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.detokenizer import Detokenizer, IdsOnly
+from radixrt.tokenizer.stop_strings import StopMatcher
+from radixrt.tokenizer.tokenizer import Tokenizer
+
+
+class RequestState:
+    """Converts a request's TokenDeltas to RequestOutputs: one for each delta if it streams, otherwise one at the end.
+
+    After a stop string the request is finished for its client, but the scheduler continues until it is told: tokens
+    after the stop string are dropped, and the last output waits for the scheduler's own finish, which carries usage and
+    timings.
+
+    Attributes:
+        stop_found: a stop string ended the text; the last output is sent once the scheduler has finished the request.
+        closed: an error has been sent; every later delta is dropped.
+        takes_plain: single tokens may be passed to `push`.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_ids",
+        "_ids_sent",
+        "_last_excluded",
+        "_logprobs",
+        "_matcher",
+        "_may_hide",
+        "_num_chars",
+        "_prompt_ids",
+        "_prompt_logprobs",
+        "_prompt_tokens",
+        "_rid",
+        "_sampling",
+        "_stream",
+        "_text",
+        "_tokenizer",
+        "closed",
+        "stop_found",
+        "takes_plain",
+    )
+
+    def __init__(
+        self, rid: str, sampling: SamplingParams, prompt_ids: bytes, *, stream: bool, tokenizer: Tokenizer,
+        return_prompt_ids: bool = True,
+    ) -> None:  # fmt: skip
+        self._rid = rid
+        self._sampling = sampling
+        self._stream = stream
+        self._tokenizer = tokenizer
+        special = sampling.skip_special_tokens
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=special) if sampling.detokenize else IdsOnly()
+        include = sampling.include_stop_str_in_output
+        self._matcher = StopMatcher(sampling.stop, include=include) if sampling.stop else None
+        scores_prompt = sampling.prompt_logprobs is not None
+        self._prompt_ids: bytes | None = prompt_ids if return_prompt_ids or scores_prompt else None
+        self._prompt_tokens = len(prompt_ids) // 4
+        self._ids = bytearray()  # int32 column of all output tokens
+        self._ids_sent = 0  # bytes of the column that have been sent
+        self._num_chars = 0  # characters of text that have been sent
+        self._last_excluded = False  # the last output token ended the request and is not part of its text
+        self._may_hide = False  # some token added no text: it may be a special token that the text hides
+        # Not yet sent:
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] | None = None
+        self.stop_found = False
+        self.closed = False
+        self.takes_plain = self._matcher is None
+
+    def push(self, token_id: int) -> RequestOutput | None:
+        """`take` for a delta of one token and nothing else; the request must have `takes_plain`."""
+        text = self._detokenizer.push((token_id,))
+        if text:
+            self._text.append(text)
+        else:
+            self._may_hide = True
+        self._ids += token_id.to_bytes(4, "little", signed=True)
+        return self._unsent() if self._stream else None
+
+    def take(self, delta: TokenDelta) -> RequestOutput | None:
+        """Process new tokens. Returns the output to send to the client now, or None."""
+        if self.closed:
+            return None
+        if not self.stop_found:
+            self._read(delta)
+        finish = delta.finish
+        if finish is None:
+            return self._unsent() if self._stream else None
+        usage = delta.usage
+        if self.stop_found and self._matcher is not None:
+            finish = Finish("stop", self._matcher.matched)
+            cached = usage.cached_tokens if usage is not None else 0
+            usage = Usage(self._prompt_tokens, len(self._ids) // 4, cached)
+        return self._output(finish, delta, usage)
+
+    def fail(self, message: str) -> RequestOutput:
+        """End the request with an error (status 500); the output carries the unsent text."""
+        self.closed = True
+        self.takes_plain = False
+        return self._output(Finish("error", error=FinishError(message)), None, None)
+
+    def _read(self, delta: TokenDelta) -> None:
+        """Detokenize new tokens up to a stop string, and append their text, ids and log-probabilities to the unsent."""
+        data = delta.token_ids
+        if len(data) == 4:
+            ids: Sequence[int] = (int.from_bytes(data, "little", signed=True),)
+        else:
+            ids = unpack_ids(data)
+        cut_short = delta.finish is not None and delta.finish.reason in ("abort", "error")
+        if delta.prompt_logprobs is not None and not cut_short:  # a prompt that was not computed to its end lacks rows
+            self._prompt_logprobs = self._rows_of_prompt(delta.prompt_logprobs)
+        text_ids = ids
+        if delta.finish is not None and self._excludes_last(ids, delta.finish):
+            text_ids = ids[:-1]
+            self._last_excluded = True
+        num_read = len(ids)
+        if self._matcher is None:
+            text = self._detokenizer.push(text_ids) if text_ids else ""
+            if len(text_ids) > 1 or not text:
+                self._may_hide = True
+            if delta.finish is not None:
+                text += self._detokenizer.flush()
+        else:
+            text, until_stop = self._read_until_stop(text_ids, self._matcher, final=delta.finish is not None)
+            if self.stop_found:
+                num_read = until_stop
+                self._last_excluded = False
+        if text:
+            self._text.append(text)
+        self._ids += data[: 4 * num_read]
+        if delta.logprobs is not None:
+            self._logprobs += token_logprobs(self._tokenizer, ids, delta.logprobs)[:num_read]
+
+    def _read_until_stop(self, ids: Sequence[int], matcher: StopMatcher, *, final: bool) -> tuple[str, int]:
+        """Text of the tokens up to a stop string, and the number of tokens read to find it."""
+        text = ""
+        # Before min_tokens the text may contain stop strings; they are not searched for.
+        unchecked = max(self._sampling.min_tokens - 1 - len(self._ids) // 4, 0)
+        for read, token_id in enumerate(ids, 1):
+            piece = self._detokenizer.push((token_id,))
+            if not piece:
+                self._may_hide = True
+            text += piece if read <= unchecked else matcher.push(piece)
+            if matcher.matched is not None:
+                self.stop_found = True
+                return text, read
+        if final:
+            text += matcher.push(self._detokenizer.flush())
+            self.stop_found = matcher.matched is not None
+            text += matcher.flush()
+        return text, len(ids)
+
+    def _excludes_last(self, ids: Sequence[int], finish: Finish) -> bool:
+        """Whether the last token ended the request and is not part of its text."""
+        if finish.reason != FINISH_STOP or not ids or self._sampling.include_stop_str_in_output:
+            return False
+        if finish.matched is not None:
+            return finish.matched == ids[-1]
+        return ids[-1] in self._tokenizer.eos_ids
+
+    def _rows_of_prompt(self, columns: LogprobColumns) -> list[TokenLogprob]:
+        if self._prompt_ids is None:
+            raise ValueError("prompt log-probabilities came after the first output")
+        ids = unpack_ids(self._prompt_ids)
+        tokenizer = self._tokenizer
+        first = TokenLogprob(ids[0], tokenizer.token_text(ids[0]), tokenizer.token_bytes(ids[0]), None)
+        return [first, *token_logprobs(tokenizer, ids[1:], columns)]
+
+    def _unsent(self) -> RequestOutput | None:
+        if not self._text and len(self._ids) == self._ids_sent and self._prompt_logprobs is None:
+            return None
+        return self._output(None, None, None)
+
+    def _output(self, finish: Finish | None, last: TokenDelta | None, usage: Usage | None) -> RequestOutput:
+        """Everything unsent, as one increment.
+
+        Args:
+            last: the scheduler's last delta; None before it, and after an error of this process.
+        """
+        text = "".join(self._text)
+        self._num_chars += len(text)
+        kept, tail = (None, "") if last is None else self._kept()
+        result = RequestOutput(
+            self._rid,
+            text,
+            bytes(self._ids[self._ids_sent :]),
+            finish,
+            usage,
+            None if last is None else last.timings,
+            self._logprobs if self._sampling.logprobs is not None else None,
+            self._prompt_logprobs,
+            self._prompt_ids,
+            None if last is None else last.constraint,
+            None,
+            kept,
+            tail,
+        )
+        self._text = []
+        self._ids_sent = len(self._ids)
+        if self._logprobs:
+            self._logprobs = []
+        self._prompt_logprobs = self._prompt_ids = None
+        return result
+
+    def _kept(self) -> tuple[int | None, str]:
+        """`kept` and `tail` of the finished output; detokenizes again only after a stop string or a hidden token."""
+        if not self._sampling.detokenize:
+            return None, ""
+        num_shown = len(self._ids) // 4 - self._last_excluded
+        hidden = self._tokenizer.special_ids if self._sampling.skip_special_tokens else frozenset()
+        if not self.stop_found and not (self._may_hide and hidden):
+            return num_shown, ""
+        shown = unpack_ids(self._ids)[:num_shown]
+        if not self.stop_found and hidden.isdisjoint(shown):
+            return num_shown, ""
+
+        def new_detokenizer() -> Detokenizer:
+            return self._tokenizer.detokenizer(skip_special_tokens=bool(hidden))
+
+        detokenizer = new_detokenizer()
+        text = (detokenizer.push(shown) + detokenizer.flush())[: self._num_chars]
+        return kept_tokens(new_detokenizer, tuple(takewhile(lambda token: token not in hidden, shown)), text)
+
+
+def kept_tokens(new_detokenizer: Callable[[], Detokenizer], ids: Sequence[int], text: str) -> tuple[int, str]:
+    """Largest number of leading tokens whose text, completed by `flush`, is a prefix of `text`; and the rest of `text`.
+
+    Args:
+        ids: output token ids, none of them hidden.
+    """
+    detokenizer = new_detokenizer()
+    ends = list(accumulate(len(detokenizer.push((token_id,))) for token_id in ids))
+    for kept in range(bisect_right(ends, len(text)), 0, -1):  # fails only where the text ends inside a character
+        detokenizer = new_detokenizer()
+        prefix = detokenizer.push(ids[:kept]) + detokenizer.flush()
+        if text.startswith(prefix):
+            return kept, text[len(prefix) :]
+    return 0, text
+
+
+def unpack_ids(data: bytes | bytearray) -> tuple[int, ...]:
+    """Decode an int32 column to Python integers (faster than numpy for the few tokens of a decode step)."""
+    return struct.unpack(f"<{len(data) // 4}i", data)
+
+
+def token_logprobs(tokenizer: Tokenizer, ids: Sequence[int], columns: LogprobColumns) -> list[TokenLogprob]:
+    """One entry for each of `ids`; raises ValueError if the columns hold another number of rows."""
+    n, k = len(ids), columns.k
+    sizes = (len(columns.token_logprobs), len(columns.top_ids), len(columns.top_logprobs))
+    if sizes != (4 * n, 4 * n * k, 4 * n * k):
+        raise ValueError(f"log-probability columns do not hold {n} rows of {k}")
+    chosen = struct.unpack(f"<{n}f", columns.token_logprobs)
+    top_ids = struct.unpack(f"<{n * k}i", columns.top_ids)
+    top = struct.unpack(f"<{n * k}f", columns.top_logprobs)
+    text, data = tokenizer.token_text, tokenizer.token_bytes
+    return [
+        TokenLogprob(
+            token,
+            text(token),
+            data(token),
+            chosen[i],
+            [TokenLogprob(t, text(t), data(t), top[j]) for j, t in enumerate(top_ids[i * k : i * k + k], i * k)],
+        )
+        for i, token in enumerate(ids)
+    ]
