@@ -39,7 +39,7 @@ def facts() -> dict[str, str | int | float]:
 
 
 def tree_memory(root: int) -> Memory:
-    """Memory of the process `root` and all its descendants; those that end meanwhile are left out."""
+    """Memory of the process `root` and all its descendants; those that end meanwhile are not counted."""
     total = Memory()
     for pid in _tree(root):
         try:

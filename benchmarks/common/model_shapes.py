@@ -90,7 +90,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What a shape costs to run, in bf16 (2 bytes a value).
+    """Cost of running a shape, in bf16 (2 bytes a value).
 
     Attributes:
         layer_params: parameters of all layers together; each is read once a step and multiplied with each new token.
@@ -111,7 +111,7 @@ class Shape:
 
 
 def shape_of(name: str) -> Shape:
-    """The costs of one of CONFIGS. Norms, a thousandth of the parameters, are left out."""
+    """The costs of one of CONFIGS, without norms, which are a thousandth of the parameters."""
     c = CONFIGS[name]
     hidden, heads, kv_heads, layers = (
         c["hidden_size"],

@@ -80,7 +80,7 @@ def _answers(http: httpx.Client, address: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """SIGTERM to the group, SIGKILL to what is left of it after `grace_s` seconds; returns when it is gone.
+    """Send SIGTERM to the group, and SIGKILL to its remaining processes after `grace_s` seconds; wait for it.
 
     The group's number is the pid of `process`. The kernel gives it to nobody else while the group has a member, and no
     signal is sent to a group without one.

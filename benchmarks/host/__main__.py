@@ -57,7 +57,7 @@ WORKLOAD_PARTS = (
 BUSY_STEPS_MS = {0.6: 1, 1.1: 1, 2.5: 64, 6.0: 512}
 """Step times with the rows that take about so long on an H200."""
 PREPARE_MS = 0.5
-"""What a runner there needs from a step's message to the beginning of its work on the device."""
+"""Time that a runner there needs from a step's message to the beginning of its work on the device."""
 
 
 def plain_workload(rows: int, output: int, seed: int = 0) -> Workload:
@@ -68,7 +68,7 @@ def plain_workload(rows: int, output: int, seed: int = 0) -> Workload:
 
 
 def submit(pipe: Pipe, workload: Workload, *, detokenize: bool) -> list[tuple[Job, Any]]:
-    """As `Engine.generate` does; "main in" is what that takes."""
+    """Submit as `Engine.generate` does; the time is "main in"."""
     prompts = workload.prompts()
     with pipe.times.of("main in"):
         params = [
@@ -79,7 +79,7 @@ def submit(pipe: Pipe, workload: Workload, *, detokenize: bool) -> list[tuple[Jo
 
 
 def collect(pipe: Pipe, streams: list[tuple[Job, Any]]) -> int:
-    """Output tokens of all requests, which have ended; their time is "main out"."""
+    """Collect all requests, which have ended, and return their output tokens; the time is "main out"."""
     tokens = 0
     with pipe.times.of("main out"):
         for _, stream in streams:

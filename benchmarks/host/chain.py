@@ -80,7 +80,7 @@ class MaskedDevice(Executor):
         return answer
 
     def _run(self) -> None:
-        """Do what the messages say, and answer the oldest step if it can be."""
+        """Handle the messages, and answer the oldest step if its mask is there."""
         while (message := self._wire.recv()) is not None:
             if isinstance(message, ForwardStep):
                 self._steps.append(message)

@@ -31,7 +31,7 @@ LOWEST, HIGHEST = 10, 10_000
 
 
 class RandomTokens:
-    """Tokens as a model without weights samples them: of what a mask allows, each as likely as the other."""
+    """Tokens as a model without weights samples them: uniform over those that the mask allows."""
 
     def __init__(self, vocab_size: int, eos_id: int) -> None:
         self._vocab_size = vocab_size
@@ -83,7 +83,7 @@ class Device:
         self._prepared = self._ends = 0.0  # of the last step that has come
 
     def take(self, message: ToRunner, now: float) -> None:
-        """What the runner does with a message."""
+        """Handle a message as the runner does."""
         if isinstance(message, ForwardStep):
             self._prepared = max(now, self._prepared) + self._prepare_s
             starts = max(self._prepared, self._ends)

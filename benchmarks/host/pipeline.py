@@ -40,7 +40,8 @@ VOCAB = 100_000
 LOWEST, HIGHEST = 10, 10_000
 KV_LAYER_BYTES = 2 * 8 * 128 * 2
 QUERY_SIZE = 16 * 128
-"""Of a token with 16 heads on 8 of 128 values in bf16, which is what decides where sharing pays."""
+"""Sizes of a token in a layer with 16 heads on 8 KV heads of 128 values in bf16, on which the sharing of prefixes
+depends."""
 M = TypeVar("M")
 
 
@@ -89,7 +90,7 @@ class Wire(Generic[M]):
 
 
 class InstantDevice(Executor):
-    """Answers each step with random tokens; what that takes is nobody's time but its own ("device")."""
+    """Answers each step with random tokens; its time is booked as "device"."""
 
     def __init__(self, times: Times) -> None:
         self._times = times
@@ -222,7 +223,7 @@ class Pipe:
         self.turn()
 
     def turn(self) -> bool:
-        """What each process would do next; True if anything was done."""
+        """Run one turn of each process; returns whether anything was done."""
         busy = self._tokenizer()
         with self.times.of("loop"):
             busy |= self.loop.run_once(wait=False)

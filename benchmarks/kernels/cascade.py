@@ -63,7 +63,7 @@ GEOMETRIES = {
 
 
 def make_batch(geometry: Geometry, device: str) -> ForwardBatch:
-    """A DECODE batch, whose slots lie in random places."""
+    """A DECODE batch with random slots."""
     rows = geometry.num_rows
     seq_len = sum(geometry.lengths) + geometry.own
     paths = np.zeros((rows, seq_len), np.int64)

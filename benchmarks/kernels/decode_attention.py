@@ -135,7 +135,7 @@ def graph_us(run: Callable[[], None]) -> float:
 
 
 def compile_one(sizes: Sizes, shape: tuple[int, int, int]) -> None:
-    """In a process of its own: what it compiles lies in Triton's cache on disk then."""
+    """Compile in a process of its own, which leaves the kernels in Triton's cache on disk."""
     global LAYERS, POOL
     LAYERS, POOL = 1, 4096
     run, _ = ours(Pools(shape, np.full(3, 100)), sizes)

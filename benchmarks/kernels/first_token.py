@@ -67,7 +67,7 @@ def main() -> None:
                     str(shape_folder(shape)), load_format="dummy", show_progress=False, cuda_graph=how,
                     step_trace=str(trace), **options,
                 ) as engine:  # fmt: skip
-                    measure(engine, 0, 32, args.runs)  # what only the first requests after a start wait for
+                    measure(engine, 0, 32, args.runs)  # waits of the first requests after a start
                     found[how] = []
                     devices = []
                     for cached, new in CASES:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.kernels.skinny_gemm_tuning --shape llama-3.1-8b --ranks 2 [--tokens 16 32 64 128] [--only down]
 
-For each weight of a layer and number of tokens: microseconds of cuBLAS (with our silu where gate and up are
-multiplied), of the best cut, of the one that `skinny_gemm_config` has, and the best as that table writes it. A cut is
-worth an entry where it beats cuBLAS by more than the runs differ. Calls are captured in one graph and go round copies
-of the weight, so that each is read from memory. All cuts are compiled first, by as many processes as there are cores.
+For each weight of a layer and number of tokens: microseconds of cuBLAS (with our silu for gate and up), of the best
+tiling, of the one in `skinny_gemm_config`, and the best as an entry of that table. A tiling is worth an entry where it
+beats cuBLAS by more than the runs differ. Calls are captured in one graph and cycle through copies of the weight, so
+that each is read from memory. All tilings are compiled first, by as many processes as there are cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Conf
 from radixrt.layers.cuda_ops import CudaOps
 
 SHARED_BYTES = 227 * 1024
-"""Of one program, at most."""
+"""Upper bound of the shared memory of one program."""
 SHAPE_NAMES = {"qwen3-0.6b": SHAPES[0], "llama-3.1-8b": SHAPES[1]}
 MIN_PROGRAMS, MAX_PROGRAMS = 64, 600
 """Fewer leave most of 132 processors idle; more read the tokens too often."""
@@ -37,7 +37,7 @@ CALLS = 16
 
 
 def cuts(tokens: int, rows: int, columns: int, *, gated: bool) -> Iterator[Config]:
-    """Ways to cut a product that may be worth while; rows: of the result, half of a gated weight's."""
+    """Candidate tilings of a GEMM; `rows` are those of the result, half of a gated weight's."""
     width = padded(tokens)
     for tile, step, splits, first, bulk in itertools.product(
         (16, 32, 64, 128), (128, 256), (1, 2, 4, 8), (False, True), (False, True)
@@ -59,20 +59,20 @@ def cuts(tokens: int, rows: int, columns: int, *, gated: bool) -> Iterator[Confi
 
 
 def compile_cuts(tokens: int, wanted: Sequence[Config], gated: bool) -> None:
-    """Run each once, on a small weight: what is compiled does not depend on its size."""
+    """Run each tiling once, on a small weight: the compiled kernel does not depend on the size of the weight."""
     workspace = skinny_gemm.Workspace("cuda")
     for cut in wanted:
         columns = 2 * cut.step * cut.splits
         x, weight = random(tokens, columns), random(2 * cut.rows if gated else cut.rows, columns)
         try:
             skinny_gemm.multiply(x, weight, None, workspace, cut, gated=gated, early=True)
-        except Exception:  # too much of something for this GPU; it is left out again below
+        except Exception:  # exceeds a limit of this GPU; it is excluded again below
             continue
     torch.cuda.synchronize()
 
 
 def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) -> list[str]:
-    """Cells of one product, the weight's rows and columns given."""
+    """Cells of the GEMM with a weight of `rows` x `columns`."""
     weights, x = copies_of_weight(rows, columns), batch(tokens, columns)
     turn = itertools.cycle(weights)
     calls, with_cublas = max(CALLS, len(weights)), by_cublas(ours)

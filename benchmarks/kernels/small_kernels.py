@@ -5,10 +5,11 @@ Microseconds of each small kernel on CUDA beside torch's own operations, and the
     python -m benchmarks.kernels.small_kernels [--tokens 1 64 256 8192] [--calls 20] [--only heads] [--early]
 
 Calls are captured in one CUDA graph and replayed, so that no time of the host is in it. A cell is microseconds of ours,
-of torch in brackets, and GB/s of ours: bytes that must be read or written once. Below some 50 MB everything lies in the
-L2 cache, as it does when the operation before has just written it, and more than the memory's bandwidth is no mistake.
-Not so the weights of products: calls go round enough copies that each is read from memory. There a "!" says that
-what chooses (in radixrt/kernels/triton: gemv.py for a few tokens, skinny_gemm_config.py for more) chose the slower way.
+of torch in brackets, and GB/s of ours: bytes that must be read or written once. Below some 50 MB all data is in
+the L2 cache, as it is when the previous operation has just written it, so figures can exceed the memory's bandwidth.
+The weights of GEMMs are an exception: calls cycle through enough copies that each is read from memory. There a "!"
+marks a choice of the slower kernel (in radixrt/kernels/triton: by gemv.py for a few tokens, by skinny_gemm_config.py
+for more).
 """
 
 import argparse
@@ -36,19 +37,19 @@ BF16 = torch.bfloat16
 EPS = 1e-6
 CONTEXT = 4096
 MAX_ROWS = 512
-"""A step samples at most this many rows; larger token counts are left out for what works on logits."""
+"""A step samples at most this many rows; kernels on logits are not measured with more tokens."""
 
 FEW_TOKENS = [1, 2, 4]
 BATCH_TOKENS = [8, 16, 32, 64, 128]
 COPIES_BYTES = 256 * 2**20
-"""Of all copies of one weight: several times the L2 cache."""
+"""Size of all copies of one weight: several times the L2 cache."""
 
 Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model decides the sizes."""
+    """Dimensions of a model that determine the sizes of its kernels."""
 
     name: str
     hidden: int
@@ -171,7 +172,7 @@ def masks(_: LayerOps, s: Shape, rows: int) -> Case:
 
 
 def output_head(_: LayerOps, s: Shape, rows: int) -> Case:
-    """Ours: the product left in float32; torch's: rounded to bfloat16."""
+    """Ours leaves the result in float32; torch's rounds it to bfloat16."""
     hidden, weight = random(rows, s.hidden), random(s.vocab, s.hidden)
     nbytes = weight.nbytes + hidden.nbytes + rows * s.vocab * 4
     return Case(
@@ -223,7 +224,7 @@ def by_cublas(ours: CudaOps) -> Multiply:
 
 
 def copies_of_weight(rows: int, columns: int) -> list[torch.Tensor]:
-    """Random weights of a size, so many that each is read from memory when they are used in turn."""
+    """Random weights of a size, enough copies that each is read from memory when they are used in turn."""
     return [random(rows, columns) * columns**-0.5 for _ in range(-(-COPIES_BYTES // (2 * rows * columns)))]
 
 
@@ -246,7 +247,7 @@ def by_skinny_gemm() -> Multiply:
 
 @dataclass(frozen=True)
 class Products:
-    """A kernel for products, the numbers of tokens that it is for, when it is chosen (by tokens, rows, columns, gated),
+    """A GEMM kernel, the numbers of tokens that it is for, when it is chosen (by tokens, rows, columns, gated),
     and whether it can be measured where it is not."""
 
     name: str
@@ -304,7 +305,7 @@ def product_rows(ours: CudaOps, products: Products, early: bool, calls: int) -> 
 
 
 def microseconds(run: Run, calls: int, replays: int = 15) -> float:
-    """Of one call among `calls` in a graph, the median of some replays."""
+    """Microseconds of one call among `calls` in a graph: the median of some replays."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -178,8 +178,8 @@ def warm_step(runner: ModelRunner, text: str) -> Callable[[], Any]:
 
 
 def shares(profiler: profile) -> list[tuple[str, float]]:
-    """Each kernel and copy in order of their ends, and the microseconds that it ended after what ended before it; of
-    those, what it was not running for counts for nothing."""
+    """Each kernel and copy in order of their ends, and the microseconds from the end of the one before it, without the
+    time in which it was not running."""
     found = []
     until = 0.0
     events = [event for event in profiler.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
@@ -191,10 +191,10 @@ def shares(profiler: profile) -> list[tuple[str, float]]:
 
 
 def profile_step(runner: ModelRunner, text: str, shape: Shape, place: RankPlace, *, names: bool) -> None:
-    """Rank 0 prints what it sees; the others do the same steps."""
+    """Profile on rank 0 and print its tables; the others run the same steps."""
     work = warm_step(runner, text)
     took = wall_us(work)
-    for _ in range(2):  # the first one starts the profiler, for which other ranks would wait
+    for _ in range(2):  # the first iteration starts the profiler, for which other ranks would wait
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for _ in range(REPEATS):
                 work()

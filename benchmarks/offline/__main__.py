@@ -59,7 +59,7 @@ PEERS: dict[str, dict[str, tuple[float, float, float]]] = {
         "tree": (6_630, 5_460, 8_500),
     },
 }
-"""vLLM 0.26.0, mini-sglang with FlashInfer, and what we aim at, tokens a second. The peers' figures were measured on
+"""vLLM 0.26.0, mini-sglang with FlashInfer, and our goals, in tokens a second. The peers' figures were measured on
 one H200 in bf16 with dummy weights through their offline APIs, warm, on 2026-11-21."""
 
 PEER_STARTUP_S = {"qwen3-0.6b": (45, 6.5), "llama-3.1-8b": (39, 6.5)}
@@ -70,7 +70,7 @@ CUDA_OPTIONS: dict[str, Any] = {
     "chunked_prefill_size": 16_384,
     "context_length": 16_384,
 }
-"""Of the shapes that are meant for a GPU, unless --set says otherwise."""
+"""Options for the shapes that are meant for a GPU, which --set overrides."""
 TINY_OPTIONS: dict[str, Any] = {"kv_cache_tokens": 65_536, "max_running_requests": 512, "dtype": "float32"}
 
 TEMPERATURE = 0.6
@@ -141,7 +141,7 @@ def counters(engine: Any) -> dict[str, float]:
 
 
 def result_row(result: Result, *, scaled: bool) -> list[str]:
-    """Of the table: ours beside the peers', which are left out where the workloads were scaled."""
+    """Row of the table: ours beside the peers', whose figures are omitted for scaled workloads."""
     spread = f"{min(result.seconds):.3f}-{max(result.seconds):.3f}"
     row = [result.workload, f"{result.rate:,.0f}", f"{median(result.seconds):.3f}", spread]
     peers = PEERS.get(result.shape, {}).get(result.workload)
@@ -178,7 +178,7 @@ def explanation(results: Sequence[Result], runs: int) -> str:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Of `benchmarks.common.machine`, with the GPUs and the versions of what computes."""
+    """Facts of `benchmarks.common.machine`, the GPUs, and the versions of the libraries that compute."""
     found: dict[str, Any] = dict(facts())
     found["gpus"] = _gpus()
     for package in ("torch", "triton", "flashinfer-python"):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from benchmarks.common.model_shapes import Shape
 
 LOWEST_ID, HIGHEST_ID = 10, 10_000
-"""Of prompt tokens; ids below are special tokens of some models."""
+"""Range of prompt tokens; ids below are special tokens of some models."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def counted_tokens(self) -> int:
-        """What the workload's figure counts."""
+        """Unit of the workload's figure."""
         return self.prompt_tokens if self.counts_prompt else self.output_tokens
 
 
@@ -151,14 +151,14 @@ def make_workload(name: str, *, seed: int, scale: float = 1.0) -> Workload:
 
 @dataclass(frozen=True)
 class Device:
-    """What a device can do: bytes read a second, and operations of bf16 matrix products a second."""
+    """Capability of a device: bytes read a second, and operations of bf16 GEMMs a second."""
 
     bytes_per_s: float = 4.25e12
     flops_per_s: float = 790e12
 
 
 H200 = Device()
-"""Measured: device copy, bytes read and written; a product of two 8192 x 8192 bf16 matrices."""
+"""Measured: device copy, bytes read and written; a GEMM of two 8192 x 8192 bf16 matrices."""
 
 
 @dataclass(frozen=True)

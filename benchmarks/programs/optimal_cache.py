@@ -46,7 +46,7 @@ class _Tree:
         self.root = _Node((), 0)
 
     def path(self, tokens: Tokens) -> list[_Node]:
-        """The nodes of a path, which is added and ends where a node ends."""
+        """Add a path, and return its nodes."""
         nodes: list[_Node] = []
         node, at = self.root, 0
         while at < len(tokens):
@@ -70,7 +70,7 @@ class _Tree:
 
 
 def best_hit_rate(trace: Sequence[Traced], cache_tokens: int) -> tuple[float, int]:
-    """Hit rate over all prompt tokens, and the tokens that the trace has without what it shares.
+    """Hit rate over all prompt tokens, and the number of distinct tokens of the trace.
 
     The last token of a prompt is computed in any case, and counts as missed.
     """

@@ -95,7 +95,7 @@ async def tree_plain(ask: Ask, question: str) -> None:
     await asyncio.gather(grow(talk, 3, 3), ask(talk, ANSWER))
 
 
-# --- an agent: a conversation that grows by what the model says and what tools answer ---
+# --- an agent: a conversation that grows by the answers of the model and of tools ---
 
 
 @rt.function

@@ -88,7 +88,7 @@ TIME_COLUMNS = (
 
 
 def verdicts(name: str, answers: Sequence[Answer]) -> list[str]:
-    """Of the schemas that an engine took, and of the instances that it judged."""
+    """Row of the verdict table: schemas compiled and refused, instances accepted and refused."""
     compiled = [a for a in answers if a.error is None]
     dead = [a for a in answers if a.error is not None and a.error.startswith(("over ", "the process ended"))]
     as_written = [a for a in compiled if not a.valid_refused and not a.invalid_accepted]
@@ -107,7 +107,7 @@ def verdicts(name: str, answers: Sequence[Answer]) -> list[str]:
 
 
 def times(name: str, answers: Sequence[Answer]) -> list[str]:
-    """Of all schemas, refused ones too: a refusal takes its time as well."""
+    """Row of the time table, over all schemas: refusing a schema takes time too."""
     compile_ms = [a.compile_s * 1e3 for a in answers]
     masks = [us for a in answers for us in a.masks_us] or [float("nan")]
     return [

@@ -63,7 +63,7 @@ def run(engine: Engine, rows: int, seed: int, *, constrained: bool) -> Run:
 
 
 def summary(plain: Sequence[Run], constrained: Sequence[Run]) -> list[str]:
-    """Cells: milliseconds a token of both, what constraints cost, and rows that ended early."""
+    """Cells: milliseconds a token with and without constraints, their ratio, and rows that ended early."""
     more = [b.token_s / a.token_s - 1 for a, b in zip(plain, constrained, strict=True)]
     cells = [f"{median(times):.3f} ({min(times):.3f} to {max(times):.3f})" for times in map(_ms, (plain, constrained))]
     early = sum(each.ended_early for each in constrained)

@@ -26,7 +26,7 @@ class Worker:
         self._rest = b""
 
     def ask(self, entry: dict[str, Any], limit_s: float) -> Answer:
-        """What became of one schema; an answer with an error if the worker died or took longer than `limit_s`."""
+        """The result of one schema; an answer with an error if the worker died or took longer than `limit_s`."""
         if self._process is None:
             self._start()
         assert self._process is not None

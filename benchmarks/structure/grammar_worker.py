@@ -33,7 +33,7 @@ Bits = npt.NDArray[np.uint32]
 
 @dataclass
 class Answer:
-    """What became of one schema.
+    """Result of one schema.
 
     Attributes:
         error: why there is no grammar, or what broke while it was used.
@@ -65,7 +65,7 @@ class Walk(Protocol):
 
 class EngineUnderTest(Protocol):
     def compile(self, schema: str) -> Any:
-        """A grammar from which `start` makes walks. Raises any exception for a schema that it does not take."""
+        """A grammar from which `start` makes walks. Raises any exception for a schema that it refuses."""
 
     def start(self, grammar: Any) -> Walk: ...
 

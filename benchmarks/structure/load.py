@@ -37,7 +37,7 @@ PLAIN_TOKENS = 160
 BOMB_EVERY_S = 0.5
 
 
-# --- what constrained rows add to the scheduler's step ---
+# --- cost of constrained rows in the scheduler's step ---
 
 
 def scheduler(args: argparse.Namespace) -> None:
@@ -127,7 +127,7 @@ class FixedSchema:
 
 
 def fixed_schemas(model: str, entries: Sequence[Json]) -> list[FixedSchema]:
-    """Those of the schemas of whose first valid instance half or more of the tokens are forced."""
+    """The schemas for whose first valid instance half or more of the tokens are forced."""
     folder = prepare_model(ModelConfig(model=model)).folder
     spec = load_model_spec(folder)
     backends = Backends(Vocabulary.from_folder(folder, spec.vocab_size, spec.eos_token_ids))
@@ -146,7 +146,7 @@ def fixed_schemas(model: str, entries: Sequence[Json]) -> list[FixedSchema]:
 
 
 def _forced_share(schema: Any, tokens: Sequence[int], backends: Backends) -> float | None:
-    """The part of the tokens that the grammar forces; None if it is refused or does not take them."""
+    """The part of the tokens that the grammar forces; None if the schema or the instance is refused."""
     try:
         constraint = Constraint(kind="json_schema", source=json.dumps(schema))
         grammar = load(compile_constraint(constraint, backends, time.monotonic() + 5.0), backends).new()
@@ -167,7 +167,7 @@ def _forced_share(schema: Any, tokens: Sequence[int], backends: Backends) -> flo
 
 
 def throughput(args: argparse.Namespace) -> None:
-    """Outputs with jump-forward on and off, in turn; greedy, the cache emptied before each side.
+    """Outputs with jump-forward on and off, alternating; greedy, the cache emptied before each side.
 
     Prompts show an example, so that answers are as long as answers are, and not what a small model goes on about.
     """
@@ -252,7 +252,7 @@ def bomb(args: argparse.Namespace) -> None:
     with Engine(args.model, show_progress=False, max_running_requests=32) as engine:
         time.sleep(SETTLE_S)
         asyncio.run(_streams(engine))
-        # All rounds alone come first: what was thrown goes on compiling after its round.
+        # All rounds without bombs come first: bombs keep compiling after their round.
         for _ in range(args.rounds):
             alone += asyncio.run(_streams(engine))
         for r in range(args.rounds):

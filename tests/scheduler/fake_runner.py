@@ -51,7 +51,7 @@ def next_token(state: int) -> int:
 
 
 def target_score(state: int, token: int) -> float:
-    """What stands for a log-probability: a function of all tokens up to here and of the one that is scored."""
+    """Stand-in for a log-probability: a function of all tokens up to here and of the scored one."""
     return -((digest(state, token) >> 9) % 4096) / 64
 
 
@@ -69,7 +69,7 @@ def expected_scores(message: TokenizedScoreReq) -> list[float]:
 
 
 def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: int) -> tuple[list[int], str]:
-    """What a request must generate, computed with no engine at all."""
+    """The output that a request must generate, computed without an engine."""
     ids = list(prompt)
     state = 0
     for token in ids:
@@ -182,7 +182,7 @@ class FakeRunner:
 
 
 def mask_message(step_id: int, masks: StepMasks) -> GrammarMask:
-    """What is sent of the masks where no memory is mapped."""
+    """The message that carries the masks where no memory is mapped."""
     bits = b"".join(mask.tobytes() for mask in masks.masks)
     return GrammarMask(step_id, pack_i32(masks.rows), pack_i32(masks.index), bits, len(masks.masks))
 
@@ -301,7 +301,7 @@ class Harness:
         self._verify()
 
     def turn(self) -> bool:
-        """What the loop does in one turn, at this harness's depth."""
+        """One iteration of the loop, at this harness's depth."""
         did = False
         while len(self.inflight) < self.depth and self.submit():
             did = True

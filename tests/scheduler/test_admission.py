@@ -1,4 +1,4 @@
-"""Which waiting requests are held back, against the definition: a comparison with every active request."""
+"""Deferral of waiting requests, against its definition: a comparison with every active request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which form new tokens leave in: one plain token without an object of its own, everything else as a delta."""
+"""Form of new output: one plain token without an object of its own, everything else as a delta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs' hints do: forks computed once and kept, done branches first out, and bounds on all of it."""
+"""Effects of programs' hints: forks are computed once and kept, done branches are evicted first, all within bounds."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_what_prompts_save() -> None:
 
 @pytest.mark.parametrize(("root", "branches", "rows"), [(400, 32, 2), (900, 8, 6), (900, 2, 40)])
 def test_a_prefix_is_not_copied_once_for_each_branch(root: int, branches: int, rows: int) -> None:
-    """What prompts share is gathered; small branches under a long root must not each take the root along."""
+    """Runs of prompts are merged; small branches under a long root must not each include the root."""
     paths = [[1] * root + [2 + b] * 40 + [100 + r] for b in range(branches) for r in range(rows)]
     tree = Tree([(path, "") for path in paths], slots=20_000)
     costs = msgspec.structs.replace(prompts_on_gpu(4096, 4096).costs, step=0.0)
