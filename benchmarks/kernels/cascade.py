@@ -140,7 +140,7 @@ def graph_micros(run: Callable[[], object], seconds: float, calls: int = 20) -> 
 
 
 def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float) -> list[str]:
-    from radixrt.attention.cpu import CpuBackend
+    from radixrt.attention.cpu import CpuBackend, plan_step
     from radixrt.models.loading.source import cache_folder
 
     heads, kv_heads, dim = shape
@@ -159,7 +159,14 @@ def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float)
         found.append((micros(lambda each=each: backend.attend(layer, q, k, v, each), seconds), result.float()))  # type: ignore[misc]
     (plain, expected), (shared, got) = found
     error = float((got - expected).norm() / expected.norm())
-    planning = micros(lambda: backend.prepare(batch) or backend._step.plan_for(layer), seconds / 5)
+
+    def plan() -> None:
+        plan_step(
+            batch.seq_lens_cpu, batch.extend_lens_cpu, batch.shared, heads // kv_heads, kv_heads, max_queries=1,
+            threads=torch.get_num_threads(),
+        )  # fmt: skip
+
+    planning = micros(plan, seconds / 5)
     return [f"{plain:.0f}", f"{shared:.0f}", f"{plain / shared:.2f}", f"{planning:.0f}", f"{error:.1e}"]
 
 
