@@ -1,4 +1,4 @@
-"""Attention backends, and which one a runner gets."""
+"""Attention backends, and the choice of one for a runner."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ def make_backend(
     name: str, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
     context_length: int, kernel_cache: Path, early: bool,
 ) -> AttentionBackend:  # fmt: skip
-    """The backend of a config value: auto, torch_native, cpu or flashinfer.
+    """Return the backend for a config value: auto, torch_native, cpu or flashinfer.
 
-    auto takes the fastest that can be had here, and says once why not and what would mend it.
+    auto selects the fastest backend for the device. If it is unavailable, the reason and the fix are logged once, and
+    torch_native is used.
 
     Args:
-        dtype: of the model; the pool's may differ.
-        max_rows, context_length: of a step and of a row, at most.
+        dtype: of the model; the pool's dtype may differ.
+        max_rows, context_length: maximum number of rows of a step, and of positions of a row.
         early: see `CudaOps`.
+
+    Raises:
+        ConfigError: the backend that was asked for is unavailable; the message names the fix.
     """
     from radixrt.attention.torch_native import TorchNativeBackend
     from radixrt.errors import ConfigError
@@ -59,7 +63,7 @@ def _make_cpu(kv_cache: KVCache, layers: list[AttentionLayer], kernel_cache: Pat
     try:
         return CpuBackend(kv_cache, layers, kernel_cache)
     except KernelUnavailable as error:
-        return f"{error}. Installing a C++ compiler (g++ or clang++) usually mends this."
+        return f"{error}. Installing a C++ compiler (g++ or clang++) usually fixes this."
     except ValueError as error:
         return str(error)
 
@@ -74,6 +78,6 @@ def _make_flashinfer(
             kv_cache, layers, dtype=dtype, max_rows=max_rows, context_length=context_length, early=early
         )
     except ImportError as error:
-        return f"{error}. `pip install 'radixrt[cuda]'` mends this; `radixrt doctor` tells more."
+        return f"{error}. `pip install 'radixrt[cuda]'` fixes this; `radixrt doctor` reports more."
     except ValueError as error:
         return str(error)

@@ -30,19 +30,20 @@ from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.wire import I32, Int32Array
 
 SPLIT_STEP = 64
-"""Splits are whole blocks of this many positions, which the kernel takes at once, but for a group's last."""
+"""Splits are multiples of this many positions, the kernel's block, except for a group's last split."""
 MIN_SPLIT = 256
 ITEM_POSITIONS = 96
-"""What an item costs beside its positions, in positions: loading queries, writing partial results."""
+"""Fixed cost of an item, in positions: loading queries and writing partial results."""
 LOAD_ROWS = 64
-"""Loading a block of keys and values takes about as long as computing it for so many query rows."""
+"""Number of query rows whose computation with a block takes as long as loading its keys and values."""
 ROUNDS = (1, 2, 3, 4)
-"""Splits that are tried: of a lane's share of all positions, or a half of that, and so on."""
+"""Splits that are tried: a lane's share of all positions divided by each of these numbers."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A size of the kernel: query rows (rows times heads of a group) of an item, and programs on a processor."""
+    """A launch variant of the kernel: query rows (rows times heads on a kv head) of an item, and programs on a
+    processor."""
 
     block_m: int
     programs: int
@@ -53,15 +54,15 @@ TILES = (Tile(64, 2), Tile(128, 1))
 
 @dataclass(frozen=True)
 class CascadeLimits:
-    """What the device's buffers hold and what there is to fill.
+    """Capacity of the device's buffers, and its parallelism.
 
     Attributes:
-        heads, kv_heads: of one rank.
-        processors: of the device (SMs).
-        max_rows: rows of a step.
-        max_partials: partial results, for each of which there is one [heads, dim].
-        max_items: items of a step.
-        tiles: sizes of the kernel to choose from.
+        heads, kv_heads: heads of one rank.
+        processors: processors (SMs) of the device.
+        max_rows: maximum number of rows of a step.
+        max_partials: maximum number of partial results, [heads, dim] each.
+        max_items: maximum number of items of a step.
+        tiles: launch variants to choose from.
     """
 
     heads: int
@@ -74,7 +75,7 @@ class CascadeLimits:
 
     @property
     def group(self) -> int:
-        """Query heads that share a kv head."""
+        """Number of query heads on a kv head."""
         return self.heads // self.kv_heads
 
     def lanes(self, tile: Tile) -> int:
@@ -82,32 +83,32 @@ class CascadeLimits:
 
     @property
     def sections(self) -> tuple[int, int, int, int]:
-        """int32 numbers of each section of `CascadePlan.packed`, in order.
+        """Sizes of the sections of `CascadePlan.packed`, in int32 numbers.
 
-        Each begins at a multiple of 16 bytes, so that the kernels are compiled once, wherever a plan lies.
+        Each section begins at a multiple of 16 bytes, so that the kernels are compiled once for all addresses.
         """
         lanes = max(self.lanes(tile) for tile in self.tiles)
         return _up(lanes + 1, 4), _up(self.max_rows + 1, 4), _up(2 * self.max_partials, 4), 6 * self.max_items
 
     @property
     def packed_size(self) -> int:
-        """int32 numbers of a plan."""
+        """Size of a plan, in int32 numbers."""
         return sum(self.sections)
 
 
 @dataclass(frozen=True)
 class CascadePlan:
-    """One step's work.
+    """Work items of one step.
 
     Attributes:
-        tile: size of the kernel that the items are cut for.
+        tile: launch variant that the items are made for.
         lanes: programs for each kv head.
-        num_items, num_partials: in use.
-        ends: int32 [B], the position from which on each row is alone; see `SharedGroups.ends`.
-        packed: int32 [packed_size], what goes to the device, `CascadeLimits.sections` one after the other:
-            lane_ptr: lane i does items [lane_ptr[i], lane_ptr[i + 1]).
-            row_ptr: row i of the step has partials [row_ptr[i], row_ptr[i + 1]).
-            members [:, 2]: a row of the step, and the partial that is written for it.
+        num_items, num_partials: numbers of items and partial results.
+        ends: int32 [B], the position at which each row's suffix begins; see `SharedGroups.ends`.
+        packed: int32 [packed_size], the plan in device memory: the sections of `CascadeLimits.sections`, concatenated:
+            lane_ptr: lane i executes items [lane_ptr[i], lane_ptr[i + 1]).
+            row_ptr: row i of the step has partial results [row_ptr[i], row_ptr[i + 1]).
+            members [:, 2]: a row of the step, and the index of its partial result.
             items [:, 6]: row of req_to_token, first position, positions, first member, members, 0.
     """
 
@@ -120,10 +121,10 @@ class CascadePlan:
 
 
 def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: CascadeLimits) -> CascadePlan | None:
-    """Cut a step's groups into items, or None if they do not fit into the device's buffers.
+    """Divide a step's groups into items; return None if they do not fit into the device's buffers.
 
     Args:
-        req_pool_idx: int32 [B], each row's place in req_to_token; B at most max_rows.
+        req_pool_idx: int32 [B], row of each sequence in req_to_token.
     """
     if len(req_pool_idx) > limits.max_rows:
         return None
@@ -132,11 +133,11 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     split = _pick_split(shared, tile_rows, limits.lanes(tile), limits)
     if split is None:
         return None
-    lanes = _deal(_item_lengths(shared, tile_rows, split), limits.lanes(tile))[1]
-    items, members = _cut(shared, req_pool_idx, tile_rows, split)
+    lanes = _assign(_item_lengths(shared, tile_rows, split), limits.lanes(tile))[1]
+    items, members = _make_items(shared, req_pool_idx, tile_rows, split)
     order = np.array([item for lane in lanes for item in lane], np.int64)
     lane_ptr = np.cumsum([0] + [len(lane) for lane in lanes])
-    # A row's partials lie together, in the order of the items.
+    # The partial results of a row are contiguous, in the order of the items.
     partial = np.empty(len(members), I32)
     partial[np.argsort(members, kind="stable")] = np.arange(len(members), dtype=I32)
     row_ptr = np.searchsorted(np.sort(members), np.arange(limits.sections[1]))
@@ -146,13 +147,13 @@ def plan_cascade(shared: SharedGroups, req_pool_idx: Int32Array, limits: Cascade
     for part, size in zip(parts, limits.sections, strict=True):
         packed[start : start + part.size] = part.reshape(-1)
         start += size
-    # Lanes that this tile does not have begin and end where the last one ends; they are not launched.
+    # Lanes beyond the number of this tile are empty; they are not launched.
     packed[len(lane_ptr) : limits.sections[0]] = lane_ptr[-1]
     return CascadePlan(tile, limits.lanes(tile), len(items), len(members), shared.ends(len(req_pool_idx)), packed)
 
 
 def _pick_tile(shared: SharedGroups, limits: CascadeLimits) -> Tile:
-    """The size with the least work: few large tiles load keys and values less often, small ones are fuller."""
+    """Return the variant with the least work: large tiles load keys and values less often, small ones are fuller."""
     lengths, counts = shared.segments[:, LENGTH].astype(np.int64), shared.segments[:, COUNT].astype(np.int64)
 
     def cost(tile: Tile) -> int:
@@ -163,7 +164,8 @@ def _pick_tile(shared: SharedGroups, limits: CascadeLimits) -> Tile:
 
 
 def _pick_split(shared: SharedGroups, tile_rows: int, lanes: int, limits: CascadeLimits) -> int | None:
-    """The longest range of one item, chosen by when the last lane would be done."""
+    """Return the maximum length of an item's range, chosen by the time at which the last lane ends; None if none
+    fits."""
     lengths, counts = shared.segments[:, LENGTH].astype(np.int64), shared.segments[:, COUNT].astype(np.int64)
     tiles = -(-counts // tile_rows)
     share = -(-int((tiles * lengths).sum()) // lanes)
@@ -174,14 +176,14 @@ def _pick_split(shared: SharedGroups, tile_rows: int, lanes: int, limits: Cascad
         splits = -(-lengths // split)
         if (tiles * splits).sum() > limits.max_items or (counts * splits).sum() > limits.max_partials:
             continue
-        end = _deal(_item_lengths(shared, tile_rows, split), lanes)[0]
+        end = _assign(_item_lengths(shared, tile_rows, split), lanes)[0]
         if best is None or end < best_end:
             best, best_end = split, end
     return best
 
 
 def _ranges(length: int, split: int) -> list[tuple[int, int]]:
-    """(first, positions) of a group's items: as few as fit, of equal length but for the last."""
+    """Return (first, positions) of a group's items: as few as possible, of equal length except for the last."""
     count = -(-length // split)
     size = -(-length // count)
     size = _up(size, SPLIT_STEP)
@@ -189,7 +191,7 @@ def _ranges(length: int, split: int) -> list[tuple[int, int]]:
 
 
 def _item_lengths(shared: SharedGroups, tile_rows: int, split: int) -> list[int]:
-    """Positions of each item, in the order of `_cut`."""
+    """Return the number of positions of each item, in the order of `_make_items`."""
     return [
         positions
         for length, count in shared.segments[:, [LENGTH, COUNT]].tolist()
@@ -198,19 +200,22 @@ def _item_lengths(shared: SharedGroups, tile_rows: int, split: int) -> list[int]
     ]
 
 
-def _deal(lengths: list[int], lanes: int) -> tuple[int, list[list[int]]]:
-    """Items to lanes, the longest first, each to the lane free first: when the last is done, and who does what."""
-    dealt: list[list[int]] = [[] for _ in range(lanes)]
+def _assign(lengths: list[int], lanes: int) -> tuple[int, list[list[int]]]:
+    """Assign items to lanes, the longest first, each to the lane that is free first; return the end time of the last
+    lane and the items of each lane."""
+    assigned: list[list[int]] = [[] for _ in range(lanes)]
     heap = [(0, lane) for lane in range(lanes)]
     for item in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         done, lane = heap[0]
-        dealt[lane].append(item)
+        assigned[lane].append(item)
         heapq.heapreplace(heap, (done + lengths[item] + ITEM_POSITIONS, lane))
-    return max(done for done, _ in heap), dealt
+    return max(done for done, _ in heap), assigned
 
 
-def _cut(shared: SharedGroups, req_pool_idx: Int32Array, tile_rows: int, split: int) -> tuple[Int32Array, Int32Array]:
-    """Items int32 [n, 6], and the rows of each one after the other."""
+def _make_items(
+    shared: SharedGroups, req_pool_idx: Int32Array, tile_rows: int, split: int
+) -> tuple[Int32Array, Int32Array]:
+    """Return the items, int32 [n, 6], and the rows of each item, concatenated."""
     items, members, first_member = [], [], 0
     for segment in shared.segments.tolist():
         rows = shared.rows[segment[FIRST] : segment[FIRST] + segment[COUNT]]
@@ -225,20 +230,20 @@ def _cut(shared: SharedGroups, req_pool_idx: Int32Array, tile_rows: int, split: 
 
 
 def _up(value: int, step: int) -> int:
-    """The next multiple of `step`."""
+    """Round up to a multiple of `step`."""
     return -(-value // step) * step
 
 
 # --- on the device ---
 
 PARTIALS_PER_ROW = 6
-"""Partial results for each row of the largest step: levels of the tree times splits."""
+"""Partial results for each row of the largest step: levels of the prefix tree times splits."""
 MIN_PARTIALS = 1024
 
 
 @dataclass(frozen=True)
 class PlacedPlan:
-    """Views of a plan in device memory, see `CascadePlan.packed`."""
+    """Views of a plan in device memory; see `CascadePlan.packed`."""
 
     lane_ptr: torch.Tensor
     row_ptr: torch.Tensor
@@ -247,21 +252,22 @@ class PlacedPlan:
 
 
 class CascadeRunner:
-    """See the module's docstring. One instance serves all layers of one shape, one after the other.
+    """Launches the kernels for shared prefixes; see the module's docstring. One instance serves all layers of one
+    shape.
 
     Args:
-        num_heads, num_kv_heads, head_dim: of the layers, on this rank.
-        max_rows: rows of a step.
-        dtype: of queries; partial results are kept in it.
-        processors: of the device; None asks it.
-        tiles: sizes of the kernel.
+        num_heads, num_kv_heads, head_dim: shape of the layers, on this rank.
+        max_rows: maximum number of rows of a step.
+        dtype: dtype of queries and of partial results.
+        processors: number of processors (SMs) of the device; None to query it.
+        tiles: launch variants.
 
     Attributes:
-        limits: what a plan must keep within; `limits.packed_size` is its size.
+        limits: capacity for plans; `limits.packed_size` is the size of a plan.
 
     Raises:
         ImportError: Triton is not installed.
-        ValueError: a shape that the kernels do not take; says which.
+        ValueError: the kernels do not support the shape; the message names it.
     """
 
     def __init__(
@@ -289,9 +295,9 @@ class CascadeRunner:
         self._last: tuple[bytes, CascadePlan | None] | None = None
 
     def plan(self, shared: SharedGroups, req_pool_idx: Int32Array) -> CascadePlan | None:
-        """Plan a step (int32 [B] places in req_to_token); None if it does not fit. No device work.
+        """Plan a step (int32 [B] rows of req_to_token) on the host; return None if it does not fit.
 
-        While groups and rows stay the same, so does the object, and a copy of it on the device is still right.
+        While groups and rows stay the same, the same object is returned, and its copy on the device stays valid.
         """
         key = shared.segments.tobytes() + shared.rows.tobytes() + req_pool_idx.tobytes()
         if self._last is None or self._last[0] != key:
@@ -299,10 +305,10 @@ class CascadeRunner:
         return self._last[1]
 
     def place(self, buffer: torch.Tensor) -> PlacedPlan:
-        """Where the kernels read a plan that the caller copies to `buffer`.
+        """Return views of `buffer`, from which the kernels read a plan that the caller copies there.
 
         Args:
-            buffer: int32 [packed_size] on the device; may be part of a larger one. All zeros is a plan without work.
+            buffer: int32 [packed_size] on the device, possibly a view. All zeros is a plan without work.
 
         Raises:
             ValueError: the buffer has another size or dtype.
@@ -313,40 +319,40 @@ class CascadeRunner:
         return PlacedPlan(*torch.split(buffer, list(self.limits.sections)))
 
     def upload(self, plan: CascadePlan) -> PlacedPlan:
-        """Copy a plan to the device, for steps without static buffers."""
+        """Copy a plan to newly allocated memory on the device."""
         return self.place(torch.from_numpy(plan.packed).to(self._device))
 
     def attend_shared(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, req_to_token: torch.Tensor, scale: float,
         tile: Tile, plan: PlacedPlan,
     ) -> None:  # fmt: skip
-        """Attend to what the plan says that rows share; `merge` takes the result.
+        """Attend to the plan's shared prefixes; `merge` uses the result.
 
         Args:
-            q: [B, num_heads, head_dim]; a view of a fused projection will do.
+            q: [B, num_heads, head_dim]; may be a view of a fused projection.
             keys, values: the layer's pool, [slots, num_kv_heads, head_dim], contiguous; also float8_e4m3fn.
             req_to_token: int32 [rows, positions], on the device.
-            tile: that the plan is for.
+            tile: the plan's tile.
         """
         self._attend(
             q, keys, values, req_to_token, plan.lane_ptr, plan.items, plan.members, self._partial, self._partial_lse,
             scale=scale, lanes=self.limits.lanes(tile), block_m=tile.block_m,
         )  # fmt: skip
 
-    def merge(self, own: torch.Tensor, own_lse: torch.Tensor, out: torch.Tensor, plan: PlacedPlan) -> None:
-        """out = each row's own part merged with its shared ones; that of a row that shares nothing is its own part.
+    def merge(self, suffix: torch.Tensor, suffix_lse: torch.Tensor, out: torch.Tensor, plan: PlacedPlan) -> None:
+        """Write each row's suffix result, merged with the results of its shared prefixes, to `out`.
 
         Args:
-            own: [B, num_heads, head_dim], contiguous.
-            own_lse: float32 [B, num_heads]: log2 of the sum of exp(score), which is what FlashInfer returns; -inf for
-                an empty part.
-            out: [B, num_heads * head_dim], contiguous, written; may be the same memory as own.
+            suffix: [B, num_heads, head_dim], contiguous.
+            suffix_lse: float32 [B, num_heads]: log2 of the sum of exp(score), as FlashInfer returns it; -inf for an
+                empty suffix.
+            out: [B, num_heads * head_dim], contiguous; may be the same memory as `suffix`.
         """
-        self._merge(own, own_lse, plan.row_ptr, self._partial, self._partial_lse, out)
+        self._merge(suffix, suffix_lse, plan.row_ptr, self._partial, self._partial_lse, out)
 
 
 class CascadeStep:
-    """A runner of shared parts, with one place on the device for the plan of the step that is being computed."""
+    """A `CascadeRunner` with one buffer on the device, for the plan of the current step."""
 
     def __init__(self, runner: CascadeRunner, device: torch.device) -> None:
         self.runner = runner
@@ -356,15 +362,15 @@ class CascadeStep:
         self._there: CascadePlan | None = None
 
     def upload(self, plan: CascadePlan) -> None:
-        """The same object lies there already while groups and rows stay the same."""
+        """Copy a plan to the buffer, unless the buffer holds this plan already."""
         if plan is not self._there:
             self._uploader.upload_into(self._buffer.view(torch.uint8), [plan.packed], [0])
             self._there = plan
 
     def finish(
         self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, scale: float, tile: Tile,
-        own: torch.Tensor, lse: torch.Tensor,
+        suffix: torch.Tensor, lse: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Merge what rows share into what each has for itself (`own` and its log-sum-exp), in place."""
+        """Merge attention over the shared prefixes into each row's suffix result (and its log-sum-exp), in place."""
         self.runner.attend_shared(q, *pool, table, scale, tile, self._placed)
-        self.runner.merge(own, lse, own.view(own.shape[0], -1), self._placed)
+        self.runner.merge(suffix, lse, suffix.view(suffix.shape[0], -1), self._placed)

@@ -1,14 +1,14 @@
-"""`DecodeRunner`: attention of rows with one query each, on CUDA, by a kernel that shares their keys out evenly.
+"""`DecodeRunner`: attention of rows with one query each, on CUDA, by a kernel that distributes their keys evenly.
 
-Once a step the host plans (`plan_decode`), and the device lists the slots of all rows; then each layer is one launch.
-What is launched depends on nothing but the number of rows, so both can be part of a CUDA graph whose tensors stay:
+Once a step, the host plans (`plan_decode`) and the device lists the slots of all rows; each layer is one launch then.
+Launches depend only on the number of rows, so both can be part of a CUDA graph with static buffers:
 
-    arrays = runner.plan(starts, ends)              # host; then take them to the device
-    rows = runner.place(places, ends, arrays, ...)  # views, no work
-    runner.list_slots(rows, req_to_token)           # one launch
-    runner.attend(q, pool, rows, scale, out, lse)   # one launch, for each layer
+    arrays = runner.plan(starts, ends)                  # host; then copy them to the device
+    rows = runner.place(table_rows, ends, arrays, ...)  # views, no work
+    runner.list_slots(rows, req_to_token)               # one launch
+    runner.attend(q, pool, rows, scale, out, lse)       # one launch for each layer
 
-`listed` is the first three for a step with tensors of its own.
+`listed` performs the first three for a step without static buffers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from radixrt.messages.wire import I32, Int32Array
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the kernel: positions that a program takes at once, its warps, stages of its loop (two for each buffer of keys
-    and values that is filled ahead, and one), and programs on a processor."""
+    """Launch parameters of the kernel.
+
+    Attributes:
+        block: positions that a program processes at once.
+        num_warps: warps of a program.
+        num_stages: pipeline stages of its loop: two for each buffer of keys and values that is filled ahead, and one.
+        programs: programs on a processor (SM).
+    """
 
     block: int
     num_warps: int
@@ -47,12 +53,16 @@ def pick_sizes(head_dim: int, kv_itemsize: int) -> Sizes:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """One step's shares, int32 each.
+    """Distribution of a step's keys among the programs of the decode kernel, int32 each.
+
+    The keys of each row are divided into blocks. The blocks of all rows form one list, of which each lane processes a
+    contiguous range; every kv head has a program of its own for each lane. A row is in one lane or in several adjacent
+    ones, whatever its length, and the lanes' numbers of blocks differ by at most one.
 
     Attributes:
         block_ptr: [B + 1], row i has blocks [block_ptr[i], block_ptr[i + 1]).
-        lane_ptr: [lanes + 1], lane i has blocks [lane_ptr[i], lane_ptr[i + 1]); lanes without any stand last.
-        first_lane, last_lane: [B], the lanes that have the row's first and its last block.
+        lane_ptr: [lanes + 1], lane i has blocks [lane_ptr[i], lane_ptr[i + 1]); empty lanes are the last ones.
+        first_lane, last_lane: [B], the lanes of the row's first and last block.
     """
 
     block_ptr: Int32Array
@@ -62,7 +72,7 @@ class DecodePlan:
 
 
 def plan_decode(lens: Int32Array, lanes: int, block: int) -> DecodePlan:
-    """Share out rows of `lens` keys each (int32 [B], at least 1) in blocks of `block` keys."""
+    """Distribute rows of `lens` keys each (int32 [B], at least 1) in blocks of `block` keys. Pure numpy."""
     block_ptr = np.zeros(len(lens) + 1, I32)
     np.cumsum(-(-lens // block), out=block_ptr[1:])
     total = int(block_ptr[-1])
@@ -79,13 +89,13 @@ class DecodeRows:
     """Rows with one query each, on the device.
 
     Attributes:
-        places: int [B], their rows of req_to_token.
+        table_rows: int [B], their rows of req_to_token.
         starts, ends: int [B], row i attends to positions [starts[i], ends[i]).
         block_ptr, lane_ptr, first_lane, last_lane: int32, see `DecodePlan`.
-        slots, meta: int32, for the list of their slots; see `write_decode_list`.
+        slots, meta: int32, the list of their slots; see `write_decode_list`.
     """
 
-    places: torch.Tensor
+    table_rows: torch.Tensor
     starts: torch.Tensor
     ends: torch.Tensor
     block_ptr: torch.Tensor
@@ -97,15 +107,15 @@ class DecodeRows:
 
 
 class DecodeRunner:
-    """See the module's docstring. One instance serves all layers of one shape, one after the other.
+    """Launches the decode kernel; see the module's docstring. One instance serves all layers of one shape in turn.
 
     Args:
-        num_heads, num_kv_heads, head_dim: of the layers, on this rank.
-        max_rows: rows of a step.
-        kv_dtype: of the pool.
+        num_heads, num_kv_heads, head_dim: shape of the layers, on this rank.
+        max_rows: maximum number of rows of a step.
+        kv_dtype: dtype of the pool.
         early: see `CudaOps`.
-        processors: of the device; None asks it.
-        sizes: of the kernel; None for those of `pick_sizes`.
+        processors: number of processors (SMs) of the device; None to query it.
+        sizes: launch parameters; None for those of `pick_sizes`.
 
     Raises:
         ImportError: Triton is not installed.
@@ -125,55 +135,62 @@ class DecodeRunner:
         if processors is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._lanes = max(1, processors * self._sizes.programs // num_kv_heads)
-        # A lane has at most one part of a row that began before, and one of a row that goes on.
+        # A lane has at most one part of a row that began in an earlier lane, and one of a row that continues in the
+        # next.
         self._partial = torch.empty(2 * self._lanes, num_heads, head_dim, dtype=torch.float32, device=device)
         self._partial_lse = torch.empty(2 * self._lanes, num_heads, dtype=torch.float32, device=device)
         self._arrived = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
 
     def plan(self, starts: Int32Array, ends: Int32Array) -> list[Int32Array]:
-        """What `place` wants on the device, for rows that attend to positions [starts, ends), int32 [B], none empty."""
+        """Return the arrays that `place` needs on the device, for rows that attend to positions [starts, ends), int32
+        [B], none of them empty."""
         plan = plan_decode(ends - starts, self._lanes, self._sizes.block)
         return [np.asarray(starts, np.int32), plan.block_ptr, plan.lane_ptr, plan.first_lane, plan.last_lane]
 
     def list_sizes(self, positions: int, rows: int) -> tuple[int, int]:
-        """int32 numbers of `slots` and `meta` that this many positions of this many rows need at most."""
+        """Return the maximum sizes of `slots` and `meta` for this many positions of this many rows."""
         block = self._sizes.block
         blocks = (positions + rows * (block - 1)) // block
         return blocks * block, blocks + 1
 
     @staticmethod
     def place(
-        places: torch.Tensor, ends: torch.Tensor, arrays: Sequence[torch.Tensor], slots: torch.Tensor,
+        table_rows: torch.Tensor, ends: torch.Tensor, arrays: Sequence[torch.Tensor], slots: torch.Tensor,
         meta: torch.Tensor,
     ) -> DecodeRows:  # fmt: skip
-        """The rows of a step whose numbers are, or will be, on the device.
+        """Return the rows of a step whose numbers are, or will be, on the device.
 
         Args:
-            arrays: of `plan`, there.
-            slots, meta: int32, at least of `list_sizes`.
+            arrays: result of `plan`, on the device.
+            slots, meta: int32, at least as large as `list_sizes`.
         """
         starts, block_ptr, lane_ptr, first_lane, last_lane = arrays
-        return DecodeRows(places, starts, ends, block_ptr, lane_ptr, first_lane, last_lane, slots, meta)
+        return DecodeRows(table_rows, starts, ends, block_ptr, lane_ptr, first_lane, last_lane, slots, meta)
 
     def list_slots(self, rows: DecodeRows, table: torch.Tensor) -> None:
-        """List the slots of all rows, from req_to_token as it is now."""
+        """List the slots of all rows, from the current content of req_to_token."""
         block = self._sizes.block
-        self._list(table, rows.places, rows.starts, rows.ends, rows.block_ptr, block, rows.slots, rows.meta)
+        self._list(table, rows.table_rows, rows.starts, rows.ends, rows.block_ptr, block, rows.slots, rows.meta)
 
     def listed(
-        self, places: torch.Tensor, starts: Int32Array, ends: torch.Tensor, ends_cpu: Int32Array, table: torch.Tensor
+        self,
+        table_rows: torch.Tensor,
+        starts: Int32Array,
+        ends: torch.Tensor,
+        ends_cpu: Int32Array,
+        table: torch.Tensor,
     ) -> DecodeRows:
-        """Rows that are planned, on the device and listed, in tensors of their own.
+        """Plan rows, copy the plan to newly allocated tensors on the device, and list the slots.
 
         Args:
-            places, ends: int64 [B], on the device.
+            table_rows, ends: int64 [B], on the device.
             starts, ends_cpu: int32 [B].
             table: req_to_token.
         """
         arrays = self._uploader.upload(self.plan(starts, ends_cpu))
         sizes = self.list_sizes(int((ends_cpu - starts).sum()), len(ends_cpu))
         slots, meta = (torch.empty(size, dtype=torch.int32, device=self._device) for size in sizes)
-        rows = self.place(places, ends, arrays, slots, meta)
+        rows = self.place(table_rows, ends, arrays, slots, meta)
         self.list_slots(rows, table)
         return rows
 

@@ -1,9 +1,9 @@
-"""What `FlashInferBackend` plans: FlashInfer's wrappers for each kind of rows, and when they may be planned again.
+"""`Planner`: creates and plans FlashInfer's wrappers for each kind of rows, through FlashInfer's public API only.
 
-Planning never waits for the device: every number it needs is on the host, what it copies lies in pinned memory, and the
-lists of pages are made on the device from req_to_token. A wrapper keeps one pinned area for its plans; planning step
-N + 1 begins after step N - 1 has been answered, and the plan of step N was copied right behind that, so an event says
-at once that the area may be written again.
+Planning never waits for the device: all numbers are on the host, copies come from pinned memory, and the lists of pages
+are made on the device from req_to_token. A wrapper has one pinned buffer for its plans. Planning of step N + 1 begins
+after step N - 1 has been answered, and the plan of step N was copied right after that, so the event that protects the
+buffer has already completed when the buffer is written again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from radixrt.messages.wire import Int32Array
 logger = logging.getLogger(__name__)
 
 WORKSPACE_BYTES = 384 * 2**20
-"""Scratch for partial results of rows whose keys are split over several programs, shared by all plans."""
+"""Scratch memory for partial results of rows whose keys are split over several programs, shared by all plans."""
 
 COMPILER_HINT = (
     "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
-    "--device cuda --attention-backend flashinfer` says what is missing"
+    "--device cuda --attention-backend flashinfer` reports what is missing"
 )
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What all layers have in common, on this rank."""
+    """Shape of all layers, on this rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,31 +43,31 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a step, as planning needs them.
+    """Rows of a step that read the pool by pages.
 
     Attributes:
         table: req_to_token.
-        places: int64 [B], their rows of it, on the device.
-        lens: int32 [B], of the sequences.
-        starts: int32 [B], multiples of the page size: the positions from which on they are read; None for 0.
+        table_rows: int64 [B], their rows of req_to_token, on the device.
+        lens: int32 [B], lengths of the sequences.
+        starts: int32 [B], first position that each row reads, a multiple of the page size; None for 0.
     """
 
     table: torch.Tensor
-    places: torch.Tensor
+    table_rows: torch.Tensor
     lens: Int32Array
     starts: Int32Array | None = None
 
     @property
     def read(self) -> Int32Array:
-        """int32 [B], how many positions are."""
+        """int32 [B], number of positions that each row reads."""
         return self.lens if self.starts is None else self.lens - self.starts
 
 
 class Planner:
-    """Makes and plans wrappers for layers of one shape and one sliding window.
+    """Creates and plans wrappers for layers of one shape and one sliding window.
 
     Args:
-        dtype, kv_dtype: of queries, and of the pool.
+        dtype, kv_dtype: dtypes of queries and of the pool.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Planner:
         left = -1 if window is None else window - 1
         self._fresh_options: dict[str, Any] = {"sm_scale": shape.scale, "window_left": left, "q_data_type": dtype}
         self._options = {**self._fresh_options, "kv_data_type": kv_dtype}
-        # FlashInfer's own choice, which on Hopper computes 128 queries of one head at a time, and one that takes the
-        # heads of a kv head together and has tiles of 16, 64 and 128.
+        # FlashInfer's default, which on Hopper computes 128 queries of one head at a time, and a kernel that computes
+        # the heads on a kv head together, with tiles of 16, 64 and 128.
         self._prefill, self._short = (
             Plan(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend))
             for backend in ("auto", "fa2")
@@ -97,7 +97,7 @@ class Planner:
         self._shared: Plan | None = None
 
     def modules(self) -> list[Any]:
-        """What FlashInfer compiles for these wrappers: its build specifications."""
+        """Return FlashInfer's build specifications for the kernels of these wrappers."""
         from flashinfer.jit import gen_batch_prefill_module
         from flashinfer.utils import determine_attention_backend
 
@@ -107,15 +107,15 @@ class Planner:
             return str(determine_attention_backend(self._device, 0, False, False, dtype, of))
 
         kinds = {(chosen(kv_dtype), kv_dtype), ("fa2", kv_dtype), (chosen(dtype), dtype)}
-        # Neither positions, nor a cap on logits, nor sums in half precision.
+        # No positional encoding, no logits cap, no accumulation in half precision.
         rest = (dtype, torch.int32, self._head_dim, self._head_dim, 0, self._has_window, False, False)
         return [gen_batch_prefill_module(name, dtype, of, *rest) for name, of in kinds]
 
     def prefill(self, rows: Rows, extend_lens: Int32Array, *, short: bool) -> Any:
-        """A wrapper for rows whose last extend_lens[i] positions are queries.
+        """Return a wrapper planned for rows whose last extend_lens[i] positions are queries.
 
         Args:
-            short: these are few.
+            short: the rows have few queries each.
         """
         plan = self._short if short else self._prefill
         indptr, indices, last_page_len = self._pages(rows)
@@ -127,7 +127,7 @@ class Planner:
         )
 
     def fresh(self, lens: Int32Array) -> Any:
-        """A wrapper for rows all of whose keys (int32 [B]) are given with their queries."""
+        """Return a wrapper planned for rows whose keys (int32 [B]) are all passed with their queries."""
         indptr = pinned(cumulated(lens))
         return self._fresh(
             lambda wrapper: wrapper.plan(
@@ -136,7 +136,8 @@ class Planner:
         )
 
     def shared(self, query_lens: Int32Array, key_lens: Int32Array) -> Any:
-        """A wrapper for groups of queries that see all keys of theirs (int32 [G] each), which are given in order."""
+        """Return a wrapper planned for groups of queries that see all keys of their group (int32 [G] each), in
+        order."""
         if self._shared is None:
             self._shared = Plan(self._flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD"))
         query_ptr, key_ptr = pinned(cumulated(query_lens)), pinned(cumulated(key_lens))
@@ -147,11 +148,12 @@ class Planner:
         )
 
     def _pages(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The pages' indptr on the host, the pages on the device, and the tokens in each last page on the host."""
+        """Return the pages' indptr on the host, the pages on the device, and the tokens in each last page on the
+        host."""
         indptr = pinned(cumulated(num_pages(rows.read, self._page_size)))
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._device)
         starts = None if rows.starts is None else self._to_device(pinned(rows.starts))
-        write_kv_indices(rows.table, rows.places, self._to_device(indptr), self._page_size, indices, starts)
+        write_kv_indices(rows.table, rows.table_rows, self._to_device(indptr), self._page_size, indices, starts)
         return indptr, indices, pinned(last_page_lens(rows.read, self._page_size))
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
@@ -159,10 +161,10 @@ class Planner:
 
 
 def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.device) -> None:
-    """Compile what has not been compiled on this machine, now and not within a step.
+    """Compile the kernels that are not compiled on this machine yet, so that no step has to.
 
     Raises:
-        ValueError: that cannot be done; says why.
+        ValueError: a kernel cannot be compiled or loaded; the message says why.
     """
     planners = list(planners)
     _build_at_once(planners)
@@ -174,29 +176,29 @@ def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.d
             planner.prefill(rows, one, short=False)
             planner.prefill(rows, one, short=True)
             planner.fresh(one)
-    except Exception as error:  # ninja's, nvcc's, the loader's: of any kind
+    except Exception as error:  # of any type: from ninja, nvcc or the loader
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}") from error
 
 
 def _build_at_once(planners: Sequence[Planner]) -> None:
-    """Plans compile what they need, one after the other; all at the same time take as long as the slowest. What goes
-    wrong here goes wrong again there, and is told there.
+    """Compile all modules in parallel. Planning would compile them one after the other; it also reports an error that
+    occurs here, because it fails in the same way.
 
-    Each module is built in its own folder, as plans do it: ninja would build again what another folder's log knows of
-    (as that of `flashinfer.jit.build_jit_specs` does). What is up to date costs a look at its files.
+    Each module is built in its own folder, as planning does: ninja rebuilds a module that is only in another folder's
+    log (as with `flashinfer.jit.build_jit_specs`). For an up-to-date module, ninja only checks its files.
     """
     try:
         specs = {spec.name: spec for planner in planners for spec in planner.modules()}
         wanted = [spec for spec in specs.values() if not spec.is_aot]
         with ThreadPoolExecutor(max(1, len(wanted))) as pool:
             list(pool.map(lambda spec: spec.build(verbose=False), wanted))
-    except Exception as error:  # a function that another version has not got, ninja's, nvcc's: of any kind
+    except Exception as error:  # of any type: from ninja or nvcc, or a function that is missing in another version
         logger.debug("FlashInfer's kernels are compiled one by one: %s", error)
 
 
 class Plan:
-    """A wrapper, and when its pinned area was last copied from. Calling it plans the wrapper and returns it."""
+    """A wrapper and the event after the last copy from its pinned buffer. Calling it plans and returns the wrapper."""
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
@@ -210,20 +212,22 @@ class Plan:
 
 
 def num_pages(lens: Int32Array, page_size: int) -> Int32Array:
+    """Return int32 [B], the number of pages of each row."""
     return np.asarray(-(-lens // page_size), np.int32)
 
 
 def last_page_lens(lens: Int32Array, page_size: int) -> Int32Array:
+    """Return int32 [B], the number of tokens in each row's last page."""
     return np.asarray((lens - 1) % page_size + 1, np.int32)
 
 
 def cumulated(lens: Int32Array) -> Int32Array:
-    """int32 [B + 1], from 0."""
+    """Return int32 [B + 1], the cumulative sums from 0."""
     sums = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=sums[1:])
     return sums
 
 
 def pinned(values: Int32Array) -> torch.Tensor:
-    """In page-locked memory; torch gives it out again only when the copies that read it are done."""
+    """Return a copy in page-locked memory; torch reuses the memory only after the copies that read it."""
     return torch.from_numpy(np.array(values, np.int32)).pin_memory()

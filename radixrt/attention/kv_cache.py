@@ -1,4 +1,4 @@
-"""`KVCache`: the keys and values of every slot, and how many slots fit."""
+"""`KVCache`: the keys and values of every slot, and the number of slots that fit into memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixrt.errors import ConfigError
 
 
 class KVCache:
-    """One tensor for the keys and one for the values of each layer, indexed by slot.
+    """One tensor of keys and one of values for each layer, indexed by slot.
 
     Attributes:
         k, v: by layer, [page_size + num_slots, num_kv_heads, head_dim]; the first page is padding. Memory is committed
@@ -24,8 +24,8 @@ class KVCache:
         self, layers: Sequence[AttentionLayer], num_slots: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def pool(layer: AttentionLayer) -> torch.Tensor:
-            # Empty, not zeros: zeroing would commit all of the memory at once. Only the padding page is ever read
-            # before it is written, and must hold numbers.
+            # Empty, not zeros: zeroing would commit all of the memory at once. Only the padding page is read before it
+            # is written, so its values must be finite.
             shape = (page_size + num_slots, layer.num_kv_heads, layer.head_dim)
             slots = torch.empty(shape, dtype=dtype, device=device)
             slots[:page_size].view(torch.uint8).zero_()
@@ -38,22 +38,23 @@ class KVCache:
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
     return sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in layers)
 
 
 def size_pool(
     *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, useful_tokens: int
 ) -> int:
-    """Slots of the pool, in whole pages.
+    """Return the number of slots of the pool, a multiple of the page size.
 
     Args:
-        wanted: what the user asked for, or None to size it from memory.
+        wanted: number of tokens that the user configured; None to size the pool from memory.
         free_bytes: memory that is free on the device now.
-        fraction: part of it that the pool may take.
-        useful_tokens: more than this many tokens cannot be in use at once.
+        fraction: fraction of it that the pool may take.
+        useful_tokens: maximum number of tokens that can be in use at once.
 
     Raises:
-        ConfigError: not even one page fits, or what was asked for does not.
+        ConfigError: not even one page fits, or the configured number of tokens does not.
     """
     fits = int(free_bytes * fraction) // token_bytes
     if wanted is not None:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptPlan:
-    """T queries of B rows, G groups and P partial results: one for each query and group that its row is in.
+    """Plan for T queries of B rows in G groups, with P partial results: one for each query and group of its row.
 
     Attributes:
-        ends: int32 [B], the position from which on each row is alone.
-        leaders: int32 [G], a row whose slots the group's are.
-        starts, key_lens: int32 [G], the group's first position, and its positions.
-        query_lens: int32 [G], queries of the group's rows together.
-        queries: int32 [P], which of the T, group after group.
+        ends: int32 [B], the position at which each row's suffix begins.
+        leaders: int32 [G], a row of the group, from which its slots are read.
+        starts, key_lens: int32 [G], first position and number of positions of the group.
+        query_lens: int32 [G], number of queries of all rows of the group.
+        queries: int32 [P], indices of the T queries, group by group.
         row_ptr: int32 [T + 1], query t has the partial results partials[row_ptr[t] : row_ptr[t + 1]].
         partials: int32 [P], indices into `queries`.
     """
@@ -51,15 +51,16 @@ class PromptPlan:
 
     @property
     def in_order(self) -> bool:
-        """Each query stands in one group, and they stand there as they come."""
+        """True if each query is in one group and the groups list the queries in order."""
         return np.array_equal(self.queries, np.arange(len(self.row_ptr) - 1))
 
 
 def plan_prompts(shared: SharedGroups, extend_lens: Int32Array) -> PromptPlan:
-    """Plan the rows of a step that `shared` is of.
+    """Plan the rows of a step.
 
     Args:
-        extend_lens: int32 [B], queries of each row; row i's lie behind those of row i - 1.
+        shared: groups of the step.
+        extend_lens: int32 [B], queries of each row; the queries of row i follow those of row i - 1.
     """
     start, length, first, count = shared.segments.T
     before = np.cumsum(count) - count
@@ -82,7 +83,7 @@ def plan_prompts(shared: SharedGroups, extend_lens: Int32Array) -> PromptPlan:
 
 
 def _ranges(starts: npt.NDArray[np.int_], lens: Int32Array) -> Int32Array:
-    """starts[i], starts[i] + 1, ... lens[i] numbers each, one after the other."""
+    """Return the ranges [starts[i], starts[i] + lens[i]), concatenated."""
     behind = np.cumsum(lens)
     return np.asarray(np.arange(lens.sum()) + np.repeat(starts - (behind - lens), lens), I32)
 
@@ -95,9 +96,9 @@ class SharedPrompts:
     """A step's `PromptPlan` on the device.
 
     Attributes:
-        wrapper: FlashInfer's, planned for the groups.
-        slots: int32 [N], of all groups, one after the other.
-        queries: int32 [P], see `PromptPlan`; None if they are all, in order.
+        wrapper: FlashInfer's wrapper, planned for the groups.
+        slots: int32 [N], slots of all groups, concatenated.
+        queries: int32 [P], see `PromptPlan`; None if these are all queries, in order.
         row_ptr, partials: see `PromptPlan`.
     """
 
@@ -109,17 +110,17 @@ class SharedPrompts:
 
 
 MAX_BYTES = 2**29
-"""Of what a layer copies and of its partial results: they come on top of what a step of as many tokens takes anyway,
-and are not there when the pool is sized."""
+"""Maximum bytes of a layer's copied keys, values and queries and of its partial results. They are allocated beyond the
+memory that was measured when the pool was sized."""
 
 
 class PromptCascade:
-    """For layers without a sliding window.
+    """Computes attention of prompts over shared prefixes, for layers without a sliding window.
 
     Args:
-        planner: theirs.
-        shape: of them.
-        dtype: of the model.
+        planner: the layers' planner.
+        shape: shape of the layers.
+        dtype: dtype of the model.
     """
 
     def __init__(self, planner: Planner, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
@@ -135,38 +136,38 @@ class PromptCascade:
         self._uploader = Uploader(device)
 
     def fits(self, plan: PromptPlan) -> bool:
-        """Whether there is memory for what the plan shares."""
+        """Return whether copies and partial results of the plan stay within MAX_BYTES."""
         copied = int(plan.key_lens.sum()) * self._key_bytes + 2 * len(plan.queries) * self._query_bytes
         return copied <= MAX_BYTES
 
     def place(self, plan: PromptPlan, table: torch.Tensor, req_pool_idx: Int32Array) -> SharedPrompts:
-        """Get a step's plan to the device, and FlashInfer's.
+        """Copy a step's plan to the device, list the slots of its groups, and plan FlashInfer's wrapper.
 
         Args:
             table: req_to_token.
-            req_pool_idx: int32 [B], each row's place in it.
+            req_pool_idx: int32 [B], row of each sequence in req_to_token.
         """
         key_ptr = np.cumsum([0, *plan.key_lens], dtype=np.int32)
-        places, starts, indptr, queries, row_ptr, partials = self._uploader.upload(
+        table_rows, starts, indptr, queries, row_ptr, partials = self._uploader.upload(
             [req_pool_idx[plan.leaders], plan.starts, key_ptr, plan.queries, plan.row_ptr, plan.partials]
         )
         slots = torch.empty(int(key_ptr[-1]), dtype=torch.int32, device=self._device)
-        self._write_kv_indices(table, places, indptr, 1, slots, starts)
+        self._write_kv_indices(table, table_rows, indptr, 1, slots, starts)
         wrapper = self._planner.shared(plan.query_lens, plan.key_lens)
         return SharedPrompts(wrapper, slots, None if plan.in_order else queries, row_ptr, partials)
 
     def finish(
-        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], shared: SharedPrompts, own: torch.Tensor,
+        self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], shared: SharedPrompts, suffix: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Merge what the prompts share into what each has for itself, in place.
+        """Merge attention over the shared prefixes into the result of each prompt's suffix, in place.
 
         Args:
             q: [T, heads, dim].
             pool: the layer's keys and values, [slots, kv_heads, dim] each.
-            own, lse: [T, heads, dim] and float32 [T, heads], to base 2.
+            suffix, lse: result [T, heads, dim] and log-sum-exp, float32 [T, heads], to base 2.
         """
         k, v = self._gather_kv(pool, shared.slots, q.dtype)
         queries = q if shared.queries is None else q.index_select(0, shared.queries)
         partial, partial_lse = shared.wrapper.run(queries, k, v, return_lse=True)
-        self._merge(own, lse, shared.row_ptr, partial, partial_lse, own, shared.partials)
+        self._merge(suffix, lse, shared.row_ptr, partial, partial_lse, suffix, shared.partials)

@@ -1,8 +1,8 @@
-"""`ExternalLauncherExecutor`: steps for ranks that torchrun or SLURM started, on this machine or on others.
+"""`ExternalLauncherExecutor`: runs steps on ranks that torchrun or SLURM started, on this machine or on others.
 
-Rank 0's runner is a child of the engine, as always; the others connect over TCP, with keys that they find in the store
-of torch.distributed's rendezvous. Messages, not a broadcast in the process group: a rank that has nothing to do then
-waits for a message as long as it takes, and rank 0's runner spends no time on the others.
+Rank 0's runner is a child process of the engine; the other ranks connect over TCP, with keys from the store of
+torch.distributed's rendezvous. Steps are sent as messages instead of broadcasts in the process group, so that an idle
+rank can wait for a message without a timeout, and rank 0's runner spends no time on the other ranks.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from radixrt.executor.multiproc_executor import MultiprocExecutor
 from radixrt.messages.runner import FromRunner, ToRunner
 
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""What ZMQ mostly says right before it ends a connection whose other end did not show that it knows the key."""
+"""Events that ZMQ usually reports right before it closes a connection whose peer failed to authenticate."""
 
 
 class ConnectionWatch:
-    """Notices that the other end of a socket is gone. One that was never let in is not missed.
+    """Detects that the peer of a socket is gone; ignores peers that never authenticated.
 
     Args:
-        accepts: the socket is on the end that binds, and was not connected to yet.
+        accepts: the socket is the binding end, and has no connection yet.
     """
 
     def __init__(self, watched: zmq.Socket[Any], *, accepts: bool) -> None:
         events = REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self.socket = watched.get_monitor_socket(events)
         self._accepts = accepts
-        self._strangers: set[int] = set()  # connections, by file descriptor, since the last one that was let in
+        self._strangers: set[int] = set()  # file descriptors of connections since the last one that authenticated
         self._refused = False
 
     def lost(self) -> bool:
-        """Whether a connection has ended since the last call. Never waits."""
+        """Return whether an authenticated connection has ended since the last call. Never waits."""
         while True:
             try:
                 message = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
@@ -49,7 +49,7 @@ class ConnectionWatch:
             refused, self._refused = self._refused, bool(event & REFUSED)
             if event == zmq.EVENT_ACCEPTED:
                 self._strangers.add(descriptor)
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:  # does not say whose
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:  # the event does not name the connection
                 self._strangers.clear()
             elif event == zmq.EVENT_DISCONNECTED:
                 stranger = refused or (self._accepts and descriptor in self._strangers)
@@ -59,16 +59,16 @@ class ConnectionWatch:
 
 
 class ExternalLauncherExecutor(MultiprocExecutor):
-    """As its base class towards rank 0; one TCP port for each other rank, and one for what they say.
+    """Reaches rank 0 like the base class; opens one TCP port for each other rank, and one for their messages.
 
     Args:
-        rank_endpoint, answer_endpoint, mask_path, max_rows: of rank 0, see the base class.
-        host: name or address of this machine that the others reach it by; nothing listens on others of its addresses.
-        size: ranks in all.
-        address_file: written when the ports are open, for rank 0's runner to publish.
+        rank_endpoint, answer_endpoint, mask_path, max_rows: for rank 0, see the base class.
+        host: name or address at which the other ranks reach this machine; no other address is bound.
+        size: number of ranks.
+        address_file: file that is written when the ports are open, for rank 0's runner to publish.
 
     Raises:
-        ConfigError: host is no address of this machine.
+        ConfigError: host is not an address of this machine.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class ExternalLauncherExecutor(MultiprocExecutor):
         _write(address_file, json.dumps(addresses))
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
-        """As in the base class; also what other ranks say: that they are ready, or that they failed.
+        """Same as in the base class; also returns messages of the other ranks: that they are ready, or that they
+        failed.
 
         Raises:
             EngineError: a rank is gone.
@@ -123,7 +124,7 @@ class ExternalLauncherExecutor(MultiprocExecutor):
 
 
 def _write(path: str, text: str) -> None:
-    """The file appears when it is complete; only this user can read it."""
+    """Write a file that only this user can read; it appears under its name when it is complete."""
     with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     os.rename(f"{path}.new", path)

@@ -1,4 +1,4 @@
-"""`MultiprocExecutor`: one worker process for each rank, over ZMQ. The launcher starts and watches the processes."""
+"""`MultiprocExecutor`: one worker process for each rank, over ZMQ. The launcher starts and supervises the processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ READY_WAIT_S = 0.05
 
 
 class MultiprocExecutor(Executor):
-    """The same encoded bytes go to each rank's inbox; all ranks answer into one.
+    """Sends the same encoded bytes to each rank's inbox; all ranks answer into one inbox.
 
     Args:
-        mask_path, max_rows: where a buffer for grammar masks is made, and for how many rows of a step.
+        mask_path, max_rows: file of the buffer for grammar masks, and its capacity in rows of a step.
     """
 
     def __init__(

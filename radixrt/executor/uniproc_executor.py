@@ -1,4 +1,4 @@
-"""`UniProcExecutor`: rank 0 in the scheduler's own process and thread."""
+"""`UniProcExecutor`: runs rank 0 in the scheduler's own process and thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class StepWorker(Protocol):
 
 
 class UniProcExecutor(Executor):
-    """A step runs when it is submitted, or, if it is constrained, when its mask comes.
+    """Runs a step when it is submitted or, if it is constrained, when its mask is sent.
 
     Args:
-        worker: drives the runner; answers into `answers`.
-        encode: each message crosses its wire form on the way, as it would between processes (tests).
+        worker: executes the messages; it answers into `answers`.
+        encode: encode and decode each message, as between processes (tests).
     """
 
     def __init__(self, worker: StepWorker, answers: LocalChannel[FromRunner], *, encode: bool = False) -> None:

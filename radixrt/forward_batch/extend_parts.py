@@ -1,8 +1,8 @@
-"""Which rows of an EXTEND step go through which kernel: four do the work of one in less time.
+"""Division of an EXTEND step's rows among four attention kernels, which together are faster than one.
 
-A prompt that begins in this step has all of its keys and values at hand, and reads them in order (ragged); one that
-goes on reads what is in the pool by pages, through a kernel with large tiles of queries, or, if it has few, through one
-with small tiles; a single token on a long context is a decode row, whatever rides beside it.
+A prompt that begins in the step reads the keys and values computed in the step, in order (ragged). A prompt that
+extends a prefix reads the pool by pages, through a kernel with large query tiles, or with small ones if it has few new
+tokens. A single token after a prefix is a decode row, whatever other rows the step has.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy.typing as npt
 from radixrt.messages.wire import Int32Array
 
 MIN_FRESH_TOKENS = 1024
-"""Fewer go by pages with the others: what is saved is less than a launch more, and steps of so few tokens are captured
-(`radixrt.runner.graphs.prompt_graph_runner`)."""
+"""Minimum number of tokens of prompts that begin in the step for a part of their own. Fewer tokens save less than a
+kernel launch, and such short steps are captured (`radixrt.runner.graphs.prompt_graph_runner`)."""
 
 SHORT_PROMPT = 64
-"""New tokens of a row that goes through small tiles, at most."""
+"""Maximum number of new tokens of a row for the kernel with small tiles."""
 MIN_SHORT_ROWS = 4
 MIN_SINGLE_ROWS = 4
-"""Fewer go with others that read by pages, if there are such."""
+"""Minimum number of rows for a part of their own; fewer rows join other rows that read by pages, if there are any."""
 
 
 @dataclass(frozen=True)
 class ExtendParts:
-    """Rows [0, short) and [short, fresh) go by pages, through large and small tiles; rows [fresh, single) as fresh
-    prompts, rows [single, rows) as decode rows."""
+    """Rows [0, short) and [short, fresh) read by pages, through large and small tiles; rows [fresh, single) are prompts
+    that begin in the step, rows [single, rows) decode rows."""
 
     short: int
     fresh: int
@@ -37,8 +37,8 @@ class ExtendParts:
 
 
 def split_extend(prefix_lens: Int32Array, extend_lens: Int32Array) -> ExtendParts:
-    """Cut a step's rows (int32 [B] each) where the scheduler's order allows: prompts that go on with many tokens, those
-    with few, then fresh ones, then single tokens. Any other order is computed too, by pages."""
+    """Divide a step's rows (int32 [B] each), which the scheduler orders: prompts that extend a prefix with many tokens,
+    with few, prompts without a prefix, then single tokens. Rows in any other order read by pages."""
     rows = len(prefix_lens)
     fresh = prefix_lens == 0
     first_single = rows - _run_at_end((extend_lens == 1) & ~fresh)
@@ -54,11 +54,11 @@ def split_extend(prefix_lens: Int32Array, extend_lens: Int32Array) -> ExtendPart
 
 
 def leading(flags: npt.NDArray[np.bool_]) -> int:
-    """How many flags at the beginning are set."""
+    """Return the number of set flags at the beginning."""
     return _run_at_end(flags[::-1])
 
 
 def _run_at_end(flags: npt.NDArray[np.bool_]) -> int:
-    """How many flags at the end are set."""
+    """Return the number of set flags at the end."""
     unset = np.flatnonzero(~flags)
     return len(flags) - (int(unset[-1]) + 1 if len(unset) else 0)

@@ -1,4 +1,4 @@
-"""`Uploader`: takes a step's numbers to the device in one copy that nobody waits for."""
+"""`Uploader`: copies a step's numbers to the device in one asynchronous copy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT = 16
-"""Bytes; every array of a packed copy starts at a multiple, so that a kernel may read it in wide words."""
+"""Every array of a packed copy starts at a multiple of so many bytes, so that kernels can use wide loads."""
 
 RING = 4
-"""Host buffers in turn. Two steps are in flight at most, so the one to be written next was read long ago."""
+"""Number of host buffers. At most two steps are in flight, so the copy from the next buffer ended long ago."""
 
 
 class PinnedRing:
-    """Page-locked host buffers that are written in turn; each grows as it must."""
+    """Ring of page-locked host buffers, each of which grows as needed."""
 
     def __init__(self) -> None:
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(RING)]
@@ -25,7 +25,7 @@ class PinnedRing:
         self._next = 0
 
     def take(self, size: int) -> torch.Tensor:
-        """uint8 [size] that no copy reads any more. After enqueuing its copy, call `enqueued`."""
+        """Return uint8 [size] that no copy is reading. After enqueuing its copy, call `enqueued`."""
         self._next = (self._next + 1) % RING
         copied = self._copied[self._next]
         if copied is not None:
@@ -35,7 +35,7 @@ class PinnedRing:
         return self._buffers[self._next][:size]
 
     def enqueued(self) -> None:
-        """The copy out of the buffer taken last stands in the current stream."""
+        """Record that the copy from the last buffer is in the current stream."""
         event = self._copied[self._next]
         if event is None:
             event = self._copied[self._next] = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -43,14 +43,14 @@ class PinnedRing:
 
 
 class Uploader:
-    """On the CPU a tensor shares its array's memory; to CUDA all arrays of a call go in one asynchronous copy."""
+    """On the CPU, tensors share the arrays' memory; to CUDA, all arrays of a call go in one asynchronous copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ring = PinnedRing() if device.type == "cuda" else None
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
-        """A tensor on the device for each array, same shape and dtype."""
+        """Return a tensor on the device for each array, of the same shape and dtype."""
         if self._ring is None:
             return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         offsets, size = layout(arrays)
@@ -59,7 +59,8 @@ class Uploader:
         return [view(packed, offset, array) for offset, array in zip(offsets, arrays, strict=True)]
 
     def upload_into(self, target: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], offsets: Sequence[int]) -> None:
-        """Copy the arrays to their byte offsets within a uint8 tensor on the CUDA device; gaps get anything."""
+        """Copy the arrays to their byte offsets in a uint8 tensor on the CUDA device; the content of gaps is
+        undefined."""
         assert self._ring is not None
         host = self._ring.take(target.numel())
         pack(host, arrays, offsets)
@@ -68,7 +69,7 @@ class Uploader:
 
 
 def layout(arrays: Sequence[npt.NDArray[Any]]) -> tuple[list[int], int]:
-    """Byte offset of each array in a packed buffer, and the size of that buffer."""
+    """Return the byte offset of each array in a packed buffer, and the size of that buffer."""
     offsets, size = [], 0
     for array in arrays:
         offsets.append(size)
@@ -77,13 +78,13 @@ def layout(arrays: Sequence[npt.NDArray[Any]]) -> tuple[list[int], int]:
 
 
 def pack(target: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], offsets: Sequence[int]) -> None:
-    """Write the arrays at their byte offsets into a uint8 tensor in host memory; gaps are left alone."""
+    """Write the arrays at their byte offsets into a uint8 tensor in host memory; gaps keep their content."""
     packed = target.numpy()
     for array, offset in zip(arrays, offsets, strict=True):
         packed[offset : offset + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
 
 
 def view(packed: torch.Tensor, offset: int, like: npt.NDArray[Any]) -> torch.Tensor:
-    """The part of a packed uint8 tensor that holds an array of this shape and dtype."""
+    """Return the view of a packed uint8 tensor that holds an array of this shape and dtype."""
     dtype = torch.from_numpy(np.empty(0, like.dtype)).dtype
     return packed[offset : offset + like.nbytes].view(dtype).view(like.shape)

@@ -1,7 +1,9 @@
-"""`ModelRunner`: owns every tensor of one rank, turns a `ForwardStep` into sampled tokens, and decides nothing.
+"""`ModelRunner`: owns every tensor of one rank and computes sampled tokens from a `ForwardStep`.
 
-initialize: load_model -> init_memory_pool -> init_attention_backend -> init_cuda_graphs
+initialize: load_model -> init_memory_pool -> init_attention_backend -> init_cuda_graphs -> warm_up
 each step:  prepare -> forward -> sample
+
+The scheduler makes all decisions about a step; the runner only chooses kernels and graphs for it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.registry import Model
-from radixrt.runner.profile_run import largest_step, load_products, mixed_step
+from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
     RunnerConfig,
     free_memory,
@@ -50,13 +52,13 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """See the module's docstring.
+    """Executes steps on one rank; see the module's docstring.
 
     Attributes (after `initialize`):
-        device, dtype: of weights and activations.
+        device, dtype: device and dtype of weights and activations.
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
-        batches: makes the step's batches; owns req_to_token's mirror and the future tokens.
+        batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
         cascade: see `RunnerReady`.
     """
 
@@ -71,10 +73,10 @@ class ModelRunner:
         self._masks = MaskReader(config.mask_path)
 
     def initialize(self) -> None:
-        """Load and allocate everything; call once, before any step.
+        """Load the model and allocate all memory; call once, before any step.
 
         Raises:
-            ModelLoadError, ConfigError: what is missing or does not fit, and the fix.
+            ModelLoadError, ConfigError: something is missing or does not fit; the message names the fix.
         """
         place = self._config.place
         threads = pick_threads(self._config.num_threads, place.local_size)
@@ -97,7 +99,8 @@ class ModelRunner:
         )  # fmt: skip
 
     def init_memory_pool(self) -> None:
-        """The KV pool, as large as the largest step leaves room for, and the tables indexed by req_pool_idx."""
+        """Allocate the KV pool in the memory that the largest step leaves free, and the tables indexed by
+        req_pool_idx."""
         c = self._config
         layers = self._model.attention_layers
         kv_dtype = torch.float8_e4m3fn if c.kv_cache_dtype == "fp8_e4m3" else self.dtype
@@ -128,7 +131,8 @@ class ModelRunner:
         self._prompt_graphs: PromptGraphRunner | None = None
 
     def _measure_largest_step(self, kv_dtype: torch.dtype) -> int:
-        """Bytes that the largest step takes for a while. It also loads every kernel that prompts need."""
+        """Return the bytes that the largest step allocates temporarily. Running it also loads the kernels for
+        prompts."""
         c = self._config
         steps = [
             largest_step(c.max_running_requests, c.max_step_tokens, c.context_length),
@@ -155,7 +159,7 @@ class ModelRunner:
         return peak
 
     def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> LogitsProcessorOutput:
-        """Not narrowed, a step takes the memory of one that scores its tokens."""
+        """Run a dummy step. Without `narrow` it takes as much memory as a step that scores its tokens."""
         self.batches.write_rows(step.row_writes)
         batch = self.batches.build(step, narrow=narrow)
         output = self.forward(batch)
@@ -171,7 +175,7 @@ class ModelRunner:
         )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:
-        """Decode steps and short prompts are captured, with FlashInfer's attention; with cuda_graph=start, all now."""
+        """Set up graphs of decode steps and short prompts (FlashInfer only); with cuda_graph=start, capture all now."""
         if self.device.type != "cuda" or self._config.cuda_graph == "off":
             return
         from radixrt.attention.flashinfer import FlashInferBackend
@@ -192,14 +196,14 @@ class ModelRunner:
             pass
 
     def _capture_next(self) -> bool:
-        """One graph more; False if there is none left."""
+        """Capture one more graph; return False if none is left."""
         graphs = (self._graphs, self._prompt_graphs)
         return any(each is not None and each.capture_next() for each in graphs)
 
     def warm_up(self) -> None:
-        """Get what a later step would wait for until the device has nothing to do: memory and kernels.
+        """Allocate memory and load kernels that a later step would otherwise load, which synchronizes with the device.
 
-        The steps write rows and slots that nobody holds yet.
+        The dummy steps write rows and slots that no request holds yet.
         """
         if self.device.type != "cuda":
             return
@@ -208,20 +212,21 @@ class ModelRunner:
         step = largest_step(c.max_running_requests, tokens, c.context_length)
         hidden = self._run_once(step).hidden_states
         rows = [n for n in graph_buckets(c.max_running_requests) if n <= hidden.shape[0]]
-        load_products(self._model, hidden, rows, self._logits_place)
+        load_gemm_kernels(self._model, hidden, rows, self._logits_buffer)
         torch.cuda.synchronize(self.device)
 
     def idle_work(self) -> bool:
-        """Something useful while there is no step: one graph more. False if there is nothing left.
+        """Capture one more graph while there is no step; return False if none is left.
 
-        Not with other ranks: they would have to capture the same graph at the same time, and each is idle at its own.
+        With several ranks nothing is captured while idle: all ranks would have to capture the same graph at the same
+        time, and they are idle at different times.
         """
         return self._group.size == 1 and self._capture_next()
 
     # --- one step ---
 
     def prepare(self, step: ForwardStep) -> ForwardBatch | StagedStep:
-        """Apply what the step writes into the runner's tables, and put its batch together."""
+        """Write the step's changes into the runner's tables and create its batch, or stage it for a CUDA graph."""
         self.batches.write_rows(step.row_writes)
         for row in step.sampling_rows:
             self._tables.write(row)
@@ -237,12 +242,12 @@ class ModelRunner:
         return self.batches.build(step, narrow=self._model.narrows and not is_captured)
 
     def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
-        """Run the model over a batch by its mode; an IDLE batch runs nothing and has no logits."""
+        """Run the model over a batch; an IDLE batch runs nothing and has no logits."""
         nothing = torch.empty(0, 0, device=self.device)
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
             self._graphs.forward(batch)
-            return LogitsProcessorOutput(nothing, nothing)  # `sample` asks for them, if it needs them
+            return LogitsProcessorOutput(nothing, nothing)  # `sample` fetches logits where it needs them
         if batch.mode is ForwardMode.IDLE:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
         hidden = self._prompt_graphs.forward(batch) if self._prompt_graphs is not None else None
@@ -253,21 +258,22 @@ class ModelRunner:
         last = hidden if narrowed else hidden[batch.logits_index]
         if not last.shape[0]:
             return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
-        logits = self._model.compute_logits(last, self._logits_place(last.shape[0]))
+        logits = self._model.compute_logits(last, self._logits_buffer(last.shape[0]))
         return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
 
-    def _logits_place(self, rows: int) -> torch.Tensor | None:
-        """float32 [rows, vocab], where a step that is not captured may leave its logits; None for anywhere."""
+    def _logits_buffer(self, rows: int) -> torch.Tensor | None:
+        """Return float32 [rows, vocab], a buffer for the logits of an uncaptured step; None to allocate them."""
         return None if self._graphs is None else self._graphs.logits_for(rows)
 
     def sample(
         self, output: LogitsProcessorOutput, batch: ForwardBatch | StagedStep, step: ForwardStep,
         mask: GrammarMask | None,
     ) -> SampledStep:  # fmt: skip
-        """Choose the next token of every sampling row; it becomes the row's future token.
+        """Sample the next token of every sampling row, and make it the row's future token.
 
-        On CUDA this only enqueues the work: see `SampledStep.is_ready`. Rank 0 chooses, and the others hear what it
-        chose, or all choose alike from parts of the logits (`OneShot.sample`); rank 0 alone has something to answer.
+        On CUDA the work is only enqueued: see `SampledStep.is_ready`. With several ranks, rank 0 samples and broadcasts
+        the tokens, or all ranks sample the same tokens from their columns of the logits (`OneShot.sample`). Only rank 0
+        returns results.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):
@@ -293,7 +299,8 @@ class ModelRunner:
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None
     ) -> SampleResult | None:
-        """Sample rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these lengths."""
+        """Sample uncaptured: rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these
+        lengths."""
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None
@@ -314,7 +321,7 @@ class ModelRunner:
         return SampledStep(result, copied, scored or [], scores)
 
     def is_usable(self) -> bool:
-        """After an error: whether the device still works. What filled its memory is let go."""
+        """Return whether the device still works after an error, and release its cached memory."""
         if self.device.type == "cpu":
             return True
         try:
@@ -325,7 +332,7 @@ class ModelRunner:
         return True
 
     def mirror_rows(self, rows: Int32Array, lens: Int32Array) -> Int32Array:
-        """req_to_token[row, :len] of each row, concatenated (tests)."""
+        """Return req_to_token[row, :len] of each row, concatenated (tests)."""
         table = self.batches.req_to_token.cpu().numpy()
         parts = [table[r, :n] for r, n in zip(rows.tolist(), lens.tolist(), strict=True)]
         return np.concatenate([np.empty(0, np.int32), *parts])

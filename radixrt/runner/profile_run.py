@@ -1,5 +1,8 @@
-"""What is run once at the start: before the KV pool is sized, the largest step, for the memory that it needs beside the
-pool, and one with rows of every kind; then products of many sizes. So no kernel is loaded while requests wait."""
+"""Dummy steps and GEMMs that run once at the start.
+
+The largest step, and a step with rows of every kind, run before the KV pool is sized, to measure the memory that they
+need beside the pool. GEMMs of many sizes run afterwards. So no kernel is loaded while requests wait.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from radixrt.models.registry import Model
 
 
 def largest_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardStep:
-    """An EXTEND step of max_tokens prompt tokens."""
+    """Return an EXTEND step of max_tokens prompt tokens."""
     rows = max(min(max_rows, max_tokens), -(-max_tokens // context_length))
     lens = np.full(rows, max_tokens // rows, np.int32)
     lens[: max_tokens % rows] += 1
@@ -28,14 +31,14 @@ def largest_step(max_rows: int, max_tokens: int, context_length: int) -> Forward
 
 
 CACHED = 8
-"""Positions of a row that a mixed step does not compute."""
+"""Cached positions of each row of a mixed step."""
 
 
 def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardStep:
-    """An EXTEND step of prompts that go on with many tokens and with few, and share what they go on from, of one that
-    begins, and of single tokens on a context; the first rows are written into req_to_token first.
+    """Return an EXTEND step with rows of every kind: prompts that extend a shared prefix with many tokens and with few,
+    a prompt without a prefix, and single tokens. The step writes its first rows into req_to_token.
 
-    Where the options allow no such step, it is as close as it can be.
+    Where the options are too small for such a step, it has fewer rows or tokens.
     """
     many, few = (max(1, min(count, context_length - CACHED)) for count in (SHORT_PROMPT + 1, CACHED))
     going_on = [many, *[few] * MIN_SHORT_ROWS]
@@ -54,7 +57,7 @@ def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardSt
 
 
 def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:
-    """Rows 1, 2, ... of the pools, every one sampled; the new tokens go to slots 1, 2, ... one after the other."""
+    """Return a step of rows 1, 2, ..., all of which sample; their new tokens go to slots 1, 2, ... in order."""
     tokens, rows = int(extend_lens.sum()), len(seq_lens)
     return ForwardStep(
         step_id=0,
@@ -68,19 +71,19 @@ def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:
     )
 
 
-def load_products(
-    model: Model, hidden: torch.Tensor, rows: Sequence[int], place: Callable[[int], torch.Tensor | None]
+def load_gemm_kernels(
+    model: Model, hidden: torch.Tensor, rows: Sequence[int], logits_buffer: Callable[[int], torch.Tensor | None]
 ) -> None:
-    """Let torch multiply each kind of weight of a decoder by as many rows as may sample, and by some numbers of prompt
-    tokens: cuBLAS has many kernels, chooses among them by size, and loads one when it is first chosen.
+    """Run a GEMM with each distinct weight of a decoder, for every number of sampling rows and for some numbers of
+    prompt tokens. cuBLAS selects among many kernels by size and loads a kernel when it is first selected.
 
     Args:
-        hidden: [T, hidden], of the largest step.
+        hidden: [T, hidden], result of the largest step.
         rows: ascending, at most T.
-        place: where the logits of so many rows may go, if there is room for them.
+        logits_buffer: returns a buffer for the logits of so many rows, or None.
     """
     for count in rows:
-        model.compute_logits(hidden[:count], place(count))
+        model.compute_logits(hidden[:count], logits_buffer(count))
     layers = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
     kinds = {(*m.weight.shape, m.bias is None): (m.weight, m.bias) for m in layers if m.weight is not None}
     counts = [*rows, *_prompt_sizes(hidden.shape[0])]
@@ -91,6 +94,6 @@ def load_products(
 
 
 def _prompt_sizes(max_tokens: int) -> list[int]:
-    """Ascending numbers of prompt tokens, each a third or a half more than the one before."""
+    """Return ascending numbers of prompt tokens, each a third or a half larger than the previous one."""
     powers = [2**power for power in range(9, max_tokens.bit_length())]
     return [n for power in powers for n in (power, power * 3 // 2) if n <= max_tokens]

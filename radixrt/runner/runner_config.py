@@ -17,7 +17,7 @@ from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """What one runner needs to know; plain values, so that it can cross a process boundary as JSON."""
+    """Configuration of one rank; plain values, so that it can cross a process boundary as JSON."""
 
     folder: str
     dtype: str
@@ -41,7 +41,7 @@ class RunnerConfig:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device for a config value of auto, cpu or cuda.
+    """Return the device for a config value of auto, cpu or cuda.
 
     Raises:
         ConfigError: CUDA was asked for and torch sees none.
@@ -54,14 +54,16 @@ def pick_device(name: str) -> torch.device:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a resolved config value (not "auto")."""
+    """Return the torch dtype of a resolved config value (not "auto")."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def pick_threads(wanted: int | None, ranks: int = 1) -> int:
-    """Threads of one CPU runner: what was asked for, else what OMP_NUM_THREADS says, else its share, of `ranks`, of the
-    cores that this process may use. On cores that are shared with other work, fewer are faster: all threads wait for
-    the slowest."""
+    """Return the number of threads of one CPU runner: the configured number, else OMP_NUM_THREADS, else an equal share
+    for each of `ranks` of the cores that this process may use.
+
+    On cores that other processes use too, fewer threads are faster, because all threads wait for the slowest.
+    """
     if wanted is not None:
         return wanted
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
@@ -69,7 +71,7 @@ def pick_threads(wanted: int | None, ranks: int = 1) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on the device."""
+    """Return the bytes that can still be allocated on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil
@@ -78,7 +80,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def launches_early(device: torch.device) -> bool:
-    """Whether a kernel may begin on this device before the one before it has ended (programmatic dependent launch)."""
+    """Return whether the device supports programmatic dependent launch: a kernel starts before its predecessor ends."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

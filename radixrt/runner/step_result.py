@@ -1,4 +1,4 @@
-"""What the ModelRunner makes of a step: logits, then sampled tokens that may still be on their way to the host."""
+"""Results of a step: logits, and sampled tokens whose copy to the host may still be in flight."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from radixrt.runner.sampling.logprobs import LogprobTensors
 
 @dataclass(frozen=True)
 class LogitsProcessorOutput:
-    """What the model says about a step.
+    """Output of the model for a step.
 
     Attributes:
-        next_token_logits: float32 [S, vocab], for the step's sampling rows in order.
-        hidden_states: [T, hidden], the final hidden state of every new token; for a narrowed batch of its rows alone.
+        next_token_logits: float32 [S, vocab], of the step's sampling rows in order.
+        hidden_states: [T, hidden], the final hidden states of all new tokens; [P, hidden] for a narrowed batch.
     """
 
     next_token_logits: torch.Tensor
@@ -27,13 +27,13 @@ class LogitsProcessorOutput:
 
 @dataclass(frozen=True)
 class SampleResult:
-    """What a step sampled, S rows, on the logits' device.
+    """Sampled tokens of a step's S sampling rows, on the logits' device.
 
     Attributes:
         token_ids: int64 [S]; 0 for a row that failed.
-        best: float32 [S], each row's largest logit once biased, penalised and masked; not finite where a row failed.
-        gathered: log-probabilities of the rows that asked, in order.
-        num_alternatives: for each of those rows.
+        best: float32 [S], each row's largest logit after bias, penalties and mask; not finite if the row failed.
+        gathered: log-probabilities of the rows that requested them, in order.
+        num_alternatives: number of alternatives of each of those rows.
     """
 
     token_ids: torch.Tensor
@@ -43,19 +43,19 @@ class SampleResult:
 
     @property
     def logprobs(self) -> list[LogprobColumns]:
-        """One entry of one position for each row that asked, in order."""
+        """One entry of one position for each row that requested log-probabilities, in order."""
         return [] if self.gathered is None else self.gathered.rows(self.num_alternatives)
 
     @property
     def row_errors(self) -> list[tuple[int, str]]:
-        """(row, why) of the rows that have no token."""
+        """(row, reason) of the rows that have no token."""
         best = self.best.cpu().numpy()
         return [(i, _failure(float(best[i]))) for i in np.flatnonzero(~np.isfinite(best)).tolist()]
 
     def to_host(self) -> SampleResult:
-        """A copy in host memory: underway, if from CUDA, and there once the stream has passed this point.
+        """Return a copy in host memory; from CUDA the copy is asynchronous, in stream order, into pinned memory.
 
-        It is pinned then, from torch's own cache of pinned blocks, as in `upload_together`.
+        The pinned memory comes from torch's allocator, as in `upload_together`.
         """
         return SampleResult(
             self.token_ids.to("cpu", non_blocking=True),
@@ -67,11 +67,11 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class SampledStep:
-    """What a step leaves for the scheduler.
+    """Answer of a step to the scheduler.
 
     Attributes:
-        result: of the sampling rows, on the host or on its way there; None if there are none.
-        copied: has happened when `result` is there; None: it is there.
+        result: result of the sampling rows, in host memory or being copied there; None if there are none.
+        copied: event after the copy of `result`; None if there is no copy to wait for.
         prompt_logprobs, scores: see `messages.StepOutput`.
     """
 
@@ -82,11 +82,11 @@ class SampledStep:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `result` can be read without waiting for the device."""
+        """True if `result` can be read without waiting for the device."""
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> SampleResult | None:
-        """The result, once it is there."""
+        """Wait for the copy and return the result."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.result

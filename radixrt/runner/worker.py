@@ -1,10 +1,10 @@
-"""`Worker`: drives one ModelRunner through the messages of its inbox, in order, and answers each step.
+"""`Worker`: executes the messages of its inbox in order with one ModelRunner, and answers each step.
 
-A constrained step samples only when its mask has come. The scheduler sends that mask before any later step, so the
-worker never has to look past it.
+A constrained step samples only after its mask has arrived. The scheduler sends that mask before any later step, so the
+worker never needs to look ahead.
 
-It never waits for the device. A step whose tokens are still on their way stands in a queue, and `answer_ready` sends
-what has arrived; so step N is answered while step N+1, or its mask, is taken in.
+The worker never waits for the device. Steps whose tokens are still being computed or copied wait in a queue, and
+`answer_ready` answers those that are complete; so step N is answered while step N + 1, or its mask, is received.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_BEFORE_WORK_S = 0.25
-"""How long a runner must have had nothing to do before it does what can wait."""
+"""Time without a message after which the runner starts idle work."""
 
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A step whose logits are there (or on their way, on an asynchronous device) and that is not sampled yet."""
+    """A step whose forward pass has been launched and that is not sampled yet."""
 
     step: ForwardStep
     batch: ForwardBatch | StagedStep
@@ -58,20 +58,21 @@ class LaunchedStep:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A step that has been sampled, or whose tokens are being computed or copied by the device."""
+    """A step whose sampling has been launched and that is not answered yet."""
 
     launched: LaunchedStep
     sampled: SampledStep
 
 
 class Worker:
-    """See the module's docstring. Owns the runner; `answers` goes to the scheduler.
+    """Owns the runner and executes its messages; see the module's docstring.
 
     Args:
-        rank: only rank 0 answers steps; any rank says when it is ready and when a step failed.
-        alone: no other ranks share the model. With others a failed step is the end: they may be waiting in the middle
-            of it, and so may the device.
-        trace_path: see `StepTrace`.
+        answers: outbox to the scheduler.
+        rank: only rank 0 answers steps; every rank reports that it is ready, and steps that failed.
+        alone: no other ranks share the model. With other ranks a failed step is fatal: they, or the device, may be
+            waiting in a collective of that step.
+        trace_path: see `StepTrace`; None for no trace.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Worker:
         self._trace: StepTrace | None = None
 
     def start(self) -> None:
-        """Load the model and everything beside it, then say so.
+        """Initialize the runner, then report that it is ready.
 
         Raises:
             RadixRTError: the model cannot be loaded, or does not fit.
@@ -103,7 +104,7 @@ class Worker:
         )
 
     def handle(self, message: ToRunner) -> None:
-        """Take one message and do all that can be done now."""
+        """Execute one message as far as possible without waiting, then answer the steps that are complete."""
         if isinstance(message, ForwardStep):
             self._guarded(message, lambda: self._launch(message))
         elif isinstance(message, GrammarMask):
@@ -118,31 +119,32 @@ class Worker:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the device still owes an answer."""
+        """True while a step is not answered."""
         return bool(self._unanswered)
 
     def answer_ready(self, *, wait: bool = False) -> None:
-        """Answer the steps whose tokens have arrived, in order; with `wait`, every step."""
+        """Answer the steps whose tokens are on the host, in order; with `wait`, every step."""
         while self._unanswered and (wait or self._unanswered[0].sampled.is_ready):
             waiting = self._unanswered.popleft()
             self._guarded(waiting.launched.step, lambda: self._answer(waiting))  # noqa: B023 (called at once)
 
     def idle_work(self) -> bool:
-        """Something useful while there is no step; False if there is nothing left to do."""
+        """Do one piece of idle work; return False if none is left."""
         with torch.inference_mode():
             return self._runner.idle_work()
 
     def _guarded(self, step: ForwardStep, work: Callable[[], None]) -> None:
-        """Whatever one step raises ends that step alone; the process lives on unless the device does not."""
+        """Run a part of a step. An exception fails that step alone, unless the device is unusable or has other
+        ranks."""
         try:
             with torch.inference_mode():
                 work()
         except Exception as error:
             logger.exception("step %d failed", step.step_id)
             if self._alone:
-                self.answer_ready(wait=True)  # answers keep the order of their steps
+                self.answer_ready(wait=True)  # answers keep the order of the steps
             fatal = not self._alone or not self._runner.is_usable()
-            self._answers.send(StepFailed(step.step_id, self._rank, _said(error), fatal=fatal))
+            self._answers.send(StepFailed(step.step_id, self._rank, _error_text(error), fatal=fatal))
 
     def _launch(self, step: ForwardStep) -> None:
         started = time.perf_counter()
@@ -186,10 +188,10 @@ class Worker:
 
 
 def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
-    """The runner's loop."""
+    """Run the worker's loop."""
     idle_work = True
     while True:
-        # While the device owes an answer this spins: whichever comes first, the answer or a message, is taken at once.
+        # The loop spins while a step is not answered, so that a message and an answer are both handled at once.
         message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
         if message is not None:
             worker.handle(message)
@@ -199,7 +201,7 @@ def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
             idle_work = worker.idle_work()
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return f"out of GPU memory: {error}. Lower memory_fraction, chunked_prefill_size or max_running_requests"
     return f"{type(error).__name__}: {error}"

@@ -190,7 +190,7 @@ def test_in_a_graph_whose_rows_change(early: bool) -> None:
         for tensor, array in zip(arrays, first.runner.plan(case.starts, case.ends), strict=True):
             tensor.copy_(torch.from_numpy(array))
         ends.copy_(torch.from_numpy(case.ends.astype(np.int64)))
-        rows.places.copy_(case.places)
+        rows.table_rows.copy_(case.places)
         table[: case.table.shape[0]] = case.table
         q.copy_(case.q)
         graph.replay()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.runner.sampling.draw import uniforms
+from radixrt.runner.sampling.sampling_tables import uniforms
 
 pytestmark = pytest.mark.gpu
 

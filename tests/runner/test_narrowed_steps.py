@@ -173,7 +173,7 @@ def test_products_are_tried_with_every_number_of_rows_that_may_sample(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of prompts too, but for the head, which has no product with as many."""
-    from radixrt.runner.profile_run import load_products
+    from radixrt.runner.profile_run import load_gemm_kernels
 
     with runner(tiny_model("llama")) as made:
         layers = [m for m in made._model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
@@ -182,7 +182,7 @@ def test_products_are_tried_with_every_number_of_rows_that_may_sample(
         heads: list[int] = []
         monkeypatch.setattr(F, "linear", lambda x, weight, bias: seen.append((*weight.shape, len(x))))
         monkeypatch.setattr(made._model, "compute_logits", lambda hidden, out: heads.append(len(hidden)))
-        load_products(made._model, torch.zeros(1600, 64), [1, 2, 6], lambda _: None)
+        load_gemm_kernels(made._model, torch.zeros(1600, 64), [1, 2, 6], lambda _: None)
     assert len(weights) == 4
     assert heads == [1, 2, 6]
     assert set(seen) == {(*weight, n) for weight in weights for n in (1, 2, 6, 512, 768, 1024, 1536)}

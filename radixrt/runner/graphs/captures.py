@@ -1,4 +1,4 @@
-"""`Captures`: which CUDA graphs there are, which steps have asked for others, and what happens if one cannot be had."""
+"""`Captures`: a cache of captured CUDA graphs with the policy of when to capture more, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ K = TypeVar("K", bound=Hashable)
 C = TypeVar("C")
 
 CAPTURE_AT_STEP = 3
-"""Steps that ask for a graph in vain before it is captured, unless the engine idles before. A step that is launched
-kernel by kernel takes ten milliseconds of the host, a capture fifty."""
+"""Number of steps that request a missing graph before it is captured, unless the engine idles earlier. A step that is
+launched kernel by kernel takes ten milliseconds of host time, a capture fifty."""
 
 
 def begin_capture(pool: Any) -> torch.cuda.CUDAGraph:
-    """Capture what is launched into the current stream from here until the graph's `capture_end`, which must come, for
-    a stream that went on capturing would end all work.
+    """Begin to capture the current stream. The caller must call the graph's `capture_end`, even after an exception: a
+    stream that stays in capture mode makes all later work fail.
 
-    Not `torch.cuda.graph`: it also collects garbage and empties the allocator's cache, at each capture.
+    `torch.cuda.graph` would also collect garbage and empty the allocator's cache at each capture.
 
     Args:
-        pool: of the graph's memory.
+        pool: memory pool of the graph.
     """
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -35,14 +35,15 @@ def begin_capture(pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class Captures(Generic[K, C]):
-    """What has been captured, by key. After a failure nothing more is, and nothing that there is is given out.
+    """Cache of captured CUDA graphs, by key. After one capture fails, the cache stops capturing and returns no graph.
 
-    Without graphs everything still works, only slower: better than no answers at all.
+    Steps run without graphs then, which is slower.
 
     Args:
-        what: that go without graphs after a failure, for its warning.
-        describe: a key, in words.
-        alone: no other ranks share the model. With others a failure is raised: they go on with the graph.
+        what: name of the steps, for the warning after a failure.
+        describe: returns a description of a key.
+        alone: no other ranks share the model. With other ranks a failure raises, because they would go on with the
+            graph.
     """
 
     def __init__(self, what: str, describe: Callable[[K], str], *, alone: bool) -> None:
@@ -55,19 +56,21 @@ class Captures(Generic[K, C]):
         return None if self.failed else self._made.get(key)
 
     def want(self, key: K) -> int:
-        """A step has asked for it; returns how many have."""
+        """Count a step that requests this key; return the number of such steps so far."""
         self._wanted[key] += 1
         return self._wanted[key]
 
     def make(self, key: K, capture: Callable[[K], C]) -> C | None:
-        """Capture it; None after a failure.
+        """Capture this key; return None after a failure.
 
         Args:
-            capture: raises RuntimeError or torch.OutOfMemoryError if it cannot. It is not kept: whoever owns this would
-                own itself then, and its graphs would outlive it until garbage is collected.
+            capture: raises RuntimeError or torch.OutOfMemoryError on failure. The cache does not store this function:
+            it
+                refers to the cache's owner, and the reference cycle would keep the graphs alive until garbage
+                collection.
 
         Raises:
-            RuntimeError: it failed, and there are other ranks.
+            RuntimeError: the capture failed, and there are other ranks.
         """
         if self.failed:
             return None
@@ -85,7 +88,7 @@ class Captures(Generic[K, C]):
         return made
 
     def make_next(self, keys: Iterable[K], capture: Callable[[K], C]) -> bool:
-        """Capture one more, first of those that steps have asked for, then of `keys`, in order; False if all are there
-        or one has failed."""
+        """Capture the first missing key of those that steps have requested, then of `keys`; return False if none is
+        missing or a capture has failed."""
         missing = next((key for key in [*self._wanted, *keys] if key not in self._made), None)
         return missing is not None and self.make(missing, capture) is not None

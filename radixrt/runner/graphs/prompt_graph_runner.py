@@ -1,9 +1,9 @@
-"""`PromptGraphRunner`: short steps with prompts as CUDA graphs, cut at every attention.
+"""`PromptGraphRunner`: short prefill (extend) steps as piecewise CUDA graphs, split at every attention.
 
-Launching such a step kernel by kernel takes the host longer than computing it takes the device: a few new tokens behind
-a prefix that the cache has are what most calls of a program are. Between two attentions everything depends on the
-number of tokens alone, so that is captured, in buckets; attention, whose work depends on the rows, is launched between
-the graphs. Padding tokens read and write slot 0 alone.
+Launching such a step kernel by kernel takes the host longer than computing it takes the device, and most calls of a
+program are such steps: a few new tokens after a cached prefix. Between two attentions all work depends only on the
+number of tokens, so it is captured, in buckets; attention, whose work depends on the rows, is launched between the
+graphs. Padding tokens read and write slot 0 alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What comes before one attention.
+    """Work before one attention.
 
     Attributes:
-        graph: ends with the attention's inputs.
-        layer: whose attention it is.
-        q, k, v: its inputs, memory of the graphs; no k and v where they have been stored.
+        graph: computes the attention's inputs.
+        layer: layer of the attention.
+        q, k, v: inputs of the attention, in the graphs' memory; k and v are None if the graph has stored them.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -43,7 +43,8 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Captured:
-    """One bucket: its inputs, the pieces in order, what comes behind the last attention, and the hidden states."""
+    """Graphs of one bucket: its inputs, the pieces in order, the graph after the last attention, and its hidden
+    states."""
 
     batch: ForwardBatch
     pieces: list[_Piece]
@@ -52,12 +53,12 @@ class _Captured:
 
 
 class PromptGraphRunner:
-    """See the module's docstring.
+    """Captures and replays short prefill steps; see the module's docstring.
 
     Args:
-        max_tokens: of a step.
-        group: the ranks that share the model. All of them capture the same buckets at the same places among their
-            steps, because that follows from the steps alone.
+        max_tokens: maximum number of tokens of a step.
+        group: ranks that share the model. All ranks capture the same buckets at the same points of their sequence of
+            steps, because the steps alone decide when a bucket is captured.
     """
 
     def __init__(
@@ -66,30 +67,31 @@ class PromptGraphRunner:
     ) -> None:  # fmt: skip
         self._model, self._attention, self._builder = model, attention, builder
         self._device = device
-        # Below it no step has a part that reads keys and values as they come, so all are stored within the graphs.
+        # Shorter steps have no part that reads keys and values computed in the step, so the graphs store all of them.
         self._buckets = token_buckets(min(max_tokens, MIN_FRESH_TOKENS - 1))
         self._captures: Captures[int, _Captured] = Captures(
             "short prompts", lambda tokens: f"the graphs for {tokens} prompt tokens", alone=group.size == 1
         )  # fmt: skip
         self._pool = torch.cuda.graph_pool_handle()
         layer = model.attention_layers[0]
-        # Of all buckets and layers: each is read before the next attention writes. Numbers from the first step on,
-        # because padding tokens go through the layers too, and leave what comes of it in slot 0.
+        # Attention output of all buckets and layers: each is read before the next attention writes. It is zeroed
+        # because padding tokens go through the layers too and store their keys and values in slot 0, which must be
+        # finite.
         self._out = torch.zeros(self._buckets[-1], layer.num_heads, layer.head_dim, dtype=dtype, device=device)
 
     def capture_next(self) -> bool:
-        """Capture one bucket more, first those that steps have asked for, then small ones; False if none is left."""
+        """Capture one more bucket, requested ones first and then the smallest; return False if none is left."""
         return self._captures.make_next(self._buckets, self._capture)
 
     def has(self, tokens: int) -> bool:
-        """Whether there are graphs for a step of so many tokens; they compute all of its layers whole."""
+        """Return whether a step of so many tokens has graphs, which compute all layers for all tokens."""
         bucket = bucket_for(tokens, self._buckets)
         return bucket is not None and self._captures.get(bucket) is not None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """The final hidden states [T, hidden] of an EXTEND step, good until the next one.
+        """Return the final hidden states [T, hidden] of an EXTEND step, valid until the next step.
 
-        None if no graph fits the step, or none is captured yet; nothing has been done then.
+        Return None, without any work, if no graph fits the step or none is captured yet.
         """
         tokens = bucket_for(batch.num_tokens, self._buckets)
         if tokens is None or batch.mode is not ForwardMode.EXTEND:
@@ -123,7 +125,7 @@ class PromptGraphRunner:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            # Once for everything that happens only once: kernels are compiled, workspaces made.
+            # Run once uncaptured, so that kernels are compiled and workspaces allocated.
             self._model.forward(batch.input_ids, batch.positions, batch, _Recorder(self._attention, self._out, None))
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(stream):
@@ -138,11 +140,11 @@ class PromptGraphRunner:
 
 
 class _Recorder(AttentionBackend):
-    """Stands in for the backend while a forward is captured: ends a graph at each attention, and begins the next.
+    """Replaces the backend while a forward pass is captured: ends a graph at each attention and begins the next one.
 
     Args:
-        out: [at least T, heads, dim], where attention leaves its results.
-        pool: of the graphs' memory; None to run without capturing.
+        out: [at least T, heads, dim], output buffer of attention.
+        pool: memory pool of the graphs; None to run without capturing.
     """
 
     def __init__(self, backend: FlashInferBackend, out: torch.Tensor, pool: Any) -> None:
@@ -159,7 +161,7 @@ class _Recorder(AttentionBackend):
         return self._graph
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Nothing: no rows are attended to."""
+        """Do nothing: no rows are attended to."""
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return self._backend.slots(layer)
@@ -181,7 +183,7 @@ class _Recorder(AttentionBackend):
 
 
 class _Memory:
-    """A tensor's memory on the device, by address: as long as a graph writes it, the graph's pool keeps it."""
+    """A tensor's device memory, by address. The graph's memory pool keeps it allocated as long as the graph exists."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
@@ -191,7 +193,10 @@ class _Memory:
 
 
 def _unowned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, without keeping its memory from those that the pool gives it to later: these are written by the
-    next graph, and attention has read this one by then. To keep it would take as much for every layer."""
+    """Return the same tensor without a reference to its memory, so that the pool may reuse the memory.
+
+    The next graph writes the memory only after attention has read this tensor. Keeping it would take as much memory for
+    every layer.
+    """
     memory = torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)
     return memory.as_strided(tensor.shape, tensor.stride())

@@ -1,12 +1,12 @@
-"""Drawing one token per row: the random numbers, the weights, the filters, and the inverse of the cumulative sum.
+"""Drawing one token for each row: weights, filters, and the inverse of the cumulative distribution.
 
-A draw is a function of (seed, position) and the row's own logits. Everything here treats each row by itself, so a row's
-token does not depend on what else is in the batch.
+A draw is a function of (seed, position) and the row's own logits. Each row is computed independently, so its token does
+not depend on the other rows of the batch.
 
 The weight of a token is exp((logit - best) / temperature), where best is the row's largest logit. A filter keeps a set
-of tokens; the draw is always the first kept token, by id, at which the running sum of weights exceeds u times their
-total. So there are two ways to the same token: all rows at once with dense tensors, which never waits for a device
-(`Cutoff`, `inverse_cdf`), and row by row over few candidates in numpy, which is faster on a CPU (`draw_row`).
+of tokens; the drawn token is the first kept token, by id, at which the running sum of weights exceeds u times their
+total. Two implementations give the same token: dense tensors over all rows at once, which never wait for a device
+(`Cutoff`, `inverse_cdf`), and numpy over the few candidates of one row, which is faster on a CPU (`draw_row`).
 """
 
 from __future__ import annotations
@@ -20,38 +20,17 @@ import torch
 import torch.nn.functional as F
 
 BLOCK = 64
-"""Tokens whose weights are summed first, so that the cumulative sums run over vocab / BLOCK + BLOCK numbers."""
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-MIX_2 = np.uint64(0x94D049BB133111EB)
+"""Tokens of a block, whose weights are summed first, so that cumulative sums run over vocab / BLOCK + BLOCK numbers."""
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
-
-
-def uniforms(seeds: Indices, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per (seed, position), 53 random bits each.
-
-    It is the position-th output of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014: a Weyl sequence through a 64-bit
-    mixer), started at the mixed seed, so that the sequences of seeds that count up lie nowhere near each other.
-    """
-    start = _mix(seeds.astype(np.int64).view(np.uint64) + GOLDEN)
-    bits = _mix(start + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
-    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
-
-
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * MIX_1
-    z = (z ^ (z >> np.uint64(27))) * MIX_2
-    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 # --- all rows at once -----------------------------------------------------------------------------------------------
 
 
 def token_weights(logits: torch.Tensor, best: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """float32 [D, vocab rounded up to BLOCK], each token's weight, in [0, 1]; 0 beyond the vocabulary.
+    """Return float32 [D, vocab rounded up to BLOCK], each token's weight, in [0, 1]; 0 beyond the vocabulary.
 
     Args:
         logits: float32 [D, vocab].
@@ -65,10 +44,10 @@ def token_weights(logits: torch.Tensor, best: torch.Tensor, temperature: torch.T
 
 
 def inverse_cdf(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """int64 [D], the token that u falls on: see the module's docstring.
+    """Return int64 [D], the token at quantile u of each row: see the module's docstring.
 
-    Two levels, in float64: the block of BLOCK tokens, then the token within it. A token of weight 0 is never drawn.
-    A row of NaN gives some token and no error.
+    The search has two levels, in float64: the block of BLOCK tokens, then the token within the block. A token of weight
+    0 is never drawn. A row of NaN gives an arbitrary token and no error.
 
     Args:
         weights: float32 [D, multiple of BLOCK], not negative.
@@ -86,10 +65,11 @@ def _block_sums(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _part_at(sizes: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split [0, 1) in proportion to sizes [D, n]: the part that u falls in, and where in that part, again in [0, 1]."""
+    """Divide [0, 1) in proportion to sizes [D, n]; return the part that contains u, and u's position in it, in [0,
+    1]."""
     cum = sizes.cumsum(-1)
     target = u * cum[:, -1]
-    # The second count is the last part that is not empty, should rounding carry the target to the very end.
+    # The second count is the last part that is not empty, in case rounding moves the target to the very end.
     part = torch.minimum((cum <= target[:, None]).sum(-1), (cum < cum[:, -1:]).sum(-1))
     end = cum.gather(1, part[:, None])[:, 0]
     size = sizes.gather(1, part[:, None])[:, 0]
@@ -98,8 +78,8 @@ def _part_at(sizes: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 @dataclass(frozen=True)
 class Cutoff:
-    """Which tokens a filter keeps: all above `threshold` (float32 [D], a logit), and the first `ties` (int64 [D]) by id
-    of those that equal it."""
+    """Tokens that a filter keeps: all tokens above `threshold` (float32 [D], a logit), and the first `ties` (int64 [D])
+    tokens by id of those that equal it."""
 
     threshold: torch.Tensor
     ties: torch.Tensor
@@ -116,13 +96,13 @@ class Cutoff:
 def top_k_cutoff(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int
 ) -> Cutoff:
-    """The best top_k tokens of each row, and of those the fewest best ones whose mass is at least top_p of theirs.
+    """Keep the best top_k tokens of each row, and of those the fewest best ones whose mass is at least top_p of theirs.
 
     Args:
         logits: float32 [D, vocab].
         temperature: float32 [D].
-        top_k: int64 [D], from 1 up to largest_k.
-        top_p: float64 [D], 1 where it is off.
+        top_k: int64 [D], from 1 to largest_k.
+        top_p: float64 [D], 1 where the filter is off.
     """
     values = logits.topk(largest_k).values
     cum = _cumulative(values, temperature)
@@ -132,13 +112,13 @@ def top_k_cutoff(
 
 
 def top_p_cutoff(logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, weights: torch.Tensor) -> Cutoff:
-    """The fewest best tokens of each row whose mass is at least top_p of the whole row's, and at least one.
+    """Keep the fewest best tokens of each row whose mass is at least top_p of the whole row's, and at least one.
 
-    Everything is sorted: to try the best few first, one would have to ask the device whether they sufficed, and wait.
+    The whole row is sorted: sorting the best few first would need a synchronization to find out whether they suffice.
 
     Args:
         logits, temperature, top_p: as for `top_k_cutoff`.
-        weights: float32 [D, padded vocab], of `token_weights`.
+        weights: float32 [D, padded vocab], result of `token_weights`.
     """
     values = logits.sort(dim=-1, descending=True).values
     target = top_p * _block_sums(weights).sum(-1)
@@ -147,13 +127,14 @@ def top_p_cutoff(logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.T
 
 
 def _cumulative(values: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """float64 [D, n], running sums of the weights of logits that are sorted, best first."""
+    """Return float64 [D, n], running sums of the weights of logits in descending order."""
     weights = (values - values[:, :1]).div_(temperature[:, None]).exp_()
     return weights.cumsum(-1, dtype=torch.float64)
 
 
 def _cutoff(values: torch.Tensor, kept: torch.Tensor) -> Cutoff:
-    """Keep the `kept` (int64 [D]) best tokens, given at least that many of each row's best logits, sorted."""
+    """Keep the best `kept` (int64 [D]) tokens, given at least that many of each row's best logits in descending
+    order."""
     threshold = values.gather(1, kept[:, None] - 1)
     return Cutoff(threshold[:, 0], kept - (values > threshold).sum(-1))
 
@@ -162,10 +143,10 @@ def _cutoff(values: torch.Tensor, kept: torch.Tensor) -> Cutoff:
 
 
 def draw_row(logits: Floats, best: float, u: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
-    """The token that u falls on in one row with top_k (else the vocabulary), top_p (else 1) or min_p (else 0).
+    """Return the token at quantile u of one row; top_k is the vocabulary, top_p 1 and min_p 0 where the filter is off.
 
     Args:
-        logits: float32 [vocab], best a finite one.
+        logits: float32 [vocab]; `best` is the largest of them and finite.
     """
     vocab = len(logits)
     if top_k < vocab:
@@ -180,7 +161,7 @@ def draw_row(logits: Floats, best: float, u: float, temperature: float, top_k: i
         weights = weights[ids]
     else:
         least = best + temperature * math.log(min_p)
-        # Rounding may only let too many in here: the weights decide below.
+        # Rounding may only admit too many candidates here: the weights decide below.
         ids = np.flatnonzero(logits >= np.float32(least - 1e-5 * (1.0 + abs(best) + abs(least))))
         weights = _weights(logits[ids], best, temperature)
     if min_p > 0.0:
@@ -191,10 +172,10 @@ def draw_row(logits: Floats, best: float, u: float, temperature: float, top_k: i
 
 
 def _nucleus(weights: Floats, target: float) -> Indices:
-    """The ids, ascending, of the fewest heaviest tokens whose weights add up to at least target.
+    """Return the ids, ascending, of the fewest heaviest tokens whose weights add up to at least the target.
 
-    The light tokens are left out before sorting: most often all below 1e-4 of the target; where the others do not reach
-    it, fewer, down to those so light that a float32 sum cannot tell whether all of them are there.
+    Light tokens are excluded before sorting: usually all below 1e-4 of the target; if the others do not reach the
+    target, fewer, down to tokens so light that they do not change a float32 sum.
     """
     for share in (1e-4, 1e-6, 1e-8 / len(weights)):
         ids = np.flatnonzero(weights >= np.float32(share * target))
@@ -214,12 +195,12 @@ def _weights(logits: Floats, best: float, temperature: float) -> Floats:
 
 
 def _running_sum(weights: Floats) -> npt.NDArray[np.float64]:
-    """By torch, which takes a fifth of numpy's time."""
+    """Compute with torch, which takes a fifth of numpy's time."""
     return torch.from_numpy(weights).cumsum(0, dtype=torch.float64).numpy()
 
 
 def _best_ids(values: Floats, least: np.float32, n: int) -> Indices:
-    """The ids of the n largest values, ascending, given the n-th largest; equal values by id."""
+    """Return the ids of the n largest values, ascending, given the n-th largest; equal values by id."""
     ids = np.flatnonzero(values >= least)
     surplus = len(ids) - n
     if surplus > 0:

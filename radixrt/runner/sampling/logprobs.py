@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens and of the best alternatives, and their columns for the wire."""
+"""Log-probabilities of tokens and of their best alternatives, in the columns that messages carry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from radixrt.messages.wire import Int32Array, pack_f32, pack_i32, unpack_i32
 from radixrt.runner.sampling.sampling_tables import upload
 
 FLOOR = -9999.0
-"""What a probability of 0, or one that is not a number, is written as: JSON has no infinities."""
+"""Log-probability reported for a probability of 0 or NaN, because JSON has no infinities."""
 
 SLICE_ROWS = 128
-"""Positions of a prompt whose logits exist at a time while it is scored (25 MB for a vocabulary of 49,152)."""
+"""Positions of a prompt whose logits are in memory at once while it is scored (25 MB for a vocabulary of 49,152)."""
 
 TIE_SLACK = 8
-"""Alternatives looked at beyond those wanted, so that equal ones are cut by id and not by chance."""
+"""Alternatives examined beyond the requested ones, so that equal ones are selected by id, deterministically."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class LogprobTensors:
     top: torch.Tensor
 
     def to_host(self) -> LogprobTensors:
-        """A copy in host memory; from CUDA it is underway and done when the stream gets there."""
+        """Return a copy in host memory; from CUDA the copy is asynchronous, in stream order."""
         tensors = (t.to("cpu", non_blocking=True) for t in (self.tokens, self.top_ids, self.top))
         return LogprobTensors(*tensors)
 
     def rows(self, ks: Sequence[int]) -> list[LogprobColumns]:
-        """One message of one position for each of the n tokens, the i-th with its first ks[i] alternatives."""
+        """Return one message of one position for each of the n tokens, the i-th with its first ks[i] alternatives."""
         tokens, ids, top = _floored(self.tokens), self.top_ids.cpu().numpy(), _floored(self.top)
         return [
             LogprobColumns(pack_f32(tokens[i]), pack_i32(ids[i, :k]), pack_f32(top[i, :k]), k) for i, k in enumerate(ks)
         ]
 
     def columns(self) -> LogprobColumns:
-        """One message of n positions."""
+        """Return one message of n positions."""
         tokens, ids, top = _floored(self.tokens), self.top_ids.cpu().numpy(), _floored(self.top)
         return LogprobColumns(pack_f32(tokens), pack_i32(ids), pack_f32(top), ids.shape[1])
 
@@ -57,7 +57,7 @@ def gather_logprobs(logprobs: torch.Tensor, token_ids: torch.Tensor, k: int) -> 
     Args:
         logprobs: float32 [n, vocab].
         token_ids: int64 [n].
-        k: alternatives, best first and equal ones by id; capped at the vocabulary.
+        k: number of alternatives, best first and equal ones by id; at most the vocabulary.
     """
     tokens = logprobs.gather(1, token_ids[:, None])[:, 0]
     k = min(k, logprobs.shape[1])
@@ -72,14 +72,14 @@ def gather_logprobs(logprobs: torch.Tensor, token_ids: torch.Tensor, k: int) -> 
 def prompt_logprobs(
     compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: Int32Array, k: int
 ) -> LogprobColumns:
-    """Score prompt tokens against the model's own distribution. Waits for the device, once.
+    """Return the log-probabilities of prompt tokens in the model's own distribution. Waits for the device once.
 
-    Logits are computed for SLICE_ROWS positions at a time, so a long chunk's never exist at once.
+    Logits are computed for SLICE_ROWS positions at a time, so those of a long chunk are never in memory at once.
 
     Args:
-        compute_logits: from hidden states [m, ...] to logits [m, vocab].
-        hidden: [n, ...], of consecutive positions.
-        targets: int32 [n], the next prompt token at each position; positions with -1 are left out.
+        compute_logits: maps hidden states [m, ...] to logits [m, vocab].
+        hidden: [n, ...], hidden states of consecutive positions.
+        targets: int32 [n], the next prompt token at each position; positions with -1 are excluded.
         k: alternatives per position.
     """
     known = np.flatnonzero(targets >= 0)
@@ -100,12 +100,12 @@ def prompt_logprobs(
 def target_logprobs(
     compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, index: Int32Array, targets: Int32Array
 ) -> bytes:
-    """Log-probabilities of chosen tokens at chosen positions. Waits for the device, once.
+    """Return the log-probabilities of given tokens at given positions. Waits for the device once.
 
     Args:
-        compute_logits: as for `prompt_logprobs`; each position's logits are computed once.
+        compute_logits: as for `prompt_logprobs`; the logits of each position are computed once.
         hidden: [n, ...].
-        index: int32 [q], ascending, below n; a position may come several times.
+        index: int32 [q], ascending, below n; a position may occur several times.
         targets: int32 [q], a token id for each.
 
     Returns:
@@ -124,23 +124,27 @@ def target_logprobs(
 
 
 def _floored(values: torch.Tensor) -> npt.NDArray[np.float32]:
-    """On the host, everything below FLOOR and everything that is not a number as FLOOR."""
+    """Return the values on the host, with NaN and everything below FLOOR replaced by FLOOR."""
     return np.asarray(values.nan_to_num(FLOOR, 0.0, FLOOR).clamp_(min=FLOOR).cpu().numpy())
 
 
 class PromptScorer:
-    """compute_logits: from final hidden states [n, hidden] to float32 logits [n, vocab]."""
+    """Computes log-probabilities of a step's input tokens, for requests that ask for them.
+
+    Args:
+        compute_logits: maps final hidden states [n, hidden] to float32 logits [n, vocab].
+    """
 
     def __init__(self, compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._compute_logits = compute_logits
         self._alternatives: dict[int, int] = {}  # per prompt token, by req_pool_idx
 
     def write(self, row: SamplingRow) -> None:
-        """A request's parameters."""
+        """Store a request's parameters."""
         self._alternatives[row.req_pool_idx] = row.prompt_logprobs
 
     def prompts(self, hidden: torch.Tensor, batch: ForwardBatch, step: ForwardStep) -> list[LogprobColumns]:
-        """An entry for each of the step's logprob_rows. hidden: [T, hidden], of all new tokens."""
+        """Return an entry for each of the step's logprob_rows, from `hidden` ([T, hidden]) of all new tokens."""
         columns = []
         targets = unpack_i32(step.logprob_targets)
         ends = np.cumsum(batch.extend_lens_cpu)
@@ -155,7 +159,7 @@ class PromptScorer:
         return columns
 
     def targets(self, hidden: torch.Tensor, step: ForwardStep) -> bytes:
-        """float32 [Q] of the step's score_targets; empty if it has none."""
+        """Return float32 [Q] as bytes, log-probabilities of the step's score_targets; empty if it has none."""
         if not step.score_index:
             return b""
         index, targets = unpack_i32(step.score_index), unpack_i32(step.score_targets)

@@ -1,13 +1,13 @@
-"""`Sampler`: from a step's logits to one token per row.
+"""`Sampler`: chooses one token for each row from a step's logits.
 
-The order, each step only for the rows that need it: raw log-probabilities, logit_bias, penalties (repetition,
-frequency, presence), min_tokens, grammar mask, then argmax for greedy rows and temperature, top_k, top_p, min_p and a
-draw for the others. The flags that decide this are on the host, so on CUDA nothing here waits for the device; reading
-`SampleResult.logprobs` and `.row_errors` does.
+Operations run in this order, each only for the rows that need it: raw log-probabilities, logit_bias, penalties
+(repetition, frequency, presence), min_tokens, grammar mask; then argmax for greedy rows, and temperature, top_k, top_p,
+min_p and a random draw for the others. The flags that select operations are on the host, so on CUDA nothing in this
+module waits for the device; reading `SampleResult.logprobs` and `.row_errors` does.
 
-On CUDA, argmax and draws are Triton kernels: two for all rows (`radixrt.kernels.triton.sampling`), which a captured
-graph may hold (`Sampler.sample_plain`), and one for the rows with filters (`radixrt.kernels.triton.filters`). Where
-triton is missing it is torch.
+On CUDA, Triton kernels compute argmax and draws: two launches for all rows (`radixrt.kernels.triton.sampling`), which a
+CUDA graph can hold (`Sampler.sample_plain`), and one for the rows with filters (`radixrt.kernels.triton.filters`).
+Without Triton, torch operations compute them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from radixrt.runner.sampling.sampling_tables import (
     put,
     rows_with,
     take,
+    uniforms,
     upload,
     upload_together,
 )
@@ -53,11 +54,11 @@ Uniforms = npt.NDArray[np.float64]
 
 
 class Sampler:
-    """Samples with the parameters in `tables`, and counts what it sampled for the rows with penalties.
+    """Samples with the parameters in `tables`, and counts sampled tokens for the rows with penalties.
 
     Args:
-        rowwise: draw filtered rows one by one in numpy (see `radixrt.runner.sampling.draw`); by default, on the CPU.
-        fused: use the Triton kernels; by default, on CUDA where triton is installed.
+        rowwise: draw filtered rows one by one in numpy (see `radixrt.runner.sampling.draw`); the default on the CPU.
+        fused: use the Triton kernels; the default on CUDA where Triton is installed.
     """
 
     def __init__(self, tables: SamplingTables, *, rowwise: bool | None = None, fused: bool | None = None) -> None:
@@ -71,12 +72,13 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, req_pool_idx: Index, seq_lens: Index, mask: Mask | None = None
     ) -> SampleResult:
-        """Choose each row's next token, the one at position seq_lens[i] of its sequence.
+        """Choose each row's next token, which goes to position seq_lens[i] of its sequence.
 
         Args:
             logits: float32 [S, vocab], edited in place for rows with a bias, a penalty, min_tokens or a mask.
-            req_pool_idx: int [S], the rows' parameters.
-            seq_lens: int [S], length of the sequence whose last position gave the logits.
+            req_pool_idx: int [S], indices of the rows' parameters.
+            seq_lens: int [S], length of the sequence that the logits belong to; they were computed at its last
+            position.
             mask: allowed tokens of some rows.
         """
         t = self._tables
@@ -92,7 +94,7 @@ class Sampler:
             drawn = rows_with(needs, every, DRAW)
             if len(drawn):
                 idx = req_pool_idx[drawn]
-                u = draw.uniforms(t.seed[idx], seq_lens[drawn])
+                u = uniforms(t.seed[idx], seq_lens[drawn])
                 put(token_ids, drawn, self._draw(take(logits, drawn), take(best, drawn), idx, u, needs[drawn]))
             token_ids.masked_fill_(~best.isfinite(), 0)
         else:
@@ -109,7 +111,7 @@ class Sampler:
     def _sample_fused(
         self, kernels: Kernels, logits: torch.Tensor, idx: Index, seq_lens: Index, filtered: Rows
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(token_ids, best) of all rows; `filtered` are those with a filter."""
+        """Return (token_ids, best) of all rows; `filtered` are the rows with a filter."""
         t = self._tables
         plain = self.plain_inputs(idx, seq_lens)
         if len(filtered) == 0:
@@ -127,21 +129,22 @@ class Sampler:
     # --- for captured graphs ---
 
     def plain(self, req_pool_idx: Index) -> bool:
-        """Whether these rows, unmasked, need no more than `sample_plain` does."""
+        """Return whether `sample_plain` performs every operation that these rows need, apart from a mask."""
         return self._kernels is not None and not (self._tables.needs[req_pool_idx] & ~np.uint8(DRAW)).any()
 
     def plain_inputs(self, req_pool_idx: Index, seq_lens: Index) -> tuple[npt.NDArray[np.float32], Uniforms]:
-        """What `sample_plain` reads, on the host: temperatures, float32 [S], 0 for greedy rows, and u, float64 [S]."""
+        """Return the inputs of `sample_plain` on the host: temperatures, float32 [S], 0 for greedy rows; u, float64
+        [S]."""
         t = self._tables
         draws = t.needs[req_pool_idx] & DRAW != 0
         temperature = np.where(draws, t.temperature[req_pool_idx], 0.0).astype(np.float32)
-        return temperature, draw.uniforms(t.seed[req_pool_idx], seq_lens)
+        return temperature, uniforms(t.seed[req_pool_idx], seq_lens)
 
     def workspace(self, max_rows: int) -> SampleWorkspace:
-        """The memory that `sample_plain` writes into. Calls on one stream may share it.
+        """Allocate the memory that `sample_plain` writes into. Calls on one stream may share it.
 
         Raises:
-            RuntimeError: there are no kernels, and `plain` is never true.
+            RuntimeError: Triton is not installed; `plain` is then never true.
         """
         if self._kernels is None:
             raise RuntimeError("sampling in a graph needs CUDA and triton")
@@ -151,19 +154,20 @@ class Sampler:
     def sample_plain(
         self, logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace
     ) -> SampleResult:
-        """As `sample` for rows that are `plain`: two launches that allocate nothing, so that a graph can hold them.
+        """Same as `sample` for rows that are `plain`: two launches that allocate nothing, so that a CUDA graph can hold
+        them.
 
         Args:
             logits: float32 or bfloat16 [S, vocab]; not changed.
-            temperature, u: float32 and float64 [S], the values of `plain_inputs` on the device; 0 for a padding row.
-            out: of `workspace`, for S rows or more; the result lies in it, until the next call.
+            temperature, u: float32 and float64 [S], the values of `plain_inputs` on the device; 0 for padding rows.
+            out: result of `workspace` for at least S rows; it holds the returned tensors until the next call.
         """
         if self._kernels is None:
             raise RuntimeError("sampling in a graph needs CUDA and triton")
         return SampleResult(*self._kernels.sample(logits, temperature, u, out))
 
     def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
-        """Set the logits (float32 [S, vocab]) of what a mask forbids to -inf, in place."""
+        """Set the logits (float32 [S, vocab]) of tokens that the mask forbids to -inf, in place."""
         if self._kernels is not None:
             there = upload_together([mask.rows, mask.index, mask.bits.view(np.int32)], logits.device)
             self._kernels.apply_bitmask(logits, *there)
@@ -174,7 +178,7 @@ class Sampler:
             logits[row] += added[which]
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs) -> torch.Tensor:
-        """int64 [D], a token for each row: logits float32 [D, vocab], best float32 [D]."""
+        """Draw a token for each row (int64 [D]) from logits, float32 [D, vocab], and best, float32 [D]."""
         t = self._tables
         if not self._rowwise:
             return self._draw_dense(logits, best, idx, u, needs)
@@ -201,7 +205,7 @@ class Sampler:
     def _draw_dense(
         self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs
     ) -> torch.Tensor:
-        """As `_draw`, all rows at once and without waiting for the device."""
+        """Same as `_draw` for all rows at once, without waiting for the device."""
         t = self._tables
         k = t.top_k[idx]
         host = np.stack([u, t.temperature[idx], t.top_p[idx], t.min_p[idx], k])
@@ -226,14 +230,14 @@ class Sampler:
 
 
 def edit_logits(t: SamplingTables, logits: torch.Tensor, idx: Index, seq_lens: Index, needs: Needs, every: int) -> None:
-    """Apply bias, penalties and held-back stop tokens, in place.
+    """Apply bias, penalties and suppressed stop tokens, in place.
 
     Args:
         logits: float32 [S, vocab].
-        idx: int [S], the rows' places in t.
+        idx: int [S], the rows' indices in the tables.
         seq_lens: int [S], as for `Sampler.sample`.
-        needs: uint8 [S], of t.
-        every: what all rows need together.
+        needs: uint8 [S], operations of each row.
+        every: union of `needs`.
     """
     biased = rows_with(needs, every, BIAS)
     if len(biased):
@@ -250,7 +254,7 @@ def edit_logits(t: SamplingTables, logits: torch.Tensor, idx: Index, seq_lens: I
         stops = [t.stops(int(i)) for i in idx[held]]
         logits[_repeat(held, [len(s) for s in stops], logits.device), torch.cat(stops)] = logits.new_full(
             (), -torch.inf
-        )  # a number would be copied to the device, and waited for
+        )  # a Python number would be copied to the device synchronously
 
 
 def _penalise(t: SamplingTables, logits: torch.Tensor, rows: Rows, idx: Index) -> None:
@@ -261,7 +265,7 @@ def _penalise(t: SamplingTables, logits: torch.Tensor, rows: Rows, idx: Index) -
     if logits.is_cuda:
         put(logits, rows, _penalised(take(logits, rows), counts, repetition, frequency, presence))
         return
-    # Few tokens have been seen, and on the CPU looking for them costs less than computing with all.
+    # Few tokens have been counted, and on the CPU finding them is cheaper than computing with all of the vocabulary.
     flat = np.flatnonzero(counts.numpy().reshape(-1) != 0)
     row, token = torch.from_numpy(flat // t.vocab_size), torch.from_numpy(flat % t.vocab_size)
     at = (torch.from_numpy(rows)[row], token)
@@ -271,9 +275,9 @@ def _penalise(t: SamplingTables, logits: torch.Tensor, rows: Rows, idx: Index) -
 def _penalised(
     x: torch.Tensor, counts: torch.Tensor, repetition: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor
 ) -> torch.Tensor:
-    """Logits like x after the penalties; counts as in `SamplingTables.counts`."""
+    """Return x after the penalties; counts as in `SamplingTables.counts`."""
     x = torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x)
-    outputs = counts >> 1  # over ONE_OUTPUT: the lowest bit is IN_PROMPT
+    outputs = counts >> 1  # divided by ONE_OUTPUT: the lowest bit is IN_PROMPT
     return x - frequency * outputs - presence * (outputs > 0)
 
 
@@ -282,7 +286,7 @@ def _repeat(rows: Rows, counts: list[int], device: torch.device) -> torch.Tensor
 
 
 class Kernels:
-    """The Triton kernels that sampling uses. Making one imports triton."""
+    """Triton kernels for sampling. Creating an instance imports Triton."""
 
     def __init__(self) -> None:
         from radixrt.kernels.triton import filters, mask, sampling
@@ -298,7 +302,8 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 def _argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [S] and float32 [S]: each row's first largest logit, or its first NaN. numpy's argmax is the faster."""
+    """Return int64 [S] and float32 [S]: each row's first largest logit, or its first NaN. On the CPU numpy is
+    faster."""
     if logits.is_cuda:
         ids = logits.argmax(-1)
         return ids, logits.gather(1, ids[:, None])[:, 0]

@@ -1,7 +1,8 @@
-"""`SamplingTables`: the sampling parameters of every running request, by req_pool_idx, and their token counts.
+"""`SamplingTables`: the sampling parameters and token counts of every running request, by req_pool_idx.
 
-What decides *which* operations a step needs lies on the host as numpy columns, so choosing never waits for the device.
-What an operation reads lies on the device: a row's logit bias and stop ids, and one count row per penalised request.
+Numpy columns on the host decide which operations a step needs, so the decision never waits for the device. The data
+that an operation reads is on the device: logit bias and stop ids of a row, and one count row for each penalized
+request.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ LOGPROBS = 128
 """Bits of `SamplingTables.needs`. A row without DRAW is greedy, and then has no TOP_K, TOP_P or MIN_P either."""
 
 MIN_TEMPERATURE = 1e-6
-"""Lower temperatures are raised to this, where only tokens whose logits are equal share the draw."""
+"""Lower temperatures are raised to this value, at which only tokens with equal logits are drawn from."""
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+"""Constants of SplitMix64."""
 
 IN_PROMPT = 1
 ONE_OUTPUT = 2
-"""A count row holds ONE_OUTPUT for each time a token was generated, plus IN_PROMPT if the prompt holds it."""
+"""A count row holds ONE_OUTPUT for each time that a token was generated, plus IN_PROMPT if the prompt contains it."""
 
 Index = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
@@ -41,16 +47,16 @@ NO_ROWS: Rows = np.zeros(0, np.int64)
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device, shared on the CPU. To CUDA it goes by pinned memory, so nobody waits."""
+    """Return the array as a tensor on the device: without a copy on the CPU, by an asynchronous copy to CUDA."""
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def upload_together(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """As `upload`, several contiguous arrays in one copy; each starts at a multiple of 16 bytes.
+    """Same as `upload` for several contiguous arrays in one copy; each starts at a multiple of 16 bytes.
 
-    The pinned memory is torch's: it keeps freed blocks, and gives one out again once the event behind its last copy has
-    passed. So as many buffers go round as copies are under way, and nobody waits for one.
+    The pinned memory comes from torch's allocator, which keeps freed blocks and reuses a block once the event after its
+    last copy has completed. So there are as many buffers as copies in flight, and the host never waits.
     """
     if device.type == "cpu":
         return [torch.from_numpy(np.require(array, requirements="W")) for array in arrays]
@@ -61,20 +67,38 @@ def upload_together(arrays: Sequence[npt.NDArray[Any]], device: torch.device) ->
     return [view(there, offset, array) for offset, array in zip(offsets, arrays, strict=True)]
 
 
+def uniforms(seeds: npt.NDArray[np.int64], positions: Index) -> npt.NDArray[np.float64]:
+    """Return one number in [0, 1) for each (seed, position), with 53 random bits.
+
+    The number is the position-th output of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014: a Weyl sequence through a
+    64-bit mixer). The sequence starts at the mixed seed, so that consecutive seeds give unrelated sequences.
+    """
+    start = _mix(seeds.astype(np.int64).view(np.uint64) + GOLDEN)
+    bits = _mix(start + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
+    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * MIX_1
+    z = (z ^ (z >> np.uint64(27))) * MIX_2
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
 def rows_with(needs: Needs, every: int, bits: int) -> Rows:
-    """The rows that need any of these operations; every is what all rows need together."""
+    """Return the rows that need any of these operations; `every` is the union of `needs`."""
     return np.flatnonzero(needs & bits) if every & bits else NO_ROWS
 
 
 def take(values: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """values[rows] for distinct ascending rows; values itself, not a copy, when those are all of them."""
+    """Return values[rows] for distinct ascending rows; without a copy if these are all rows."""
     if len(rows) == len(values):
         return values
     return values.index_select(0, upload(rows, values.device))
 
 
 def put(values: torch.Tensor, rows: Rows, part: torch.Tensor) -> None:
-    """values[rows] = part, for rows as in `take`; nothing to do for what `take` gave when it is values itself."""
+    """Assign values[rows] = part, for rows as in `take`; a part that `take` returned without a copy is left as it
+    is."""
     if len(rows) < len(values):
         values.index_copy_(0, upload(rows, values.device), part)
     elif part is not values:
@@ -82,12 +106,12 @@ def put(values: torch.Tensor, rows: Rows, part: torch.Tensor) -> None:
 
 
 class SamplingTables:
-    """Parameters by req_pool_idx. `write` replaces everything about one request; row 0 is padding and greedy.
+    """Parameters by req_pool_idx. `write` replaces all parameters of one request; row 0 is padding and greedy.
 
     Attributes:
-        needs: uint8 [max_requests + 1], the operations a row needs; 0 is plain greedy.
+        needs: uint8 [max_requests + 1], the operations that each row needs; 0 is plain greedy.
         temperature, top_p, min_p: float64, temperature at least MIN_TEMPERATURE where the row draws.
-        top_k: int64, vocab_size where it is off.
+        top_k: int64, vocab_size where the filter is off.
         repetition, frequency, presence: float64.
         seed, min_seq_len: int64.
         logprobs: int32, alternatives per output token, -1 for none.
@@ -114,7 +138,7 @@ class SamplingTables:
 
     @torch.inference_mode()
     def write(self, row: SamplingRow) -> None:
-        """Replace everything about row.req_pool_idx. Token ids outside the vocabulary are ignored."""
+        """Replace all parameters of row.req_pool_idx. Token ids outside the vocabulary are ignored."""
         i = row.req_pool_idx
         draws = row.temperature > 0.0
         penalised = (row.repetition_penalty, row.frequency_penalty, row.presence_penalty) != (1.0, 0.0, 0.0)
@@ -154,20 +178,20 @@ class SamplingTables:
             self._counts.drop(i)
 
     def bias(self, idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row's biased token ids (int64 [m], each once) and what is added to their logits (float32 [m])."""
+        """Return a row's biased token ids (int64 [m], distinct) and their biases (float32 [m])."""
         return self._bias[idx]
 
     def stops(self, idx: int) -> torch.Tensor:
-        """int64 [m], the ids that a row with MIN_LEN may not sample before min_seq_len."""
+        """Return int64 [m], the ids that a row with MIN_LEN must not sample before min_seq_len."""
         return self._stops[idx]
 
     def counts(self, idx: Index) -> torch.Tensor:
-        """int32 [len(idx), vocab], a copy of the count rows of penalised requests; see ONE_OUTPUT."""
+        """Return int32 [len(idx), vocab], a copy of the count rows of penalized requests; see ONE_OUTPUT."""
         return self._counts.rows(idx)
 
     @torch.inference_mode()
     def count(self, idx: Index, token_ids: torch.Tensor) -> None:
-        """Count one sampled token (int64 [len(idx)]) for each of these penalised requests."""
+        """Count one sampled token (int64 [len(idx)]) for each of these penalized requests."""
         self._counts.add(idx, token_ids)
 
     def _within(self, ids: Int32Array) -> Int32Array:
@@ -178,9 +202,9 @@ class SamplingTables:
 
 
 class CountRows:
-    """Count rows (int32 [vocab] each) of the requests that have penalties, and of no others.
+    """Count rows (int32 [vocab] each) of the requests that have penalties.
 
-    A row is kept until its req_pool_idx is written again; a dropped row is used again before more are allocated.
+    A row stays allocated until its req_pool_idx is written again; dropped rows are reused before more are allocated.
     """
 
     def __init__(self, num_indices: int, vocab_size: int, device: torch.device) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radixrt.executor.mask_buffer import Mask
 from radixrt.runner.sampling import draw
 from radixrt.runner.sampling.sampler import Sampler
-from radixrt.runner.sampling.sampling_tables import SamplingTables
+from radixrt.runner.sampling.sampling_tables import SamplingTables, uniforms
 from radixrt.runner.step_result import SampleResult
 from tests.runner.sampling.sampling_reference import (
     Params,
@@ -114,7 +114,7 @@ def test_every_row_follows_the_definition(rowwise, rows):
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**31 - 1))
 def test_uniform_is_the_documented_function(seed, position):
-    [u] = draw.uniforms(np.array([seed]), np.array([position], np.int32))
+    [u] = uniforms(np.array([seed]), np.array([position], np.int32))
     assert u == splitmix_uniform(seed, position)
 
 

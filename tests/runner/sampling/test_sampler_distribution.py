@@ -8,7 +8,7 @@ import torch
 
 from radixrt.runner.sampling import draw
 from radixrt.runner.sampling.sampler import Sampler
-from radixrt.runner.sampling.sampling_tables import SamplingTables
+from radixrt.runner.sampling.sampling_tables import SamplingTables, uniforms
 from tests.runner.sampling.sampling_reference import Params, edited_logits, probabilities
 
 VOCAB = 300
@@ -73,8 +73,8 @@ def test_one_seed_over_positions_and_one_position_over_seeds():
 @pytest.mark.parametrize(("seed_step", "position_step"), [(0, 1), (1, 0), (1, 1), (1, -1), (2**32, 0), (0, 1024)])
 def test_neighbours_in_seed_and_position_are_independent(seed_step, position_step):
     seeds, positions = np.meshgrid(np.arange(400, dtype=np.int64), np.arange(1, 401, dtype=np.int64))
-    u = draw.uniforms(seeds.ravel(), positions.ravel())
-    v = draw.uniforms(seeds.ravel() + seed_step, positions.ravel() + position_step)
+    u = uniforms(seeds.ravel(), positions.ravel())
+    v = uniforms(seeds.ravel() + seed_step, positions.ravel() + position_step)
     cells = np.bincount((u * 16).astype(int) * 16 + (v * 16).astype(int), minlength=256)
     assert abs(chi_square_z(cells, np.full(256, u.size / 256))) < 4
     assert abs(np.corrcoef(u, v)[0, 1]) < 4 / np.sqrt(u.size)
@@ -83,7 +83,7 @@ def test_neighbours_in_seed_and_position_are_independent(seed_step, position_ste
 
 
 def test_low_bits_of_the_uniform_are_random_too():
-    u = draw.uniforms(np.full(100_000, 9, np.int64), np.arange(100_000))
+    u = uniforms(np.full(100_000, 9, np.int64), np.arange(100_000))
     low = np.bincount(((u * 2**53).astype(np.int64) % 64), minlength=64)
     assert abs(chi_square_z(low, np.full(64, len(u) / 64))) < 4
     assert len(np.unique(u)) == len(u)
