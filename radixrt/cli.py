@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -168,14 +169,34 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
+    """Stream the answer to one prompt to stdout, and its token counts to stderr if that is a terminal."""
     _log("warning")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    from radixrt.engine.terminal import answer
+    from radixrt.client.answers import raise_for_error
+    from radixrt.client.requests import new_rid
+    from radixrt.engine.engine import Engine
+    from radixrt.messages.client import GenerateReq
+    from radixrt.messages.parts import ChatPrompt
+    from radixrt.sampling_params import SamplingParams
 
-    return answer(
-        prompt, options={"log_level": "warning", **_options(args)}, raw=args.raw, system=args.system,
-        max_tokens=args.max_tokens, temperature=args.temperature,
-    )  # fmt: skip
+    sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature).validate()
+    with Engine(**{"log_level": "warning", **_options(args)}) as engine:
+        info = engine.client.info
+        if args.raw or info is None or not info.has_chat_template:
+            request = GenerateReq(new_rid(), sampling, prompt=prompt, stream=True)
+        else:
+            messages = [{"role": "system", "content": args.system}] if args.system else []
+            messages.append({"role": "user", "content": prompt})
+            request = GenerateReq(new_rid(), sampling, chat=ChatPrompt(json.dumps(messages).encode()), stream=True)
+        for output in engine.client.stream(request):
+            print(output.text, end="", flush=True)
+            if output.finish is not None:
+                raise_for_error(output.finish)
+                usage = output.usage
+        print()
+        if usage is not None and sys.stderr.isatty():
+            print(f"[{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated]", file=sys.stderr)
+    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:

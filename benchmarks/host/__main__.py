@@ -36,8 +36,8 @@ from benchmarks.host.chain import PARTS, SPANS, measure_chain
 from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
 from benchmarks.structure.constrained_rows import SCHEMA
-from radixrt.client.arguments import Job, jobs
 from radixrt.client.collector import OutputCollector
+from radixrt.client.requests import Job, jobs
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary

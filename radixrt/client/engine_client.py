@@ -11,22 +11,16 @@ import contextlib
 import itertools
 import queue
 import threading
-import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import get_args
-
-import msgspec
 
 from radixrt.channel import Outbox
-from radixrt.errors import EngineError, RequestError, shown
+from radixrt.client.answers import raise_for_error
+from radixrt.client.validation import Question, Request, check_request
+from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import (
-    DetokenizeReq,
     EngineReady,
-    GenerateReq,
     OutputBatch,
     RequestOutput,
-    ScoreReq,
-    TokenizeReq,
     ToMain,
     ToTokenizer,
 )
@@ -34,106 +28,10 @@ from radixrt.messages.parts import (
     FINISH_ERROR,
     Finish,
     FinishError,
-    ProgramHint,
-    PromptPart,
-    SelectMethod,
-    TemplateText,
 )
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerStats
 
 CONTROL_TIMEOUT_S = 30.0
-
-
-def new_rid() -> str:
-    return uuid.uuid4().hex
-
-
-def expand_n(request: GenerateReq) -> list[GenerateReq]:
-    """The n single-completion requests that sampling.n stands for; a given seed counts up from itself."""
-    sampling = request.sampling
-    if sampling.n == 1:
-        return [request]
-    out = []
-    for i in range(sampling.n):
-        seed = None if sampling.seed is None else (sampling.seed + i + 2**63) % 2**64 - 2**63
-        one = msgspec.structs.replace(sampling, n=1, seed=seed)
-        out.append(msgspec.structs.replace(request, rid=f"{request.rid}-{i}", sampling=one))
-    return out
-
-
-def raise_for_error(finish: Finish) -> None:
-    """Raise the RequestError that an "error" finish carries; otherwise do nothing."""
-    if finish.error is not None:
-        e = finish.error
-        raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
-
-
-def _check_types(request: Request) -> None:
-    """The engine drops a message whose types are wrong, so nobody would ever answer it."""
-    if isinstance(request, (GenerateReq, ScoreReq)):
-        _check_routing(request)
-    if isinstance(request, ScoreReq):
-        _check_choices(request)
-    if not isinstance(request, DetokenizeReq):
-        _check_parts(request.parts)
-
-
-def _check_hint(hint: ProgramHint | None) -> None:
-    if hint is None:
-        return
-    if not isinstance(hint, ProgramHint):
-        raise RequestError(f"program must be a ProgramHint, not {shown(hint)}", param="program")
-    for name, kind in (
-        ("program", str),
-        ("branch", str),
-        ("fork_len", int),
-        ("siblings", int),
-        ("will_continue", bool),
-    ):
-        value = getattr(hint, name)
-        if type(value) is not kind:
-            raise RequestError(f"program.{name} must be a {kind.__name__}, not {shown(value)}", param=f"program.{name}")
-    for name in ("fork_len", "siblings"):
-        if not -(2**31) <= getattr(hint, name) < 2**31:
-            raise RequestError(f"program.{name} must be a 32-bit integer", param=f"program.{name}")
-
-
-def _check_choices(request: ScoreReq) -> None:
-    if request.method not in get_args(SelectMethod):
-        known = ", ".join(get_args(SelectMethod))
-        raise RequestError(f"method must be one of {known}; not {shown(request.method)}", param="method")
-    if not isinstance(request.choices, list):
-        raise RequestError(f"choices must be a list of texts, not {shown(request.choices)}", param="choices")
-    for i, choice in enumerate(request.choices):
-        if not isinstance(choice, str):
-            raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
-
-
-def _check_routing(request: GenerateReq | ScoreReq) -> None:
-    if not isinstance(request.priority, int) or isinstance(request.priority, bool):
-        raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
-    if not isinstance(request.cache_salt, str):
-        raise RequestError(f"cache_salt must be a string, not {shown(request.cache_salt)}", param="cache_salt")
-    _check_hint(request.program)
-    timeout_s = request.timeout_s
-    if timeout_s is not None and (not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool)):
-        raise RequestError(f"timeout_s must be a number, not {shown(timeout_s)}", param="timeout_s")
-
-
-def _check_parts(parts: list[PromptPart] | None) -> None:
-    for i, part in enumerate(parts or ()):
-        if not isinstance(part, (str, list, TemplateText)):
-            raise RequestError(
-                f"input_parts[{i}] must be a text, a list of token ids or a TemplateText, not {shown(part)}",
-                param=f"input_parts[{i}]",
-            )
-
-
-Question = ScoreReq | TokenizeReq | DetokenizeReq
-"""What is answered with one RequestOutput."""
-
-Request = GenerateReq | Question
-"""What is answered with RequestOutputs, the last of which has `finish`."""
 
 
 def _answer(delta: RequestOutput) -> RequestOutput:
@@ -253,9 +151,7 @@ class EngineClient:
             return _answer(await anext(deltas))
 
     def _submit(self, request: Request, stream: _Stream) -> None:
-        if isinstance(request, GenerateReq):
-            request.sampling.validate()
-        _check_types(request)
+        check_request(request)
         with self._lock:
             if self.failure is not None:
                 raise RequestError(self.failure, code="engine_dead", status=503)

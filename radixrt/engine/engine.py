@@ -10,12 +10,22 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
-from radixrt.client.arguments import Job, Prompt, RequestOptions, jobs, split, streamed_job
+from radixrt.client.answers import Chunk, Completion, Decision, as_chunk, as_completion, as_decision
 from radixrt.client.collector import OutputCollector
-from radixrt.client.completion import Chunk, Completion, as_chunk, as_completion
-from radixrt.client.decision import Decision, ScoredPrompt, as_decision, score_request, tokenize_request
-from radixrt.client.engine_client import EngineClient, new_rid
-from radixrt.client.prompt_parts import token_ids as as_token_ids
+from radixrt.client.engine_client import EngineClient
+from radixrt.client.requests import (
+    Job,
+    Prompt,
+    RequestOptions,
+    ScoredPrompt,
+    jobs,
+    new_rid,
+    score_request,
+    split,
+    streamed_job,
+    tokenize_request,
+)
+from radixrt.client.requests import token_ids as as_token_ids
 from radixrt.config import make_config
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
@@ -261,7 +271,7 @@ class Engine:
 
 def _completion(job: Job, output: RequestOutput | None) -> Completion:
     assert output is not None
-    return as_completion(output, job.asked, job.request.input_ids)
+    return as_completion(output, job.reader, job.request.input_ids)
 
 
 def _chunk(job: Job, collector: OutputCollector, output: RequestOutput) -> Chunk:

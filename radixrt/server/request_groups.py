@@ -9,8 +9,10 @@ from contextlib import aclosing
 
 from radixrt.chat.constraint import FieldNames, renamed
 from radixrt.chat.dialect import Dialect
+from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
-from radixrt.client.engine_client import EngineClient, Question, raise_for_error
+from radixrt.client.engine_client import EngineClient
+from radixrt.client.validation import Question
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput

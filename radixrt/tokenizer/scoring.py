@@ -1,4 +1,4 @@
-"""`ScoreState`: one live scoring request, from its choices' tokens to its decision."""
+"""`ScoreState`: state of one live scoring request, from the tokens of its choices to the selected choice."""
 
 from __future__ import annotations
 
@@ -6,23 +6,90 @@ from collections.abc import Sequence
 
 from radixrt.messages.client import RequestOutput, ScoreReq
 from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
-from radixrt.messages.scheduler import TokenDelta, TokenizedScoreReq
+from radixrt.messages.scheduler import ScoreRow, TokenDelta, TokenizedScoreReq
 from radixrt.messages.wire import pack_i32, unpack_f32
-from radixrt.tokenizer.choice_tree import ChoiceTree
 from radixrt.tokenizer.choices import ChoiceTokens
 from radixrt.tokenizer.selection import select
 
 UNCONDITIONAL = "unconditional_likelihood_normalized"
 
 
-class ScoreState:
-    """What a scoring request asks of the scheduler, and what it answers its client.
+class _Node:
+    """Node of a `ChoiceTree`; `edge` is the index of the edge from its parent, in the order of the scores."""
+
+    __slots__ = ("children", "edge")
+
+    def __init__(self) -> None:
+        self.children: dict[int, _Node] = {}
+        self.edge = -1
+
+
+class ChoiceTree:
+    """Prefix tree of the choices' tokens after one prefix.
+
+    Choices with the same first tokens share them. A sequence must be computed only up to tokens that are followed by
+    others: a choice's last token never is, so that choices of one token each are one row with no token after the
+    prefix.
 
     Args:
-        bos: tokens that begin a text, for the method that scores the choices without the prompt.
+        prefix_len: number of tokens before the choices, at least one.
+        choices: token ids of each choice, at least one.
+    """
+
+    def __init__(self, prefix_len: int, choices: Sequence[Sequence[int]]) -> None:
+        self._prefix_len = prefix_len
+        self._root = _Node()
+        self._paths: list[list[_Node]] = []
+        for ids in choices:
+            node, path = self._root, []
+            for token in ids:
+                node = node.children.setdefault(token, _Node())
+                path.append(node)
+            self._paths.append(path)
+        self.num_edges = 0
+
+    def rows(self, prefix: int) -> list[ScoreRow]:
+        """Rows that score all edges of the tree: one for each path to an inner node without inner children.
+
+        Each position is scored by the first row that reaches it.
+
+        Args:
+            prefix: index of the prefix in the scoring request.
+        """
+        rows = []
+        pending: list[tuple[_Node, list[int]]] = [(self._root, [])]
+        while pending:
+            node, path = pending.pop()
+            positions: list[int] = []
+            targets: list[int] = []
+            while True:
+                for token, child in node.children.items():
+                    child.edge = self.num_edges
+                    self.num_edges += 1
+                    positions.append(self._prefix_len - 1 + len(path))
+                    targets.append(token)
+                inner = [(token, child) for token, child in node.children.items() if child.children]
+                if not inner:
+                    break
+                pending += [(child, [*path, token]) for token, child in inner[:0:-1]]
+                token, node = inner[0]
+                path.append(token)
+            rows.append(ScoreRow(prefix, pack_i32(path), pack_i32(positions), pack_i32(targets)))
+        return rows
+
+    def edges(self) -> list[list[int]]:
+        """Indices of the edges of each choice's tokens, as numbered by `rows`."""
+        return [[node.edge for node in path] for path in self._paths]
+
+
+class ScoreState:
+    """Builds a request's rows for the scheduler and converts their scores to its RequestOutput.
+
+    Args:
+        bos: tokens that begin a text, for the method that also scores the choices without the prompt.
 
     Attributes:
-        stop_found: False; as `RequestState` has it.
+        stop_found: always False; see `RequestState`.
     """
 
     stop_found = False
@@ -36,7 +103,7 @@ class ScoreState:
         self._trees = [ChoiceTree(len(prefix), tokens.token_ids) for prefix in self._prefixes]
 
     def request(self) -> TokenizedScoreReq:
-        """For the scheduler; call it once."""
+        """Build the request to the scheduler; must be called once."""
         req = self._req
         return TokenizedScoreReq(
             req.rid,
@@ -49,7 +116,7 @@ class ScoreState:
         )
 
     def take(self, delta: TokenDelta) -> RequestOutput | None:
-        """What goes to the client now."""
+        """Return the output to send to the client, or None before the finish."""
         finish = delta.finish
         if finish is None:
             return None
@@ -72,7 +139,7 @@ class ScoreState:
         return RequestOutput(self._req.rid, finish=Finish("error", error=FinishError(message)))
 
     def _by_choice(self, scores: list[float]) -> list[list[list[float]]]:
-        """For each prefix, the log-probabilities of each choice's tokens."""
+        """Log-probabilities of each choice's tokens, for each prefix."""
         found = []
         start = 0
         for tree in self._trees:

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixrt.client.engine_client import EngineClient, expand_n, new_rid, raise_for_error
+from radixrt.client.answers import raise_for_error
+from radixrt.client.engine_client import EngineClient
+from radixrt.client.requests import expand_n, new_rid
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, RequestOutput, ToTokenizer
 from radixrt.messages.parts import Finish, FinishError

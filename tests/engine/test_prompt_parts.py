@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 import tokenizers
 
+from radixrt.client.answers import as_completion
 from radixrt.client.collector import OutputCollector
-from radixrt.client.completion import as_completion
-from radixrt.client.engine_client import new_rid
-from radixrt.client.prompt_parts import Part, pack_parts
+from radixrt.client.requests import Part, new_rid, pack_parts
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq

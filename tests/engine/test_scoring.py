@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from radixrt.client.engine_client import new_rid
+from radixrt.client.requests import new_rid
 from radixrt.engine.engine import Decision, Engine
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq

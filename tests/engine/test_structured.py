@@ -14,7 +14,7 @@ import pydantic
 import pytest
 import typing_extensions
 
-from radixrt.client.arguments import jobs, streamed_job
+from radixrt.client.requests import jobs, streamed_job
 from radixrt.constraint import as_structured_options
 from radixrt.engine.engine import Completion, Engine
 from radixrt.errors import RequestError
@@ -67,8 +67,8 @@ def test_a_constraint_of_the_call_reaches_every_request() -> None:
     for job in made:
         assert json.loads(job.request.sampling.json_schema)["required"] == ["ok", "size"]
         assert job.request.sampling.structured == StructuredOptions(whitespace=2)
-        assert job.asked is not None
-        assert job.asked.schema is Answer
+        assert job.reader is not None
+        assert job.reader.schema is Answer
 
 
 @pytest.mark.parametrize("place", ["keyword", "dict", "params"])
@@ -78,8 +78,8 @@ def test_where_a_constraint_may_be_said(place: str) -> None:
     else:
         params: Any = {"json_schema": Answer}
         job = next(jobs([TEXT], SamplingParams(**params) if place == "params" else params, {}))
-    assert job.asked is not None
-    value = job.asked.value_of('{"ok":true,"size":"small"}')
+    assert job.reader is not None
+    value = job.reader.value_of('{"ok":true,"size":"small"}')
     # SamplingParams keeps a schema as text, so there the type is gone.
     assert value == ({"ok": True, "size": "small"} if place == "params" else Answer(ok=True, size=Size.SMALL))
 
@@ -133,7 +133,7 @@ def test_the_value_is_what_follows_the_reasoning() -> None:
     options = {"json_schema": Record, "structured": {"reasoning_end": "</think>"}}
     job = next(jobs([TEXT], None, options))
     assert not job.request.sampling.skip_special_tokens
-    asked = job.asked
+    asked = job.reader
     assert asked is not None
     assert asked.value_of('{"ok":false} is it?</think>{"ok":true}') == {"ok": True}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import radixrt
-from radixrt.client.decision import Decision
+from radixrt.client.answers import Decision
 from radixrt.messages.parts import TemplateText
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.equivalence.reference import reference_logits

@@ -29,7 +29,7 @@ from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import DECODE, ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.tokenizer.choice_tree import ChoiceTree
+from radixrt.tokenizer.scoring import ChoiceTree
 
 FREE = CascadeCosts(
     step_tokens=0, run_tokens=0, row_tokens=0, min_length=1, in_extend=True,

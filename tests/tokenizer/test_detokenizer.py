@@ -83,7 +83,8 @@ def test_any_text_streams_without_replacement_characters(loaded: dict[str, Token
     whole = tokenizer.decode(ids)
     pieces = in_pieces(tokenizer, ids, [1])
     assert "".join(pieces) == whole
-    if "\ufffd" not in text:
+    # The byte-level tokenizer has an added token "ÿé" whose characters are the bytes FF E9, which are not UTF-8.
+    if "\ufffd" not in text and "ÿé" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
         assert pieces[-1] == ""
 

@@ -10,10 +10,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixrt.client.arguments import NO_DEADLINE_S
+from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
-from radixrt.client.engine_client import new_rid, raise_for_error
-from radixrt.client.prompt_parts import pack_parts
+from radixrt.client.requests import NO_DEADLINE_S, new_rid, pack_parts
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
 from radixrt.messages.client import GenerateReq, RequestOutput

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import msgspec
 
-from radixrt.client.arguments import as_sampling_params
+from radixrt.client.requests import as_sampling_params
 from radixrt.constrained.well_formed import check_well_formed
 from radixrt.errors import RequestError, shown
 from radixrt.lang.backends.base import SelectMethod, Unsupported

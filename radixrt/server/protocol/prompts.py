@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.client.engine_client import expand_n
-from radixrt.client.prompt_parts import pack_parts
+from radixrt.client.requests import expand_n, pack_parts
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq
 from radixrt.messages.parts import PromptPart, TemplateText

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from radixrt.chat.answer import AnswerForm, AnswerParser, count_reasoning
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.types import Conversation, ToolOptions
-from radixrt.client.engine_client import expand_n
+from radixrt.client.requests import expand_n
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.server.http.connection import DONE, Generated, send_events
 from radixrt.server.http.errors import json_response

@@ -42,7 +42,7 @@ from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import Conversation
-from radixrt.client.prompt_parts import token_ids
+from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import ChoiceScores, EngineReady, RequestOutput, ScoreReq
 from radixrt.messages.parts import Timings, Usage

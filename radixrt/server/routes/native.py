@@ -61,7 +61,7 @@ from radixrt.chat.constraint import (
     read_constraint,
     renamed,
 )
-from radixrt.client.engine_client import expand_n
+from radixrt.client.requests import expand_n
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.messages.parts import Finish, Timings, Usage

@@ -19,8 +19,7 @@ from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import ChatMessage, Conversation
-from radixrt.client.engine_client import new_rid
-from radixrt.client.prompt_parts import token_ids
+from radixrt.client.requests import new_rid, token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText

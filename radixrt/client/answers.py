@@ -1,14 +1,22 @@
-"""Public answers of the offline API: `Completion` and `Chunk`, both of them `RequestOutput`s."""
+"""Answers of the offline API: `Completion` and `Chunk`, both of them `RequestOutput`s, and `Decision`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from radixrt.client.arguments import Asked
-from radixrt.client.engine_client import raise_for_error
-from radixrt.messages.client import RequestOutput
+from radixrt.client.requests import OutputReader
+from radixrt.errors import RequestError
+from radixrt.messages.client import RequestOutput, ScoreReq
 from radixrt.messages.parts import FINISH_ABORT, Finish, Timings, Usage
+
+
+def raise_for_error(finish: Finish) -> None:
+    """Raise the RequestError that an "error" finish carries; otherwise do nothing."""
+    if finish.error is not None:
+        e = finish.error
+        raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
 
 
 class Completion(RequestOutput, frozen=True, kw_only=True):
@@ -25,13 +33,13 @@ class Completion(RequestOutput, frozen=True, kw_only=True):
         timings: seconds in the scheduler.
         forced_close: whether a constrained output was closed early along the grammar's shortest completion.
         constraint: how the constraint was enforced; None without a constraint.
-        asked: reader of `parsed`; None without a constraint.
+        reader: reads `parsed` from the text; None without a constraint.
     """
 
     finish: Finish
     usage: Usage
     timings: Timings
-    asked: Asked | None = None
+    reader: OutputReader | None = None
 
     @property
     def finish_reason(self) -> str:
@@ -46,9 +54,9 @@ class Completion(RequestOutput, frozen=True, kw_only=True):
             ValueError: the type has a rule that its schema cannot express, and the value breaks it (pydantic's
                 ValidationError).
         """
-        if self.asked is None or self.finish_reason == FINISH_ABORT:
+        if self.reader is None or self.finish_reason == FINISH_ABORT:
             return None
-        return self.asked.value_of(self.text)
+        return self.reader.value_of(self.text)
 
     def __repr__(self) -> str:
         names = ("text", "token_ids", "finish_reason", "matched_stop", "usage", "timings", "forced_close", "constraint")
@@ -64,11 +72,13 @@ class Chunk(RequestOutput, frozen=True, kw_only=True):
         return f"Chunk(text={self.text!r}, token_ids={self.token_ids!r}, completion={self.completion!r})"
 
 
-def as_completion(output: RequestOutput, asked: Asked | None = None, prompt_ids: bytes | None = None) -> Completion:
+def as_completion(
+    output: RequestOutput, reader: OutputReader | None = None, prompt_ids: bytes | None = None
+) -> Completion:
     """Convert a whole output to a Completion.
 
     Args:
-        asked: reader of the completion's value; None without a constraint.
+        reader: reads the completion's value; None without a constraint.
         prompt_ids: int32[n] column of the prompt where the caller has it, since the engine does not send it back then.
 
     Raises:
@@ -81,7 +91,7 @@ def as_completion(output: RequestOutput, asked: Asked | None = None, prompt_ids:
     fields["prompt_ids"] = output.prompt_ids or prompt_ids
     fields["usage"] = output.usage or Usage()
     fields["timings"] = output.timings or Timings()
-    return Completion(**fields, asked=asked)
+    return Completion(**fields, reader=reader)
 
 
 def as_chunk(output: RequestOutput, completion: Completion | None) -> Chunk:
@@ -91,3 +101,49 @@ def as_chunk(output: RequestOutput, completion: Completion | None) -> Chunk:
 
 def _fields(output: RequestOutput) -> dict[str, Any]:
     return {name: getattr(output, name) for name in RequestOutput.__struct_fields__}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Scored choices, in the order in which they were given.
+
+    Attributes:
+        choice, text: index and text of the selected choice.
+        logprobs: natural logarithm of the probability of each choice's tokens after the prompt.
+        scores: value of each choice that the method compares; the highest is selected.
+        probabilities: softmax of `scores`.
+        token_ids: token ids of each choice as scored, after the prompt's first `kept` tokens.
+        kept: number of prompt tokens before the choices; fewer than the prompt has if the end of its last text is
+            tokenized differently together with a choice.
+        prompt_token_ids: token ids of the prompt without a choice.
+    """
+
+    choice: int
+    text: str
+    logprobs: list[float]
+    scores: list[float]
+    probabilities: list[float]
+    token_ids: list[list[int]]
+    kept: int
+    prompt_token_ids: list[int]
+    usage: Usage
+    timings: Timings
+
+
+def as_decision(request: ScoreReq, output: RequestOutput) -> Decision:
+    """Convert the output of a scoring request that did not end with an error; raises RequestError if it was aborted."""
+    found = output.decision
+    if found is None or output.prompt_ids is None:
+        raise RequestError("the request was aborted", code="aborted", status=499)
+    return Decision(
+        choice=found.choice,
+        text=request.choices[found.choice],
+        logprobs=found.logprobs,
+        scores=found.scores,
+        probabilities=found.probabilities,
+        token_ids=found.token_ids,
+        kept=found.kept,
+        prompt_token_ids=output.prompt_token_ids,
+        usage=output.usage or Usage(),
+        timings=output.timings or Timings(),
+    )
