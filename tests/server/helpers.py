@@ -105,7 +105,7 @@ def asgi_call(app: Any, path: str, body: Any, leave: Callable[[list[dict[str, An
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
-        await asyncio.wait_for(app(scope, receive, send), 10)
+        await asyncio.wait_for(app(scope, receive, send), 60)
         return sent
 
     return asyncio.run(go())

@@ -1,21 +1,40 @@
-"""A process that serves the scripted engine, for `test_run`: prints the URL, then what became of it.
+"""A process that serves the scripted engine, for `test_run`: prints the URL, then how many requests were aborted.
 
-python -m tests.server.serve_fake GRACE_S
+    python -m tests.server.serve_fake GRACE_S
+
+Each completion is max_tokens words, one every 10 ms; the last word waits for a line on stdin.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
 
 from radixrt.config import ServerConfig
+from radixrt.messages.client import GenerateReq
 from radixrt.server import serve
 from tests.server.fake_engine import MODEL, FakeEngine, speak
 
 
 def main() -> None:
     engine = FakeEngine()
-    # As many words as asked for, one every 50 ms.
-    engine.script = lambda request: speak(request, ["x"] * ((request.sampling.max_tokens or 0) + 1), pause=0.05)
+    released = threading.Event()
+
+    def wait_for_release() -> None:
+        if sys.stdin.readline():
+            released.set()
+
+    def script(request: GenerateReq) -> Iterator[object]:
+        count = request.sampling.max_tokens or 0
+        for i, word in enumerate(speak(request, ["x"] * (count + 1))):
+            yield 0.01
+            if i == count - 1:
+                released.wait()
+            yield word
+
+    threading.Thread(target=wait_for_release, daemon=True).start()
+    engine.script = script  # type: ignore[assignment]
     config = ServerConfig(port=0, grace_s=float(sys.argv[1]))
     serve(engine.client, config, MODEL, lambda url: print(url, flush=True))
     print(f"ended, {len(engine.aborted)} aborted, {engine.client.open_requests} open", flush=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import time
 
+import httpx
 import pytest
 
 from radixrt.messages.client import GenerateReq, RequestOutput
@@ -58,10 +58,8 @@ def test_closed_socket_is_noticed_at_once(engine: FakeEngine, live: str, stream:
     if stream:
         assert b"200 OK" in client.recv(10_000)
     engine.wait_for(lambda: len(engine.requests) == 1)
-    left = time.monotonic()
     client.close()
-    engine.wait_for(lambda: len(engine.aborted) == 1)
-    assert time.monotonic() - left < 2.0
+    engine.wait_for(lambda: len(engine.aborted) == 1)  # the engine itself would go on for a minute
     engine.wait_for(lambda: engine.client.open_requests == 0)
 
 
@@ -69,7 +67,7 @@ def test_leaving_while_sending_the_body_does_nothing(engine: FakeEngine, live: s
     host, port = live.removeprefix("http://").split(":")
     client = socket.create_connection((host, int(port)))
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
-    time.sleep(0.1)
     client.close()
-    time.sleep(0.1)
+    counted = 'radixrt_http_requests_total{route="/v1/completions"'
+    engine.wait_for(lambda: counted in httpx.get(f"{live}/metrics").text)  # the request has ended
     assert not engine.requests

@@ -27,33 +27,51 @@ ROOT = Path(__file__).parents[2]
 class Served:
     def __init__(self, grace_s: float) -> None:
         command = [sys.executable, "-m", "tests.server.serve_fake", str(grace_s)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         self.answers: list[httpx.Response] = []
+        self.lines: list[str] = []
 
     def start_stream(self, words: int) -> threading.Thread:
-        """Ask for a stream that takes words * 50 ms; returns when its first word is there."""
+        """Ask for a stream of words, the last of which waits for `release`; return when the first word has arrived."""
         begun = threading.Event()
 
         def ask() -> None:
             body = {"prompt": "x", "max_tokens": words, "stream": True}
-            lines = []
             with (
                 suppress(httpx.RemoteProtocolError),  # cut off in the middle: no answer
                 httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=30) as response,
             ):
                 for line in response.iter_lines():
+                    self.lines.append(line + "\n")
                     begun.set()
-                    lines.append(line + "\n")
-                self.answers.append(httpx.Response(200, text="".join(lines), headers=response.headers))
+                self.answers.append(httpx.Response(200, text="".join(self.lines), headers=response.headers))
 
         thread = threading.Thread(target=ask)
         thread.start()
-        assert begun.wait(20)
+        assert begun.wait(60)
         return thread
 
-    def end(self, timeout_s: float = 20) -> str:
+    def release(self) -> None:
+        """Let streams send their last word."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def wait_for_drain(self) -> None:
+        while httpx.get(f"{self.url}/health").status_code == 200:
+            time.sleep(0.01)
+
+    def wait_for_lines(self, count: int) -> None:
+        """Wait until the stream has `count` more lines."""
+        wanted = len(self.lines) + count
+        while len(self.lines) < wanted:
+            assert self.process.poll() is None
+            time.sleep(0.01)
+
+    def end(self, timeout_s: float = 60) -> str:
         out, err = self.process.communicate(timeout=timeout_s)
         assert self.process.returncode == 0, err
         return out
@@ -75,27 +93,25 @@ def start() -> Iterator[Callable[[float], Served]]:
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_running_requests_end_and_new_ones_are_refused(start: Callable[[float], Served], sig: int) -> None:
-    served = start(30)
+    served = start(600)
     stream = served.start_stream(40)
     served.process.send_signal(sig)
-    while httpx.get(f"{served.url}/health").status_code == 200:
-        time.sleep(0.02)
+    served.wait_for_drain()
     check_error(httpx.get(f"{served.url}/health"), 503)
     check_error(httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}), 503)
-    stream.join(20)
+    served.release()
+    stream.join(60)
     (answer,) = served.answers
     assert len(events(answer)) == 40
     assert served.end() == "ended, 0 aborted, 0 open\n"
 
 
 def test_idle_server_ends_at_once(start: Callable[[float], Served]) -> None:
-    served = start(30)
-    with httpx.Client() as client:  # a connection that is kept alive is no reason to wait
+    served = start(600)
+    with httpx.Client() as client:  # a connection that is kept alive (for 75 s) is no reason to wait
         client.get(f"{served.url}/health")
-        began = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
-        served.end()
-    assert time.monotonic() - began < 3
+        served.end()  # within its timeout, far below the grace period
 
 
 def test_what_does_not_end_in_time_is_aborted_with_an_error(start: Callable[[float], Served]) -> None:
@@ -103,27 +119,24 @@ def test_what_does_not_end_in_time_is_aborted_with_an_error(start: Callable[[flo
     stream = served.start_stream(10_000)
     began = time.monotonic()
     served.process.send_signal(signal.SIGTERM)
-    stream.join(20)
+    stream.join(60)
     assert served.end() == "ended, 1 aborted, 0 open\n"
-    assert 0.4 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.4
     (answer,) = served.answers
     assert events(answer)[-1]["error"]["code"] == "shutting_down"
 
 
 def test_second_ctrl_c_ends_at_once(start: Callable[[float], Served]) -> None:
     served = start(600)
-    stream = served.start_stream(300)
+    stream = served.start_stream(100_000)
     served.process.send_signal(signal.SIGINT)
-    while httpx.get(f"{served.url}/health").status_code == 200:
-        time.sleep(0.02)
+    served.wait_for_drain()
     served.process.send_signal(signal.SIGTERM)  # a second SIGTERM changes nothing
-    time.sleep(0.3)
+    served.wait_for_lines(60)  # two for each word, so several ticks of the server's loop
     assert served.process.poll() is None
-    began = time.monotonic()
     served.process.send_signal(signal.SIGINT)
-    assert "ended" in served.end()
-    assert time.monotonic() - began < 3
-    stream.join(20)
+    assert "ended" in served.end()  # within its timeout, far below the grace period
+    stream.join(60)
     assert not served.answers
 
 

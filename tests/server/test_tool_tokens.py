@@ -77,11 +77,9 @@ def names_of(choice: Any) -> list[str]:
 
 @pytest.mark.parametrize("max_tokens", [26, 40, 70])
 def test_calls_begin_and_end_with_tokens(chat: Callable, max_tokens: int) -> None:
-    for seed in range(3):
-        answer = chat(
-            tools=TOOLS, tool_choice="required", seed=seed, max_tokens=max_tokens, extra_body=NO_THINKING
-        )  # fmt: skip
-        choice = answer.choices[0]
+    answer = chat(tools=TOOLS, tool_choice="required", seed=0, n=3, max_tokens=max_tokens, extra_body=NO_THINKING)
+    assert len(answer.choices) == 3
+    for choice in answer.choices:
         assert names_of(choice)
         assert choice.message.content is None
         if choice.model_extra["radixrt"]["forced_close"]:
@@ -102,10 +100,10 @@ def test_streamed(chat: Callable) -> None:
 def test_text_in_auto_mode_has_no_markers(chat: Callable) -> None:
     """The token is made likely, so that the model does begin a call in the middle of its text."""
     called = 0
-    for seed in range(4):
-        body = {**NO_THINKING, "structured": {"on_length": "stop"}}
-        answer = chat(tools=TOOLS, seed=seed, logit_bias={"3": 12}, max_tokens=60, extra_body=body)
-        choice = answer.choices[0]
+    body = {**NO_THINKING, "structured": {"on_length": "stop"}}
+    answer = chat(tools=TOOLS, seed=0, n=4, logit_bias={"3": 12}, max_tokens=60, extra_body=body)
+    assert len(answer.choices) == 4
+    for choice in answer.choices:
         called += len(names_of(choice))
         assert "tool_call>" not in (choice.message.content or "")
         assert (choice.finish_reason == "tool_calls") == bool(choice.message.tool_calls)
