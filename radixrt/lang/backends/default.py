@@ -1,6 +1,6 @@
-"""Which backend a program runs on: what `backend=` takes, and the default.
+"""The backend of a program: the values that `backend=` takes, and the default.
 
-Where no default was set, the first program that needs one starts an `Engine` on the embedded model; it is closed when
+If no default was set, the first program that needs one starts an `Engine` on the embedded model, which is closed when
 the interpreter ends.
 """
 
@@ -20,10 +20,10 @@ _of_engines: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary
 
 
 def set_default_backend(backend: Any) -> None:
-    """What programs run on where `run` names no backend.
+    """Set the backend of programs that are run without `backend=`.
 
     Args:
-        backend: an Engine, a Backend, the URL of a radixrt server, or None to go back to the embedded model.
+        backend: an Engine, a Backend, the URL of a radixrt server, or None for the embedded model.
     """
     chosen = [] if backend is None else [as_backend(backend)]
     with _lock:
@@ -31,7 +31,7 @@ def set_default_backend(backend: Any) -> None:
 
 
 def get_default_backend() -> Backend:
-    """The default backend; starts an engine on the embedded model if there is none.
+    """Return the default backend; start an engine on the embedded model if there is none.
 
     Raises:
         ModelLoadError, EngineError: that engine cannot be started.
@@ -47,10 +47,10 @@ def get_default_backend() -> Backend:
 
 
 def as_backend(backend: Any = None) -> Backend:
-    """The backend that an argument stands for; None is the default.
+    """Convert the value of `backend=` to a backend; None is the default.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the value is not a backend.
     """
     if backend is None:
         return get_default_backend()

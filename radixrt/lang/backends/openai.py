@@ -1,8 +1,8 @@
 """`OpenAI`: runs programs on any server with OpenAI's chat completions, through the `openai` package.
 
-Such a server knows messages, not tokens. What a program may ask for and it cannot do raises `Unsupported` with the
-name of it: text outside of roles, continuing an assistant message that has begun, regular expressions and grammars,
-exact scores of choices, token ids. Nothing is silently left out.
+Such a server takes messages, not tokens. Features that it lacks raise `Unsupported` with their name: text outside of
+roles, continuing an open assistant message, regular expressions and grammars, exact scores of choices, token ids.
+Nothing is silently left out.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ EXTENSIONS = (
 _DEFAULTS = SamplingParams()
 SELECT_TOKENS = 256
 WRAPPING_TOKENS = 32
-"""Room for the object around a value that is asked for as its property, with some whitespace."""
+"""Tokens added to max_tokens for the object around a wrapped value, with some whitespace."""
 
 
 class OpenAI(Backend):
     """See the module's docstring.
 
     Args:
-        base_url: e.g. "http://127.0.0.1:8000/v1"; None is what the `openai` package takes it to be.
-        model: the model's name on that server.
-        api_key: None is the environment's OPENAI_API_KEY, or "none" where that is not set and base_url is given.
-        timeout_s: the longest that one call may take, unless it has a limit of its own.
-        max_retries: how often the `openai` package repeats a call that met a full or failing server.
+        base_url: e.g. "http://127.0.0.1:8000/v1"; None is the default of the `openai` package.
+        model: name of the model on that server.
+        api_key: None is the environment's OPENAI_API_KEY, or "none" if that is not set and base_url is given.
+        timeout_s: time limit of calls without their own limit, in seconds.
+        max_retries: number of times that the `openai` package repeats a call that a full or failing server refused.
         select: "refuse" raises for `select`, because choices cannot be scored; "constrained" has the model generate one
             of them instead, and gives no scores.
-        extensions: fields of requests that are not OpenAI's and that this server takes, of top_k, min_p,
+        extensions: request fields beyond OpenAI's API that this server takes, of top_k, min_p,
             repetition_penalty, min_tokens, stop_token_ids, ignore_eos, skip_special_tokens,
             include_stop_str_in_output, and continue_final_message (an open assistant message is continued).
-        extra_body: further fields of each request.
+        extra_body: additional fields of each request.
 
     Raises:
         ConfigError: the `openai` package is not installed, there is no key, or an argument is wrong.
@@ -87,7 +87,7 @@ class OpenAI(Backend):
         self._extensions = frozenset(extensions)
         self._extra = dict(extra_body or {})
         self._clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
-        made = self._make_client()  # so that what is missing is said here, and not by the first call
+        made = self._make_client()  # so that a missing package or key raises here, not in the first call
         host = urlsplit(str(made.base_url)).hostname or ""
         # OpenAI's newest models take neither max_tokens nor a temperature, not even the default one; other servers may
         # not know max_completion_tokens, and may have a default temperature of their own.
@@ -96,10 +96,10 @@ class OpenAI(Backend):
     # --- calls ---
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
-        """See `Backend.generate`. A typed answer that had to be asked for as an object's property does not stream."""
+        """See `Backend.generate`. A typed answer that is wrapped in an object does not stream."""
         constraint = call.sampling.constraint
         if call.tools and constraint is not None and constraint.kind == "structural_tag":
-            constraint = None  # it says what calls look like to the model, which is the server's to know
+            constraint = None  # the format of tool calls is the server's business
         form = None if constraint is None else response_format(constraint)
         fields = self._fields(call, form)
         reading = Reading(form)
@@ -121,8 +121,7 @@ class OpenAI(Backend):
         yield Delta("" if streamed else result.text, result=result)
 
     async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
-        """One of the choices as the model generates it, where that was asked for. It has no scores: their lists are
-        empty."""
+        """Have the model generate one of the choices, if `select="constrained"`. The lists of scores are empty."""
         if self._select == "refuse":
             raise Unsupported(
                 "rt.OpenAI cannot score the choices of select: OpenAI's API gives no log-probability of a given text. "
@@ -150,7 +149,7 @@ class OpenAI(Backend):
         raise Unsupported("rt.OpenAI knows no token ids: OpenAI's API does not tokenize. Use an Engine or rt.Endpoint")
 
     async def release(self, program: str, branch: str | None = None) -> None:
-        """Nothing is kept there that this could release."""
+        """Do nothing: the server keeps nothing for a program."""
 
     async def aclose(self) -> None:
         client = self._clients.pop(asyncio.get_running_loop(), None)
@@ -197,7 +196,7 @@ class OpenAI(Backend):
             )
 
     def _messages(self, prompt: Prompt) -> tuple[list[dict[str, Any]], bool]:
-        """The messages, and whether the last is to be continued."""
+        """Return the messages, and whether the last is to be continued."""
         if prompt.messages is None:
             raise Unsupported(
                 "rt.OpenAI takes messages, and this program has text outside of any role; put it into rt.system, "
@@ -207,7 +206,7 @@ class OpenAI(Backend):
         if not prompt.open_message:
             return messages, False
         if not messages[-1].get("content"):
-            return messages[:-1], False  # every server begins the assistant's message by itself
+            return messages[:-1], False  # the server begins the assistant's message itself
         if CONTINUE not in self._extensions:
             raise Unsupported(
                 "rt.OpenAI cannot continue an assistant message that has begun, here with "
@@ -219,7 +218,7 @@ class OpenAI(Backend):
     # --- clients ---
 
     def _client(self) -> openai.AsyncOpenAI:
-        """The running loop's client: its connections cannot be used from another."""
+        """The client of the running event loop; connections cannot be shared by loops."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             for ended in [other for other in self._clients if other.is_closed()]:
@@ -238,14 +237,14 @@ class OpenAI(Backend):
 
             options["api_key"] = os.environ.get("OPENAI_API_KEY") or "none"
         try:
-            # A client's own HTTP client would close itself when it is dropped, in a loop that is not its own.
+            # The default HTTP client closes itself when it is garbage-collected, maybe in another loop than its own.
             return openai.AsyncOpenAI(**options, http_client=openai.DefaultAsyncHttpxClient())
         except openai.OpenAIError as error:
             raise ConfigError(f"rt.OpenAI: {error}") from None
 
 
 def _sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """OpenAI's own fields. Raises Unsupported for what its API has no form of."""
+    """Fields of OpenAI's API. Raises Unsupported for parameters that it lacks."""
     if sampling.prompt_logprobs is not None:
         raise Unsupported("rt.OpenAI cannot give prompt_logprobs: OpenAI's chat API has none")
     options = sampling.structured

@@ -1,7 +1,7 @@
-"""What OpenAI's `response_format` takes for a constraint, and what its answer stands for.
+"""OpenAI's `response_format` for a constraint, and the conversion of its answer.
 
 OpenAI's schemas describe an object. A constraint that describes anything else (a number, a list, one of some choices)
-is asked for as the one property of an object, and taken out of the answer again.
+is wrapped as the only property of an object, and the answer is unwrapped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ REFUSALS = {
 
 @dataclass(frozen=True)
 class Format:
-    """A `response_format` and how its answer is read.
+    """A `response_format` and the form of its answer.
 
     Attributes:
-        wrapped: the answer is an object with the one property "value".
-        bare: that property is a string whose characters are the output.
+        wrapped: the answer is an object with the only property "value".
+        bare: that property is a string, which is the output.
     """
 
     body: dict[str, Any]
@@ -37,7 +37,7 @@ class Format:
     bare: bool = False
 
     def text(self, answer: str) -> str:
-        """The output that the answer stands for; the answer itself where it was cut or is not what was asked for."""
+        """Unwrap the output; the answer itself if it was cut or has another form."""
         if not self.wrapped:
             return answer
         try:
@@ -50,7 +50,7 @@ class Format:
 
 
 def response_format(constraint: Constraint) -> Format:
-    """The format that asks for what the constraint asks for.
+    """Convert a constraint.
 
     Raises:
         Unsupported: the constraint is neither a JSON Schema nor choices.
@@ -69,7 +69,7 @@ def response_format(constraint: Constraint) -> Format:
 
 
 def _wrapped(schema: Any, closed: bool, *, bare: bool = False) -> Format:
-    """The schema as an object's one property; what its references point to moves to the new root."""
+    """Wrap the schema as the only property of an object; its definitions move to the new root."""
     outer: dict[str, Any] = {"type": "object"}
     if isinstance(schema, dict):
         inner = {name: value for name, value in schema.items() if name not in DEFINITIONS}
@@ -96,7 +96,7 @@ def _references(node: Any) -> Iterator[Any]:
 
 
 def _body(schema: dict[str, Any], closed: bool) -> dict[str, Any]:
-    """ "strict" wherever OpenAI takes it, because without it a server may treat the schema as a wish."""
+    """Set "strict" wherever OpenAI allows it, because without it a server need not enforce the schema."""
     named = {"name": "answer", "schema": schema, "strict": closed or _is_strict(schema)}
     return {"type": "json_schema", "json_schema": named}
 

@@ -1,4 +1,4 @@
-"""`AnswerType`: what a gen's text must be, and the value that it is read as."""
+"""`AnswerType`: the constraint of a gen, and the conversion of its text to a value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TEXT_TOKENS = 256
 PATTERN_TOKENS = 512
 VALUE_TOKENS = 1024
 SCALAR_TOKENS: dict[Any, int] = {bool: 8, int: 32, float: 48}
-"""max_tokens where the program names none: for text, for what a regular expression or a grammar describes, for JSON and
-for single values. A constrained answer that comes near its end is closed along the grammar's shortest way."""
+"""Defaults of max_tokens: for text, for regular expressions and grammars, for JSON and for single values. A constrained
+answer that reaches its last tokens is closed along the grammar's shortest completion."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class AnswerType:
     """See the module's docstring. Make one with `answer_type`.
 
     Attributes:
-        name: for people.
-        constraint: the field of `SamplingParams` that the type stands for, with its value; empty for text.
-        max_tokens: where the program names none.
-        schema: the type or schema that the text is JSON of; None where the value is the text, or one of `values`.
-        values: of choices, by their text.
+        name: name for reports.
+        constraint: field of `SamplingParams` that enforces the type, with its value; empty for text.
+        max_tokens: default of max_tokens.
+        schema: type or schema of the JSON text; None where the value is the text, or one of `values`.
+        values: values of choices, by their text.
     """
 
     name: str
@@ -67,7 +67,7 @@ def answer_type(kind: Any, constraint: dict[str, Any]) -> AnswerType:
         constraint: the fields of `SamplingParams` that constrain it, as the program gave them.
 
     Raises:
-        RequestError: there are several, or the type has no JSON form; names it.
+        RequestError: there are several constraints, or the type has no JSON form; names it.
     """
     given = [name for name in KINDS if constraint.get(name) is not None]
     if kind is not str:
@@ -96,13 +96,13 @@ def _of_type(kind: Any) -> AnswerType:
 
 
 def _of_choices(values: dict[str, Any], name: str) -> AnswerType:
-    # No token stands for less than a byte; one more ends the answer.
+    # A token has at least one byte; one more ends the answer.
     longest = max((len(text.encode(errors="replace")) for text in values if isinstance(text, str)), default=0)
     return AnswerType(name, {"choices": tuple(values)}, longest + 1, values=values)
 
 
 def _texts(kind: Any) -> dict[str, Any] | None:
-    """The values of a type that has only texts, which then need no quotation marks around them."""
+    """Values by text of a type that has only texts, which are then written without quotation marks."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         values = {member.value: member for member in kind}
     elif typing.get_origin(kind) is Literal:
@@ -113,7 +113,7 @@ def _texts(kind: Any) -> dict[str, Any] | None:
 
 
 def _bare(kind: Any) -> Any:
-    """The type that annotations only narrow down."""
+    """The type inside of Annotated."""
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
 
 

@@ -1,4 +1,4 @@
-"""A program over many items: bounded concurrency, an error for each item by itself, and a file that can be resumed."""
+"""Batches: a program over many items, with bounded concurrency, errors per item, and a file that can be resumed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class BatchItem:
     """The result for one item.
 
     Attributes:
-        index: of the item.
-        values: by name; what was read back from a file is plain JSON.
-        state: as far as it came, of an item that failed; None for one that was never begun, and where results go to a
-            file: there may be very many.
-        usage: tokens and calls; None for an item that was never begun or was read back.
-        error: why it failed, or None; `exception` is the error itself.
-        resumed: it was read back from a file.
+        index: index of the item.
+        values: values by name; plain JSON if they were read from a file.
+        state: state of the run, also of one that failed; None for a run that never began, and where results go to a
+            file, since there may be very many.
+        usage: tokens and calls; None for a run that never began or was read from a file.
+        error: message of the error, or None; `exception` is the error itself.
+        resumed: the result was read from a file.
     """
 
     index: int
@@ -61,7 +61,7 @@ async def run_batch(
     with _Output(output) as file, _bar(name, total, progress) as bar:
 
         async def work() -> None:
-            for index, item in remaining:  # one iterator for all workers: each takes the next item when it is free
+            for index, item in remaining:  # all workers share one iterator
                 before = done.get(index)
                 if before is not None and before.input == _plain(item):
                     results[index] = before
@@ -106,12 +106,12 @@ def _arguments(item: Any) -> Arguments:
 
 
 def _plain(value: Any) -> Any:
-    """As it comes back from JSON."""
+    """The value as JSON gives it back."""
     return json.loads(pydantic_core.to_json(value, fallback=repr, inf_nan_mode="strings"))
 
 
 class _Output:
-    """The file of results; one line each, written when it is there."""
+    """The file of results, one line each."""
 
     def __init__(self, path: Any) -> None:
         self._path = None if path is None else Path(path)
@@ -127,7 +127,7 @@ class _Output:
             self._file.close()
 
     def add(self, item: BatchItem) -> BatchItem:
-        """Write it, if there is a file; what is then to be kept of it."""
+        """Write a result, if there is a file; return it without what need not stay in memory then."""
         if self._file is None:
             return item
         line: dict[str, Any] = {"index": item.index, "input": _plain(item.input)}
@@ -151,7 +151,7 @@ class _Output:
 
 
 def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
-    """The results in a file, without those that failed. A line that was cut off is taken off the file."""
+    """Read the results of a file, except failed ones. An incomplete last line is truncated."""
     if not path.exists():
         return {}
     if not resume:

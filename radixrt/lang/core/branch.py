@@ -1,6 +1,6 @@
-"""`Branch`: the event loop's side of a state: a queue of steps, and the one coroutine that takes them in order.
+"""`Branch`: the event loop's side of a state: a queue of steps, and the one coroutine that runs them in order.
 
-The program's side appends steps from its own thread; everything else of a branch belongs to the event loop.
+The program appends steps from its own thread; everything else of a branch belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Failure = CallError | ProgramCancelled
 
 
 class Step(ABC):
-    """One thing for a branch to do. `calls` of the model are what a hint is about."""
+    """One step of a branch. `calls`: the step calls the model."""
 
     label = "text"
     calls = False
 
     @abstractmethod
     async def run(self, branch: Branch) -> None:
-        """Do it; what it raises ends the branch."""
+        """Run the step; an exception ends the branch."""
 
-    def fail(self, error: Failure) -> None:  # noqa: B027 (most steps have nobody to tell)
-        """It will not be done."""
+    def fail(self, error: Failure) -> None:  # noqa: B027 (most steps have no readers)
+        """Tell readers that the step will not run."""
 
 
 class Write(Step):
-    """Appends an entry."""
+    """Append an entry to the transcript."""
 
     def __init__(self, entry: Text | Begin | End | Tools) -> None:
         self._entry = entry
@@ -49,7 +49,7 @@ class Write(Step):
 
 
 class WriteJoined(Step):
-    """Appends values of other branches, when they are there."""
+    """Wait for values of other branches and append their text."""
 
     label = "join"
 
@@ -66,7 +66,7 @@ class WriteJoined(Step):
 
 
 class Mark(Step):
-    """Tells a reader that the branch has come this far."""
+    """Tell a reader that all earlier steps have run."""
 
     def __init__(self, done: Future[None]) -> None:
         self._done = done
@@ -79,12 +79,12 @@ class Mark(Step):
 
 
 class ForkPoint:
-    """What the branches of one fork go on from.
+    """The state from which the branches of one fork continue.
 
     Attributes:
-        reached: done when the parent has come to it; then the transcript is set, or the error that ended the parent.
-        length: tokens up to here; 0 while not known.
-        open: branches that may still send calls.
+        reached: done when the parent has reached the fork; then the transcript is set, or the error that ended it.
+        length: number of tokens up to the fork; 0 while it is not known.
+        open: number of branches that may still send calls.
     """
 
     def __init__(self, size: int) -> None:
@@ -109,7 +109,7 @@ class ForkPoint:
 
 
 class Fork(Step):
-    """Gives the transcript so far to a fork's branches."""
+    """Give the transcript so far to the branches of a fork."""
 
     label = "fork"
 
@@ -132,10 +132,10 @@ class Branch:
     """See the module's docstring.
 
     Attributes:
-        transcript: what has been said, as far as the steps have been done.
-        joined: calls whose answers were joined in since the last call of its own.
-        over: no more steps are expected; a hint, and wrong if some come nevertheless.
-        error: what ended it.
+        transcript: the conversation after the steps that have run.
+        joined: ids of the calls whose answers were joined in since the last call of this branch.
+        over: no more steps are expected; only a hint, since steps may still be added.
+        error: the error that ended the branch.
     """
 
     def __init__(self, program: Run, record: BranchRecord, origin: ForkPoint | None) -> None:
@@ -149,36 +149,38 @@ class Branch:
         self._started = origin is None
         self._left = False
         self._released = False
-        self._added = self._done = 0  # steps, without marks; the first is the program's side's, the second the loop's
+        self._added = self._done = (
+            0  # number of steps without marks; the program's thread writes the first, the loop the second
+        )
         self._steps: deque[Step] = deque()
         self._task: asyncio.Task[None] | None = None
 
     # --- the program's side ---
 
     def add(self, steps: Sequence[Step]) -> None:
-        """Queue steps. From any thread."""
+        """Queue steps. May be called from any thread."""
         self.over = self._released = False
         self._added += len(steps)
         self._steps.extend(steps)
         self.program.runtime.call(self._kick)
 
     def mark(self, done: Future[None]) -> None:
-        """Set a future when all steps so far are done, or will not be. From any thread."""
+        """Set a future when all steps so far have run or failed. May be called from any thread."""
         self._steps.append(Mark(done))
         self.program.runtime.call(self._kick)
 
     @property
     def at_rest(self) -> bool:
-        """All steps so far are done, or will not be."""
+        """Whether all steps so far have run or failed."""
         return self._done == self._added
 
     def end(self) -> None:
-        """No more steps are expected. From any thread."""
+        """Tell that no more steps are expected. May be called from any thread."""
         self.over = True
         self.program.runtime.call(self._kick)
 
     def cancel(self) -> None:
-        """Abort what is under way and all that waits. From any thread."""
+        """Abort the running step and all queued ones. May be called from any thread."""
         self.program.runtime.call(self.abort)
 
     # --- the loop's side ---
@@ -189,14 +191,14 @@ class Branch:
 
     @property
     def group(self) -> tuple[int, int]:
-        """Tokens of the prefix that its fork's branches share, and how many of them are still at work."""
+        """Length of the prefix shared by the branches of its fork, in tokens, and number of those still open."""
         if self._origin is None or self._origin.size == 1:
             return 0, 1
         return self._origin.length, max(1, self._origin.open)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether another call is likely to follow the one under way."""
+    def will_continue(self) -> bool:
+        """Whether another call is likely to follow the running one."""
         return any(step.calls for step in self._steps) or not (self.over or self.program.body_done)
 
     def failure(self, label: str, error: Exception) -> CallError:
@@ -213,7 +215,7 @@ class Branch:
     def _worked(self, task: asyncio.Task[None]) -> None:
         self.program.tasks.discard(task)
         self._task = None
-        if task.cancelled():  # here and not in the coroutine, which may not even have begun
+        if task.cancelled():  # the coroutine may have been cancelled before its first step
             self._fail(self.program.cancellation(self.id))
         self._kick()
 
@@ -246,7 +248,7 @@ class Branch:
         except asyncio.CancelledError:
             self._steps.appendleft(step)
             raise
-        except Exception as error:  # whatever it is, it surfaces where the program reads
+        except Exception as error:  # the program raises it where it reads
             failure = self.failure(step.label, error)
             self._refuse(step, failure)
             self._fail(failure)
@@ -262,14 +264,14 @@ class Branch:
         self._done += not isinstance(step, Mark)
 
     def abort(self) -> None:
-        """End it now: its open request is closed, and what waits fails."""
+        """End the branch now: close its open request and fail its queued steps."""
         if self._task is not None:
             self._task.cancel()
         else:
             self._fail(self.program.cancellation(self.id))
 
     def leave(self) -> None:
-        """Nothing more comes of it."""
+        """Record that the branch has ended."""
         if not self._left:
             self._left = True
             if self._origin is not None:

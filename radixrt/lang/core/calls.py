@@ -1,4 +1,4 @@
-"""The steps that call the model: `Generate` and `Choose`, from the transcript's prompt to the answer in it."""
+"""Steps that call the model: `Generate` and `Choose`. Each composes a prompt, sends it, and appends the answer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from radixrt.chat.dialect import Dialect
 
 HALF = "\ufffd"
-"""What a text has for bytes that are no whole character."""
+"""Replacement character: the text of bytes that are not a whole character."""
 
 
 class Generate(Step):
-    """A gen, n times at once."""
+    """Run a gen: n calls at once."""
 
     calls = True
 
@@ -72,12 +72,12 @@ class Generate(Step):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # each has closed its request
-            for record in made:  # one that was cancelled before it began has noted nothing
+            await asyncio.gather(*tasks, return_exceptions=True)  # until each has closed its request
+            for record in made:  # a call that was cancelled before it began has recorded nothing
                 _failed(branch, record, asyncio.CancelledError())
 
     def _read(self, result: Result, record: CallRecord, dialect: Dialect | None) -> tuple[Any, Meta]:
-        """The value and what else is known; raises ValueError if the text is none of its type."""
+        """The value and its meta; raises ValueError if the text is not a value of the type."""
         if self._gen.tools is not None and dialect is not None:
             said, calls = read_tool_calls(result.text, self._gen.tools, dialect)
             return said, replace(_meta(result, record), tool_calls=calls)
@@ -130,7 +130,7 @@ class Generate(Step):
 
 
 class Choose(Step):
-    """A select."""
+    """Run a select."""
 
     calls = True
 
@@ -209,7 +209,7 @@ def _start(branch: Branch, record: CallRecord) -> Hint:
         branch.id,
         fork_len=record.fork_len,
         siblings=record.siblings,
-        will_continue=branch.goes_on,
+        will_continue=branch.will_continue,
     )
 
 
@@ -241,7 +241,7 @@ def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:
 
 
 def _known(composed: Composed, result: Result, record: CallRecord) -> Known | None:
-    """The ids up to the end of the answer, as far as whole tokens of it are in its text."""
+    """Token ids up to the end of the answer: the prompt's, and those of the output whose text is kept whole."""
     if record.prompt_ids is None or result.token_ids is None:
         return None
     if result.kept is not None:
@@ -252,7 +252,7 @@ def _known(composed: Composed, result: Result, record: CallRecord) -> Known | No
         kept, text = len(result.token_ids) - 1, result.text
     else:
         kept, text = len(result.token_ids), result.text
-    if composed.text.endswith(HALF) and text.startswith(HALF):  # side by side their tokens may be another character
+    if composed.text.endswith(HALF) and text.startswith(HALF):  # together their tokens may be another character
         kept, text = 0, ""
     ids = record.prompt_ids[:]
     ids.extend(result.token_ids[:kept])

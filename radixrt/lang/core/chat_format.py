@@ -1,8 +1,8 @@
-"""`ChatFormat`: a conversation as the text that the model's own chat template makes of it, in pieces.
+"""`ChatFormat`: renders a conversation with the model's own chat template, as pieces of text.
 
-The pieces tell the template's text, whose control tokens count, from the contents, in which nothing is a control token.
-Whether the text goes on from what was sent before is for the caller to see: it compares the texts, so that a template
-that rewrites earlier turns, strips contents or changes with the date is noticed whatever its reasons are.
+Pieces separate the template's text, in which control tokens are read, from message contents, in which they are not.
+The caller compares the rendered text with what was sent before, which detects templates that rewrite earlier turns,
+strip contents or insert the date.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from radixrt.lang.core.transcript import Message
 from radixrt.tokenizer.chat_template import ChatTemplate
 
 MAX_SHAPES = 4096
-"""Conversations' shapes whose pieces are remembered."""
+"""Maximum number of cached shapes. A shape is a rendering with markers in the place of contents."""
 
 _MARK = re.compile("\ue000c([0-9]+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of a prompt, by the template or by the program and the model."""
+    """Text of a prompt. `template`: written by the chat template, not by the program or the model."""
 
     text: str
     template: bool
@@ -35,14 +35,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How a rendering ends: after the last message, with the header of an assistant's, or inside the last message."""
+    """End of a rendering: after the last message, with an assistant header, or inside the last message."""
 
     header: bool = False
     inside: bool = False
 
 
 class ChatFormat:
-    """See the module's docstring. May be used from several threads.
+    """See the module's docstring. Thread-safe.
 
     Args:
         templates: name -> Jinja source; special_tokens: name -> text, which templates see as variables.
@@ -54,7 +54,7 @@ class ChatFormat:
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._template = ChatTemplate(templates, special_tokens)
         self._shapes: dict[tuple[Any, ...], tuple[str | int, ...] | None] = {}
-        self._lock = threading.Lock()  # a template renders one conversation at a time
+        self._lock = threading.Lock()  # the template renders one conversation at a time
 
     def render(
         self, messages: Sequence[Message], *, open: bool = False, tools: Sequence[Mapping[str, Any]] = ()
@@ -62,7 +62,7 @@ class ChatFormat:
         """The text of a conversation.
 
         Args:
-            open: the last message goes on. That of an assistant begins behind the template's generation prompt.
+            open: the last message is to be continued. An assistant's begins behind the template's generation prompt.
             tools: definitions that the template is given.
 
         Raises:
@@ -86,8 +86,8 @@ class ChatFormat:
         for filled in (contents, stripped):
             if shape is not None and (pieces := _fill(shape, filled, text)) is not None:
                 return pieces
-        # A template may read what assistants said, e.g. to leave out their reasoning; then only the others' contents
-        # are found by marks.
+        # A template may parse assistant contents, e.g. to drop their reasoning; then only the other contents are
+        # replaced by markers.
         marked = [m if m["role"] == "assistant" else {**m, "content": _mark(i)} for i, m in enumerate(plain)]
         shape = self._split(marked, ending, tools)
         for filled in (contents, stripped):
@@ -98,8 +98,8 @@ class ChatFormat:
     def _shape(
         self, roles: tuple[str, ...], ending: _Ending, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str | int, ...] | None:
-        """The template's texts and the numbers of the messages whose contents stand between them; None where the
-        template refuses contents that it does not know."""
+        """The template's texts and the indices of the messages whose contents are between them; None where the template
+        refuses the markers."""
         key = (roles, ending, msgspec.json.encode(tools) if tools else b"")
         if key not in self._shapes:
             if len(self._shapes) >= MAX_SHAPES:
@@ -132,7 +132,7 @@ def _mark(i: int) -> str:
 
 
 def _fill(shape: tuple[str | int, ...], contents: Sequence[str], text: str) -> list[Piece] | None:
-    """The pieces, if they come to that text."""
+    """The pieces of a shape with these contents, if they join to the text."""
     if any(isinstance(part, int) and part >= len(contents) for part in shape):
         return None
     pieces = [Piece(part, True) if isinstance(part, str) else Piece(contents[part], False) for part in shape]

@@ -1,4 +1,4 @@
-"""`function`: a Python function becomes a program."""
+"""`function`: makes a program of a Python function, which can be run, streamed and mapped over many items."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEFAULT_CONCURRENCY = 32
 
 
 class ProgramStream:
-    """Iterate with `for` or `async for`; each item is a `StreamEvent`. An error of the program is raised at its end.
+    """Events of a running program, for iteration with `for` or `async for`; the program's error is raised at the end.
 
-    Leaving it early takes `close()` (or a `with` block), which cancels the program. A reader may come late: nothing is
-    lost, and the program does not wait for him.
+    To leave it early, use `close()` or a `with` block, which cancels the program. Events are queued for a late reader,
+    and the program does not wait for one.
 
     Attributes:
-        state: the program's state, from the beginning; it is complete when the iteration has ended.
+        state: the program's state; complete when the iteration has ended.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class ProgramStream:
             self.channel.close()
 
     def text(self, name: str) -> Iterator[str]:
-        """Only the new text of the gens of one name."""
+        """Iterate over the new text of the gens of one name."""
         for event in self:
             if event.name == name and event.text:
                 yield event.text
 
     def result(self) -> State:
-        """Wait for the end, and the state; raises what the program raised."""
+        """Wait for the end and return the state; raises what the program raised."""
         return self._program.runtime.wait(self._future, "async for over the stream, and then its state")
 
     def close(self) -> None:
@@ -102,14 +102,14 @@ class ProgramStream:
 
 
 class Function:
-    """A program. Made by `function`; `run` and its kin run it, a call of it inside another program runs it there.
+    """A program, made by `function`. `run`, `stream` and `batch` run it; calling it in another program runs it there.
 
     `other(s, topic="x")` runs the body on the state s and returns what it returns (in an async program `await` it);
-    `s += other(topic="x")` is the same as a word.
+    `s += other(topic="x")` does the same as a primitive.
 
     Args:
         body: takes the state first; `def` or `async def`.
-        sampling: sampling parameters for gens that do not say otherwise.
+        sampling: sampling parameters for gens that do not set their own.
     """
 
     def __init__(self, body: Callable[..., Any], sampling: Mapping[str, Any]) -> None:
@@ -159,20 +159,20 @@ class Function:
     # --- running ---
 
     def run(self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any) -> State:
-        """Run it and wait for its end.
+        """Run the program and wait for its end.
 
         Args:
-            args, kwargs: the function's own.
+            args, kwargs: arguments of the function.
             backend: an Engine, a Backend or a server's URL; default: the default backend.
-            sampling: sampling parameters for gens that do not say otherwise, before the function's own.
+            sampling: sampling parameters for gens that do not set their own; they override those of the function.
 
         Returns:
-            The program's state, in which everything is there to be read.
+            The program's state, whose values can be read without waiting.
 
         Raises:
             CallError: a call of the program's own state failed, or one that the program read.
-            Exception: what the function itself raised.
-            Either has the state as its attribute `state`, so that `error.state.report()` tells what was done.
+            Exception: the function itself raised it.
+            Both have the state as the attribute `state`, so that `error.state.report()` shows what was done.
         """
         if runtime().here:
             raise ProgramError(f"this would stop the event loop that does the work; write {self._awaited}")
@@ -193,7 +193,7 @@ class Function:
         try:
             return future.result()
         finally:
-            future.cancel()  # where the waiting ended before the program did
+            future.cancel()  # the wait may have ended before the program did
 
     async def async_run(
         self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
@@ -206,7 +206,7 @@ class Function:
     def stream(
         self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> ProgramStream:
-        """Start it and iterate over its texts as they come, with `for` or `async for`. See `ProgramStream`."""
+        """Start the program and iterate over its texts while they are generated. See `ProgramStream`."""
         stream = ProgramStream()
         program, state = self._start(args, kwargs, backend, sampling, stream.channel.put)
         stream.begin(program, state, runtime().submit(self._through(program, state, args, kwargs)))
@@ -216,18 +216,18 @@ class Function:
         self, items: Iterable[Any], *, backend: Any = None, sampling: Mapping[str, Any] | None = None,
         concurrency: int = DEFAULT_CONCURRENCY, progress: bool | None = None, output: Any = None, resume: bool = False,
     ) -> list[BatchItem]:  # fmt: skip
-        """Run it for each item, some at a time.
+        """Run the program for each item, several at once.
 
         Args:
-            items: of each, a dict with the function's arguments, a tuple of them, or the one argument that it has.
-            concurrency: how many run at once.
+            items: for each run, a dict of the function's arguments, a tuple of them, or its only argument.
+            concurrency: number of concurrent runs.
             progress: show a progress bar; default: on a terminal.
-            output: a file to which each item's result is added as a line of JSON as soon as it is there.
-            resume: leave out what the file has already, except items that failed; otherwise the file must not exist.
+            output: a file to which each result is appended as a line of JSON when its run ends.
+            resume: skip items that the file has results of, except failed ones; otherwise the file must not exist.
 
         Returns:
-            One BatchItem for each item, in their order. An item that fails has an `error`, and its state as far as it
-            came, and disturbs no other.
+            One BatchItem for each item, in their order. A failed item has an `error` and the state of its run, and does
+            not affect the others.
 
         Raises:
             ProgramError: an argument is wrong, or the output file exists and resume is not set.
@@ -247,7 +247,7 @@ class Function:
         self, items: Iterable[Any], *, backend: Any = None, sampling: Mapping[str, Any] | None = None,
         concurrency: int = DEFAULT_CONCURRENCY, progress: bool | None = None, output: Any = None, resume: bool = False,
     ) -> list[BatchItem]:  # fmt: skip
-        """`batch` for an event loop; cancelling it cancels what runs, and the output file keeps what is done."""
+        """`batch` for an event loop; cancelling it cancels the running items; the output file keeps the others."""
         chosen = await asyncio.to_thread(as_backend, backend)
 
         async def one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
@@ -281,7 +281,7 @@ class Function:
         return program, State.of(program, {**self.sampling, **(sampling or {})})
 
     async def _through(self, program: Program, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
-        """The whole run, from whichever event loop."""
+        """Run to the end, from any event loop."""
         try:
             if self.is_async:
                 state.returned = await self.body(state, *args, **kwargs)
@@ -297,7 +297,7 @@ class Function:
 
 
 async def _in_thread(body: Callable[[], Any], name: str) -> Any:
-    """Run a program's `def` in a thread of its own, which nothing waits for when the interpreter ends."""
+    """Run a program's `def` in a daemon thread."""
     done: Future[Any] = Future()
     context = contextvars.copy_context()
 
@@ -321,7 +321,7 @@ def function(**sampling: Any) -> Callable[[Callable[..., Any]], Function]: ...
 def function(body: Callable[..., Any] | None = None, /, **sampling: Any) -> Any:
     """Make a program of a function whose first argument is the state.
 
-    `@rt.function`, or `@rt.function(temperature=0)` with sampling parameters for gens that do not say otherwise.
+    `@rt.function`, or `@rt.function(temperature=0)` with sampling parameters for gens that do not set their own.
 
     Raises:
         RequestError: a sampling parameter is unknown or out of bounds.

@@ -1,4 +1,4 @@
-"""The value that the beginning of a JSON text stands for: what is certain of it while the rest is being written."""
+"""Values of incomplete JSON texts, for streaming."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Nothing:
-    """Nothing of the value is certain yet."""
+    """Type of NOTHING: no part of the value is certain yet."""
 
     def __repr__(self) -> str:
         return "NOTHING"
@@ -25,16 +25,16 @@ NOTHING = Nothing()
 
 
 def partial_json(text: str) -> Any:
-    """The value so far: objects and lists with the members that have come, strings with what there is of them.
+    """Parse the beginning of a JSON text: objects and lists with their complete members, strings as far as they are.
 
-    A number that ends the text may go on, and a key without a value says nothing, so both are left out. What comes
-    later only adds to the value.
+    A number at the end of the text may be incomplete, and a key may lack its value, so both are left out. Later text
+    only adds to the value.
 
     Args:
         text: the beginning of a valid JSON text.
 
     Returns:
-        Plain JSON values; NOTHING while there is none. A text that is no beginning of JSON is NOTHING too.
+        Plain JSON values; NOTHING while there is none, or if the text is not the beginning of JSON.
     """
     unsure = _UNSURE.search(text)
     if unsure is not None and '"' not in _STRING.sub("", text):

@@ -1,6 +1,6 @@
-"""The words of a program: what can be appended to a state, alone or joined with `+`.
+"""Primitives of a program: text, roles, gen, select and join, which are appended to a state, alone or joined with `+`.
 
-Nothing here is run. A state takes the words apart (`State.__iadd__`), in the order in which they stand.
+Primitives only describe. `State.append` converts them to steps, in their order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SELECT_METHODS: tuple[SelectMethod, ...] = get_args(SelectMethod)
 
 
 class Expr:
-    """Something that can be appended to a state. `a + b` is a, and then b; texts are joined with it too."""
+    """A primitive that can be appended to a state. `a + b` is a, and then b; either may be a text."""
 
     def __add__(self, other: Expr | str) -> Sequence_:
         return Sequence_([*_items(self), *_items(as_expr(other))])
@@ -38,7 +38,7 @@ class Expr:
 
 @dataclass(frozen=True)
 class Sequence_(Expr):
-    """Several, one after another."""
+    """Several primitives, one after another."""
 
     items: Sequence[Expr]
 
@@ -55,7 +55,7 @@ class RoleBegin(Expr):
 
 @dataclass(frozen=True)
 class RoleEnd(Expr):
-    """role: which one is meant to end; "" for whichever is open."""
+    """role: the role that ends; "" for the one that is open."""
 
     role: str = ""
 
@@ -72,19 +72,19 @@ class Gen(Expr):
     tools: Offer | None = None
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """What is sent: the type's constraint, and what this gen says before what the program says for all.
+        """Sampling parameters of the request: the type's constraint, this gen's own parameters, and then the defaults.
 
         Raises:
             RequestError: a value is out of bounds; names it.
         """
         chosen = {**defaults, **self.sampling}
         if self.type.constraint and "stop" not in self.sampling:
-            chosen.pop("stop", None)  # a program's stop strings are for its texts
+            chosen.pop("stop", None)  # stop strings of the program apply to text only
         if self.tools is not None:
             chosen.pop("stop", None)
         chosen.setdefault("max_tokens", self.type.max_tokens if self.tools is None else VALUE_TOKENS)
         params = as_sampling_params({**chosen, **self.type.constraint})
-        if params.structured.reasoning_end is not None:  # which may be a special token, and must show in the text
+        if params.structured.reasoning_end is not None:  # it may be a special token, and the text must show it
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         return params
 
@@ -100,7 +100,7 @@ class Select(Expr):
 
 @dataclass(frozen=True)
 class Join(Expr):
-    """See `join`. As a text (`str`, f-strings) it waits for the values."""
+    """See `join`. Converting it to a text (`str`, f-strings) waits for the values."""
 
     slots: Sequence[Slot]
     keys: Sequence[Any]
@@ -139,16 +139,18 @@ class SubProgram(Expr):
 
 
 def as_expr(value: Any) -> Expr:
-    """What a program may append: words and texts.
+    """Convert a primitive or a text to a primitive.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value is neither.
     """
     if isinstance(value, Expr):
         return value
     if isinstance(value, str):
         return TextWord(value)
-    raise TypeError(f"a state takes texts and words such as rt.gen(...), not {shown(value)}; write str(...) around it")
+    raise TypeError(
+        f"a state takes texts and primitives like rt.gen(...), not {shown(value)}; write str(...) around it"
+    )
 
 
 def _items(expr: Expr) -> Sequence[Expr]:
@@ -233,16 +235,16 @@ def gen(
     Args:
         T: str, int, float, bool, a Literal, an Enum, a pydantic model, a dataclass, a TypedDict, a list of these, or
             any other type that `SamplingParams.json_schema` takes.
-        n: how many, independently of each other. More than one: the value is a list, and the state goes on with the
+        n: number of independent samples. If there are several, the value is a list, and the state continues with the
             first.
-        json_schema, regex, ebnf, choices, structural_tag: in place of T, what the text must be.
-        tools: definitions as in the OpenAI API. The value is what is said beside calls, which are
+        json_schema, regex, ebnf, choices, structural_tag: constraint of the text, in place of T.
+        tools: definitions as in the OpenAI API. The value is the text beside the calls, which are
             `state.meta[name].tool_calls`; append their results as `rt.role("tool", ...)`, in their order. From here on
-            the conversation's prompt speaks of these tools.
+            the conversation's prompt describes these tools.
         tool_choice: "auto", "required", or the name of the tool that must be called.
-        timeout_s: the call fails after this long.
-        sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... Without max_tokens,
-            a text has 256, a value of a type what it needs, at most 1024.
+        timeout_s: seconds after which the call fails.
+        sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... The default of
+            max_tokens is 256 for a text, and what the type needs, at most 1024, for a value.
 
     Raises:
         RequestError: a parameter is unknown or out of bounds, a constraint is malformed, or the type has no JSON form;
@@ -286,7 +288,7 @@ def select(
         choices: at least one text, none empty; each is scored as a whole.
         method: "token_length_normalized" compares the mean log-probability of a choice's tokens; "greedy" the
             log-probabilities token by token, as greedy decoding among the choices would;
-            "unconditional_likelihood_normalized" takes off what the choice's tokens are worth without the prompt.
+            "unconditional_likelihood_normalized" subtracts the log-probability of its tokens without the prompt.
 
     Raises:
         RequestError: naming the argument.
@@ -302,7 +304,7 @@ def select(
 
 
 def image(*_: Any, **__: Any) -> NoReturn:
-    """Refused: no model that radixrt runs can see.
+    """Refuse images: radixrt runs no vision model.
 
     Raises:
         Unsupported: always.

@@ -23,9 +23,9 @@ class Composed:
     """A prompt ready to be sent.
 
     Attributes:
-        text: the text that its parts stand for; where only messages are sent, they as lines.
-        rerendered: it does not begin with all that is known as token ids, because the template rewrote it.
-        known: how many of its tokens are sent as ids.
+        text: text of the parts; where only messages are sent, the messages as lines.
+        rerendered: the template rewrote earlier text, so that known token ids could not be used.
+        known: number of prompt tokens that are sent as ids.
     """
 
     prompt: Prompt
@@ -40,7 +40,7 @@ class Composer:
     Args:
         chat_format: None where the model has no chat template, or the backend works on messages.
         tokens: the backend works on token ids.
-        dialect: how the model speaks of tools.
+        dialect: format of tool calls of the model.
     """
 
     def __init__(self, chat_format: ChatFormat | None, *, tokens: bool, dialect: Dialect | None = None) -> None:
@@ -50,17 +50,16 @@ class Composer:
 
     @property
     def dialect(self) -> Dialect | None:
-        """None where tools are the backend's to write into the prompt."""
+        """The tool dialect; None where the backend writes tools into the prompt."""
         return self._dialect if self._tokens else None
 
     def compose(self, transcript: Transcript) -> Composed:
-        """The prompt that goes on from a transcript.
+        """The prompt that continues a transcript.
 
-        What the model wrote is sent as the ids that it wrote, as long as the text before it is still the text that the
-        ids stand for.
+        Output of the model is sent as the token ids that it generated, as long as the text before it is unchanged.
 
         Raises:
-            RequestError: there is nothing to go on from, or the template refuses the conversation.
+            RequestError: the transcript has no text, or the template refuses the conversation.
         """
         conversation = fold(transcript)
         messages = as_messages(conversation.messages) or None
@@ -105,7 +104,7 @@ class Composer:
 
 
 def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As in the OpenAI API: calls of tools apart from what is said, and each result with the id of its call."""
+    """Messages as in the OpenAI API: tool calls apart from content, and each tool result with the id of its call."""
     out: list[dict[str, Any]] = []
     waiting: list[str] = []
     for m in messages:
@@ -130,7 +129,7 @@ def _without_tools(messages: Sequence[Message], offer: Offer | None, dialect: Di
 
 
 def _known(transcript: Transcript, text: str) -> tuple[Known | None, bool]:
-    """The most that is known as ids of a prompt with this text, and whether something was known that no longer is."""
+    """The longest prefix of a prompt's text with known token ids, and whether a longer one no longer fits the text."""
     passed = False
     for entry in backwards(transcript):
         if isinstance(entry, Answer) and entry.known is not None:
@@ -141,7 +140,7 @@ def _known(transcript: Transcript, text: str) -> tuple[Known | None, bool]:
 
 
 def _parts(pieces: Sequence[Piece], start: int) -> list[Part]:
-    """What follows the first `start` characters, neighbours of one kind joined."""
+    """Parts of the text behind the first `start` characters, neighbours of one kind joined."""
     rest: list[Piece] = []
     for piece in pieces:
         if start < len(piece.text):

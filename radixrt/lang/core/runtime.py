@@ -1,4 +1,4 @@
-"""`Runtime`: the one background thread whose event loop runs every call of every program of this process."""
+"""`Runtime`: the background thread whose event loop runs every call of every program of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Runtime:
-    """See the module's docstring. Get it with `runtime()`."""
+    """See the module's docstring. `runtime()` returns the only instance."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -30,11 +30,11 @@ class Runtime:
 
     @property
     def here(self) -> bool:
-        """Whether the caller is in the loop's own thread, where waiting would stop everything."""
+        """Whether the caller is in the loop's own thread, where waiting would block every program."""
         return threading.get_ident() == self._thread.ident
 
     def call(self, action: Callable[[], None]) -> None:
-        """Have the loop do something, in the order of the calls. Many calls in a row wake it once."""
+        """Run an action in the loop, in the order of the calls. Consecutive calls wake the loop once."""
         self._pending.append(action)
         if not self._woken:
             self._woken = True
@@ -42,7 +42,7 @@ class Runtime:
                 self.loop.call_soon_threadsafe(self._drain)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop, after all that was asked of it before; cancelling the future cancels it."""
+        """Run a coroutine on the loop, after all earlier actions; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def wait(self, future: Future[T], instead: str) -> T:
@@ -59,7 +59,7 @@ class Runtime:
         return future.result()
 
     def close(self) -> None:
-        """Cancel what runs, and end the thread."""
+        """Cancel all tasks and end the thread."""
         if self.loop.is_running():
             with contextlib.suppress(Exception):
                 self.submit(_cancel_all()).result(timeout=2)
@@ -71,7 +71,7 @@ class Runtime:
         self.loop.run_forever()
 
     def _drain(self) -> None:
-        self._woken = False  # before the first action: what is added from now on wakes the loop again
+        self._woken = False  # before the first action, so that later additions wake the loop again
         while self._pending:
             self._pending.popleft()()
 
@@ -88,7 +88,7 @@ _current: list[Runtime] = []
 
 
 def runtime() -> Runtime:
-    """This process's runtime, started when first asked for. A forked process gets its own."""
+    """The runtime of this process, started at first use. A forked process gets its own."""
     with _lock:
         if not _current or _current[0].pid != os.getpid():
             _current[:] = [Runtime()]

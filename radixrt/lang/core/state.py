@@ -1,6 +1,6 @@
 """`State`: what a program appends to; `Branches`: the states of a fork; `join`: their values as text.
 
-A state belongs to the program's side. Appending queues steps for its `Branch`, which the event loop works through.
+The program's thread owns its states. Appending queues steps for the `Branch` of a state, which the event loop runs.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class State(StateReader):
         return self
 
     def append(self, value: Expr | str) -> State:
-        """Append a text or a word; returns at once. Of several joined with `+`, those before a wrong one are appended.
+        """Append a text or a primitive; return at once. Of several joined with `+`, those before an error are appended.
 
         Raises:
             TypeError: it is neither.
-            ProgramError: it cannot stand here.
+            ProgramError: it may not stand here.
             RequestError: a sampling parameter of the program is not valid.
             ProgramCancelled: the program was cancelled.
         """
@@ -93,13 +93,13 @@ class State(StateReader):
             raise ProgramError(f"{self._program.log.name} has ended; its states can be read, not appended to")
 
     def defaults(self, sampling: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-        """Inside the block, these sampling parameters hold for gens that do not say otherwise."""
+        """Inside the block, these sampling parameters apply to gens that do not set their own."""
         return self._builder.defaults(sampling)
 
     # --- messages as blocks ---
 
     def role(self, name: str) -> contextlib.AbstractContextManager[State]:
-        """`with state.role("tool"): state += ...`: what is appended inside is one message."""
+        """`with state.role("tool"): state += ...`: everything appended inside is one message."""
         return self._block(name)
 
     def system(self) -> contextlib.AbstractContextManager[State]:
@@ -124,10 +124,10 @@ class State(StateReader):
     @overload
     def fork(self, by: Iterable[T]) -> Branches[T]: ...
     def fork(self, by: int | Iterable[Any] = 1) -> Branches[Any]:
-        """States that go on from here, each on its own and all at once; this one can go on too.
+        """Create states that continue from here, independently and concurrently; this state can continue too.
 
         Args:
-            by: how many, or a key for each.
+            by: number of states, or a key for each.
 
         Raises:
             ProgramError: the number is negative.
@@ -150,22 +150,22 @@ class State(StateReader):
         return child
 
     def copy(self) -> State:
-        """One state that goes on from here."""
+        """Create one state that continues from here."""
         return self.fork(1)[0]
 
     # --- ending ---
 
     def end(self) -> None:
-        """Nothing more will be appended, so that what the cache keeps for this state may go. A hint: appending stays
-        possible."""
+        """Tell that nothing more will be appended, so that the cache may drop what it keeps for this state. This is a
+        hint: appending stays possible."""
         self._branch.end()
 
     def cancel(self) -> None:
-        """Abort what this state is doing and has still to do. Reading what it has not got raises ProgramCancelled."""
+        """Abort the running and queued steps of this state. Reading a missing value raises ProgramCancelled."""
         self._branch.cancel()
 
     def close(self) -> None:
-        """Wait until all that was appended is done and end the run. Only for a state made with `rt.State(...)`.
+        """Wait until everything appended is done, and end the run. Only for a state made with `rt.State(...)`.
 
         Raises:
             CallError: something failed.
@@ -187,7 +187,7 @@ class State(StateReader):
         self.end()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, RuntimeError):  # made by halves, or the interpreter is ending
+        with contextlib.suppress(AttributeError, RuntimeError):  # not fully constructed, or the interpreter is ending
             if not self._program.closed and self._branch is not self._program.root:
                 self._branch.end()
 
@@ -199,7 +199,7 @@ class State(StateReader):
 class Branches(Generic[K]):
     """The states of a fork, in order. `branches[0]`, or `branches["key"]` where keys are not numbers.
 
-    As a `with` block: leaving it says that nothing more will be appended to them; an exception cancels them.
+    As a `with` block: leaving it ends them, so that nothing more will be appended; an exception cancels them.
     """
 
     def __init__(self, keys: Sequence[K], states: Sequence[State]) -> None:
@@ -225,7 +225,7 @@ class Branches(Generic[K]):
         return iter(self._states)
 
     def keys(self) -> list[K]:
-        """What the branches were forked by."""
+        """The keys of the fork."""
         return list(self._keys)
 
     def items(self) -> list[tuple[State, K]]:
@@ -233,16 +233,16 @@ class Branches(Generic[K]):
         return list(zip(self._states, self._keys, strict=True))
 
     def values(self, name: str) -> list[Any]:
-        """The value of that name in each branch; waits for all of them."""
+        """Values of one name in all branches; waits for them."""
         return [state[name] for state in self._states]
 
     def end(self) -> None:
-        """Nothing more will be appended to any of them; see `State.end`."""
+        """End all branches; see `State.end`."""
         for state in self._states:
             state.end()
 
     def cancel(self) -> None:
-        """See `State.cancel`."""
+        """Cancel all branches; see `State.cancel`."""
         for state in self._states:
             state.cancel()
 
@@ -263,15 +263,15 @@ def join(
     format: str = "{value}",
     skip_errors: bool = False,
 ) -> Join:
-    """What each branch has written under a name, as one text to append; the state appended to waits for them.
+    """Join the texts of one name in several branches to one text; the state that it is appended to waits for them.
 
-    The branches are taken to be done with it; appending more to them is still possible.
+    The branches are ended; appending more to them is still possible.
 
     Args:
-        branches: states, most often what `fork` gave.
-        name: of a gen or select in each.
-        sep: between them.
-        format: of each; may use {value} (the text), {key} (what `fork` named it by) and {index}.
+        branches: states, most often the result of `fork`.
+        name: name of a gen or select in each.
+        sep: separator.
+        format: format of each text; may use {value} (the text), {key} (the key of `fork`) and {index}.
         skip_errors: leave out branches that failed; otherwise the join fails with the first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`StepBuilder`: from the words that are appended to a state to the steps of its branch."""
+"""`StepBuilder`: converts the primitives that are appended to a state to steps of its branch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from radixrt.lang.errors import ProgramError
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
-    """See the module's docstring. A program speaks in messages or in plain text, not in both.
+    """The open message and the form of a conversation. A program writes messages or plain text, not both.
 
     Attributes:
-        role: of the open message, or None.
-        form: "roles" or "plain", once something has been said.
+        role: role of the open message, or None.
+        form: "roles" or "plain", once something has been appended.
     """
 
     role: str | None = None
     form: str | None = None
 
     def begin(self, role: str) -> ConversationState:
-        """A message begins; raises ProgramError."""
+        """The state after the beginning of a message; raises ProgramError if none can begin here."""
         if self.role is not None:
             raise ProgramError(f"a {role} message begins inside the {self.role} message; end that first")
         if self.form == "plain":
@@ -39,7 +39,7 @@ class ConversationState:
         return ConversationState(role, "roles")
 
     def end(self, role: str) -> ConversationState:
-        """The open message ends, which is of that role ("": whichever); raises ProgramError."""
+        """The state after the end of the open message; raises ProgramError if it has another role ("" is any role)."""
         if self.role is None:
             raise ProgramError(f"the end of a {role or 'message'} where none is open")
         if role and role != self.role:
@@ -47,7 +47,7 @@ class ConversationState:
         return ConversationState(None, "roles")
 
     def say(self, item: Expr) -> ConversationState:
-        """Something is said; raises ProgramError where it would have no place in the conversation."""
+        """The state after a text or a call; raises ProgramError where it is outside of any message."""
         if self.role is not None:
             return self
         if self.form == "roles":
@@ -57,13 +57,13 @@ class ConversationState:
 
 
 class StepBuilder:
-    """Knows what may stand where, and under which name a value will be read.
+    """Checks that primitives stand where they may, and gives each value a slot under its name.
 
     Args:
         branch: id of the branch.
-        defaults: sampling parameters for gens that do not say otherwise.
-        names: who wrote which name.
-        conversation: where in its messages the text is.
+        defaults: sampling parameters for gens that do not set their own.
+        names: slots of the names that can be read.
+        conversation: state of the conversation at the end of the transcript.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class StepBuilder:
         self._conversation = conversation or ConversationState()
 
     def fork(self) -> Names:
-        """The names up to here, which branches inherit; later ones are this state's own."""
+        """Return the names up to here, which branches inherit; later names belong to this state alone."""
         inherited = self.names
         self.names = Names(inherited)
         return inherited
 
     def child(self, branch: str, inherited: Names) -> StepBuilder:
-        """Of a branch that goes on from here."""
+        """The builder of a branch that continues from here."""
         return StepBuilder(branch, self._defaults, Names(inherited), self._conversation)
 
     def steps(self, item: Expr) -> list[Step]:
-        """What one word other than a program stands for.
+        """Steps of one primitive other than a program.
 
         Raises:
-            ProgramError: it cannot stand here; RequestError: a sampling parameter of the program is not valid.
-            TypeError: it is no word that can be appended.
+            ProgramError: it may not stand here; RequestError: a sampling parameter of the program is not valid.
+            TypeError: it cannot be appended.
         """
         if isinstance(item, RoleBegin):
             self._conversation = self._conversation.begin(item.role)
@@ -118,7 +118,7 @@ class StepBuilder:
 
     @contextlib.contextmanager
     def defaults(self, sampling: Mapping[str, Any]) -> Iterator[None]:
-        """Inside the block, these sampling parameters hold for gens that do not say otherwise."""
+        """Inside the block, these sampling parameters apply to gens that do not set their own."""
         before, self._defaults = self._defaults, {**self._defaults, **sampling}
         try:
             yield
@@ -133,7 +133,7 @@ class StepBuilder:
 
 
 def flat(item: Expr) -> Iterator[Expr]:
-    """The words of a sequence, one by one."""
+    """The primitives of a nested sequence, one by one."""
     if isinstance(item, Sequence_):
         for part in item.items:
             yield from flat(part)

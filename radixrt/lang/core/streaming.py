@@ -1,4 +1,4 @@
-"""Events of a running program, and the channel on which they reach a reader in any thread or event loop."""
+"""Events of a running program, and the channel that passes them to a reader in any thread or event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Streamed:
-    """What an event says: new text and all of it so far, or, at the end, the values."""
+    """Content of an event: the new text and the whole text so far or, at the end, the values."""
 
     text: str
     so_far: str
@@ -34,14 +34,13 @@ class StreamEvent:
     """New text of one gen, or its end.
 
     Attributes:
-        name: of the value; "" for a gen without one.
-        text: what is new.
-        so_far: all of the text up to now.
-        branch, key: which branch writes it, and what `fork` named that by.
+        name: name of the value; "" for a gen without one.
+        text: the new text.
+        so_far: the whole text up to now.
+        branch, key: id of the branch, and its key in `fork`.
         call: id of the call in the run's log.
-        index: which of n.
-        done: the last event of this name's call (of n: there is one for all of them); `value` is the value, or the list
-            of n.
+        index: index of the sample among n.
+        done: the last event of the call (one for all n samples); `value` is the value, or the list of n values.
     """
 
     name: str
@@ -65,11 +64,11 @@ class StreamEvent:
 
 
 class Closed(Exception):
-    """The channel has ended."""
+    """The channel was closed."""
 
 
 class Channel(Generic[T]):
-    """A queue from any thread to one reader, who may wait in a thread or in an event loop."""
+    """A queue from any thread to one reader, which may wait in a thread or in an event loop."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -84,17 +83,17 @@ class Channel(Generic[T]):
             self._wake()
 
     def close(self, error: BaseException | None = None) -> None:
-        """No more items; the reader gets the error after the last one."""
+        """End the channel; the reader gets the error after the last item."""
         with self._changed:
             if not self._closed:
                 self._closed, self._error = True, error
                 self._wake()
 
     def get(self) -> T:
-        """The next item; blocks.
+        """Wait for the next item.
 
         Raises:
-            Closed: there are no more; or the error that it was closed with.
+            Closed: there are no more items. If the channel was closed with an error, that is raised instead.
         """
         with self._changed:
             while not self._items and not self._closed:
@@ -121,6 +120,6 @@ class Channel(Generic[T]):
     def _wake(self) -> None:
         self._changed.notify_all()
         for loop, event in self._waiters:
-            with contextlib.suppress(RuntimeError):  # that loop is gone, and its reader with it
+            with contextlib.suppress(RuntimeError):  # that loop was closed, and its reader with it
                 loop.call_soon_threadsafe(event.set)
         self._waiters.clear()

@@ -1,8 +1,7 @@
-"""Tools in programs: what the model may call, how its prompt says so, and the calls that its text makes.
+"""Tools in programs: the offer, the constraint of the output, and the calls in it.
 
-The constraint under which the model writes sees to it that a call is always a valid one; see
-`radixrt.constrained.tags.tools`. Nothing is run here: the program runs what was called and appends
-`rt.role("tool", result)`.
+The constraint makes every call valid; see `radixrt.constrained.tags.tools`. The program runs the called function and
+appends `rt.role("tool", result)`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Offer:
 
     Attributes:
         given: definitions as in the OpenAI API.
-        choice: "auto", "required", or the name of the one that must be called.
-        read: the same, checked.
+        choice: "auto", "required", or the name of the tool that must be called.
+        read: the checked definitions and choice.
     """
 
     given: Sequence[Definition]
@@ -41,7 +40,7 @@ class Offer:
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """As chat templates know them."""
+        """Definitions in the form that chat templates take."""
         found: list[dict[str, Any]] = msgspec.json.decode(self.read.definitions)
         return found
 
@@ -50,13 +49,13 @@ def offer(tools: Sequence[Definition], choice: str) -> Offer:
     """Check definitions.
 
     Raises:
-        RequestError: naming the field that is malformed.
+        RequestError: a field is malformed; names it.
     """
     return Offer(tuple(tools), choice, offer_tools(tools, choice))
 
 
 async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:
-    """How the model behind a backend speaks of tools."""
+    """The tool dialect of the model behind a backend."""
     tokens = {}
     for marker in (*HERMES.markers, *LLAMA3.markers):
         try:
@@ -86,6 +85,6 @@ def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> S
 
 
 def read_calls(text: str, offered: Offer, dialect: Dialect) -> tuple[str, list[dict[str, Any]]]:
-    """What an answer says to the user, and its calls as in the OpenAI API."""
+    """The text of an answer beside its calls, and the calls as in the OpenAI API."""
     names = [tool.name for tool in offered.read.tools]
     return read_tool_calls(text, dialect.tool_format, names)

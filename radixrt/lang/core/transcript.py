@@ -1,6 +1,6 @@
-"""The transcript of a state: an immutable list of what was said, linked from the newest entry to the oldest.
+"""The transcript of a state: an immutable list of texts, roles and answers, linked from the newest entry to the oldest.
 
-Appending makes a new tip and changes nothing, so that a fork is one more reference to a tip.
+Appending creates a new tip and changes no entry, so that a fork is one more reference to a tip.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Known:
     """Token ids of everything from the beginning of the prompt to the end of an answer.
 
     Attributes:
-        ids: C ints.
-        text: the text that they stand for, the template's included.
+        ids: token ids as C ints.
+        text: the text of these ids, including the template's.
     """
 
     ids: array[int]
@@ -31,31 +31,31 @@ class Known:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
-    """What the program wrote."""
+    """A text that the program appended."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begin:
-    """A message begins."""
+    """The beginning of a message."""
 
     role: Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """The message that began last ends."""
+    """The end of the open message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What the model wrote, or the choice that was taken.
+    """The output of a call, or the choice that it took.
 
     Attributes:
         call: id of the call.
-        known: None where the backend knows no ids.
-        tool_calls: that it makes, as in the OpenAI API.
+        known: None where the backend reports no token ids.
+        tool_calls: calls in the output, as in the OpenAI API.
     """
 
     text: str
@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tools:
-    """Tools are offered from here on; the whole conversation's prompt speaks of them."""
+    """An offer of tools. From here on the prompt of the whole conversation describes them."""
 
     offer: Offer
 
@@ -90,7 +90,7 @@ def append(transcript: Transcript, entry: Entry) -> Tip:
 
 
 def backwards(transcript: Transcript) -> Iterator[Entry]:
-    """From the newest entry to the oldest."""
+    """Iterate from the newest entry to the oldest."""
     while transcript is not None:
         yield transcript.entry
         transcript = transcript.before
@@ -98,7 +98,7 @@ def backwards(transcript: Transcript) -> Iterator[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """tool_calls: those that are made in it; the content is nevertheless the whole text."""
+    """One message. `content` is the whole text, including that of the `tool_calls`."""
 
     role: Role
     content: str
@@ -111,8 +111,8 @@ class Conversation:
 
     Attributes:
         open: the last message has not ended.
-        text: of a program without roles.
-        tools: that are offered.
+        text: the text of a program without roles.
+        tools: the tools that are offered.
     """
 
     messages: tuple[Message, ...]
@@ -122,7 +122,7 @@ class Conversation:
 
 
 def fold(transcript: Transcript) -> Conversation:
-    """The conversation that a transcript tells."""
+    """Convert a transcript to a conversation."""
     messages: list[Message] = []
     content: list[str] = []
     calls: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`Slot`: a value that a program has asked for and will have. Filled once by the event loop, read by anyone."""
+"""`Slot`: a value that a program waits for, set once by the event loop and read from any thread."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from radixrt.messages.parts import ConstraintInfo, Timings, Usage
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known of an answer beside its value.
+    """Everything about an answer beside its value.
 
     Attributes:
-        text: as the model wrote it, or the choice.
+        text: output of the model, or the choice.
         call: id of the call in the run's log.
-        token_ids: of the output; of a select, those of the choice; None where the backend knows none.
+        token_ids: ids of the output, or of the choice; None where the backend reports none.
         finish_reason: "stop", "length", "abort" or "choice" (a select).
-        matched_stop: the stop string or token id that ended it.
-        logprobs: one entry for each token, when asked for.
-        forced_close: a constrained output was brought to its end because the end of its tokens was near.
+        matched_stop: the stop string or token id that ended the output.
+        logprobs: one entry for each token, if requested.
+        forced_close: a constrained output was completed along its shortest completion because its tokens ran out.
         tool_calls: as in the OpenAI API.
-        choices, probabilities, scores, choice_logprobs: of a select, one for each choice; see `backend.Decision`.
+        choices, probabilities, scores, choice_logprobs: one for each choice of a select; see `Decision`.
     """
 
     text: str
@@ -49,12 +49,12 @@ class Slot:
     """See the module's docstring.
 
     Attributes:
-        name: of the value; None for a step that has none.
-        label: the step for errors, e.g. 'gen "note"'.
-        branch: id of the branch that asked for it.
+        name: name of the value; None for a step without one.
+        label: description of the step for errors, e.g. 'gen "note"'.
+        branch: id of the branch that computes the value.
         done: set when the value or the error is there; never cancelled.
-        error: why there is no value.
-        metas: one for each of n.
+        error: reason why there is no value.
+        metas: one for each of the n samples.
     """
 
     __slots__ = ("_value", "branch", "done", "error", "label", "metas", "name")
@@ -64,7 +64,7 @@ class Slot:
         self.label = label
         self.branch = branch
         self.done: Future[None] = Future()
-        self.done.set_running_or_notify_cancel()  # a reader that gives up does not take the value from the others
+        self.done.set_running_or_notify_cancel()  # so that one reader cannot cancel it for the others
         self.error: CallError | ProgramCancelled | None = None
         self.metas: Sequence[Meta] = ()
         self._value: Any = None
@@ -81,19 +81,19 @@ class Slot:
 
     @property
     def value(self) -> Any:
-        """The value, once it is there; raises the error if there is one."""
+        """The value of a slot that is done; raises its error if there is one."""
         self.raise_error()
         return self._value
 
     @property
     def meta(self) -> Any:
-        """The `Meta`, or a list of n."""
+        """The `Meta`, or a list of n of them."""
         self.raise_error()
         return self.metas[0] if len(self.metas) == 1 else list(self.metas)
 
     @property
     def text(self) -> str:
-        """The text that stands in the transcript."""
+        """The text of the value in the transcript."""
         self.raise_error()
         return self.metas[0].text
 
@@ -111,7 +111,7 @@ class Slot:
 
 
 class Names:
-    """A state's own names, and those that it inherited when it was forked; those no longer change."""
+    """Slots by name: a state's own, and those inherited at its fork, which no longer change."""
 
     __slots__ = ("_above", "_own")
 
