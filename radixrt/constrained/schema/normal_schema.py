@@ -1,4 +1,4 @@
-"""The way in: a JSON Schema becomes a `NormalSchema`, or is refused with the places that cannot be enforced."""
+"""`normalize`: from a JSON Schema to a `NormalSchema`, or to a refusal that names the places at fault."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from radixrt.constrained.productions import Productions
-from radixrt.constrained.schema.emit.grammar import Writer
-from radixrt.constrained.schema.emit.json_schema import SchemaWriter
+from radixrt.constrained.schema.emit.grammar import emit_productions
+from radixrt.constrained.schema.emit.json_schema import emit_schema
 from radixrt.constrained.schema.errors import EmptySchema, SchemaRefused, Unsupported
 from radixrt.constrained.schema.limits import Budget, Limits, over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
@@ -17,16 +17,16 @@ from radixrt.constrained.schema.normal_form.solver import normal_form
 from radixrt.constrained.schema.normal_form.validation import admits
 from radixrt.errors import RequestError
 
-MOST_PASSES = 20
-"""Times that a schema is worked out again without what was refused, to find more or to do without."""
+MAX_PASSES = 20
+"""Maximum number of times that a schema is normalized, each time without the keywords refused before."""
 
 
 class NormalSchema:
     """A schema that is enforced exactly.
 
     Attributes:
-        draft: the draft that it was read as.
-        ignored: keywords that are not enforced because the caller chose to leave out what cannot be.
+        draft: the name of its draft.
+        ignored: keywords that cannot be enforced and that the caller chose to ignore.
         annotations: keywords (pointer of their schema, name) that are not enforced because they only annotate.
     """
 
@@ -38,23 +38,23 @@ class NormalSchema:
         self.annotations = list(graph.reader.annotations)
 
     def productions(self, whitespace: int = 0) -> Productions:
-        """The JSON texts of the values that the schema accepts, keys in the schema's order.
+        """Return the JSON texts of the values that the schema accepts, with keys in the schema's order.
 
         Args:
-            whitespace: characters that may stand after `{ [ , :` and before `} ]`.
+            whitespace: maximum number of characters after `{ [ , :` and before `} ]`.
         """
         if whitespace not in self._productions:
             self._graph.budget.restart()
-            self._productions[whitespace] = Writer(self._graph, whitespace).write()
+            self._productions[whitespace] = emit_productions(self._graph, whitespace)
         return self._productions[whitespace]
 
     def to_schema(self) -> dict[str, Any]:
-        """What is enforced, as a JSON Schema of draft 2020-12: every keyword worked out, one type at a time."""
+        """Return the normal form as a JSON Schema of draft 2020-12."""
         self._graph.budget.restart()
-        return SchemaWriter(self._graph).write()
+        return emit_schema(self._graph)
 
     def accepts(self, value: Any) -> bool:
-        """Whether the schema, as it is enforced, accepts a parsed value; the order of keys does not matter.
+        """Return whether the schema, as it is enforced, accepts a parsed value; the order of keys does not matter.
 
         Raises:
             RequestError: the value is nested too deeply, or is not JSON.
@@ -76,31 +76,31 @@ def normalize(
     formats: FormatMode = "assert",
     limits: Limits | None = None,
 ) -> NormalSchema:
-    """Work out what a schema accepts.
+    """Normalize a schema.
 
     Args:
         schema: the parsed schema.
-        on_unsupported: "ignore" leaves out keywords that cannot be enforced, and lists them in `ignored`.
-        closed: objects that do not say anything about further members have none.
+        on_unsupported: "ignore" skips keywords that cannot be enforced, and lists them in `NormalSchema.ignored`.
+        closed: objects whose schema says nothing about further members have none.
         formats: "annotate" leaves `format` unenforced, as the drafts do by default.
         limits: bounds on the work.
 
     Raises:
-        MalformedSchema: it is no schema of its draft.
-        SchemaRefused: keywords of it cannot be enforced; has them all.
-        EmptySchema: no value satisfies it.
+        MalformedSchema: the document is not a schema of its draft.
+        SchemaRefused: some keywords cannot be enforced; the error lists all of them.
+        EmptySchema: no value satisfies the schema.
     """
     limits = limits or Limits()
     deadline = time.monotonic() + limits.seconds
     refusals: dict[tuple[str, str], Unsupported] = {}
-    for _ in range(MOST_PASSES):
+    for _ in range(MAX_PASSES):
         budget = Budget(limits, deadline)
         try:
             normal, found = _attempt(schema, budget, formats, closed, refusals)
         except EmptySchema:
             if not refusals:
                 raise
-            break  # what is left without them says nothing about the schema
+            break  # the schema is empty only without the refused keywords
         news = {(one.pointer, one.keyword): one for one in found if (one.pointer, one.keyword) not in refusals}
         final = [one for one in found if not one.droppable]
         if normal is not None and (on_unsupported == "ignore" or not refusals) and not found:
@@ -114,13 +114,13 @@ def normalize(
 
 
 def _attempt(
-    schema: Any, budget: Budget, formats: FormatMode, closed: bool, left_out: Mapping[tuple[str, str], Unsupported]
+    schema: Any, budget: Budget, formats: FormatMode, closed: bool, ignored: Mapping[tuple[str, str], Unsupported]
 ) -> tuple[NormalSchema | None, list[Unsupported]]:
-    """The schema without some keywords, as far as it comes, and further keywords that cannot be enforced."""
+    """Return the schema without some keywords, if it can be normalized, and further keywords to refuse."""
     graph = None
     try:
-        graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(left_out))
-        productions = Writer(graph, 0).write()
+        graph = normal_form(schema, budget, formats=formats, closed=closed, ignored=frozenset(ignored))
+        productions = emit_productions(graph, 0)
     except RecursionError:
         return None, [over_limit("", "schema", "it is nested too deeply")]
     except Unsupported as refusal:
@@ -129,4 +129,4 @@ def _attempt(
         if graph is None or not graph.refusals:
             raise
         return None, graph.refusals
-    return NormalSchema(graph, productions, list(left_out.values())), graph.refusals
+    return NormalSchema(graph, productions, list(ignored.values())), graph.refusals

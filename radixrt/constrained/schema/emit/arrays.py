@@ -1,118 +1,81 @@
-"""Productions for an array: the first items one by one, then the others; counters and uniqueness as states."""
+"""Expressions for arrays: the first items one by one, then the others; counters and uniqueness as states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from radixrt.constrained.productions import Expr, Ref, alt, optional, seq
-from radixrt.constrained.schema.emit.json_text import NOTHING_MORE, TextStyle, joined, repeated
+from radixrt.constrained.schema.emit.json_text import END, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ArrayPlan
 from radixrt.constrained.schema.errors import Unsupported
+from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas, Node
 from radixrt.constrained.schema.normal_form.validation import holds
 from radixrt.constrained.schema.values import key
 
-if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.graph import Graph
-
-NESTED = 8
-"""Optional items up to which they are written in one another instead of as rules."""
-MOST_VALUES = 64
-"""Values of an item that are listed one by one."""
+NESTED_OPTIONALS = 8
+"""Optional items that are nested within one rule."""
+MAX_LISTED_VALUES = 64
+"""Maximum number of values of an item that are told apart."""
 State = tuple[int, tuple[int, ...], frozenset[int], bool]
-"""Items so far, matches of each counter so far, values used, and whether one has been used twice."""
+"""Number of items, matches of each counter, numbers of the values used, and whether a value was used twice."""
 Move = tuple[Expr, State]
 
 
-class ArrayText:
-    """Writes one array.
+def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
+    """Return the expression of an array. Raises Unsupported."""
+    if plan.unique is not None and not _has_listed_values(emitter.graph, plan):
+        pointer, keyword, _ = plan.source
+        reason = "a grammar cannot remember which items have been written"
+        fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
+        emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
+        plan = replace(plan, unique=None)
+    if plan.counts or plan.unique is not None:
+        return _ArrayAutomaton(emitter, plan).emit()
+    return _plain_array(emitter, plan)
 
-    Args:
-        graph: where its nodes are.
-        plan: what it is.
-        style: punctuation.
-        value_of: the expression of a node.
-        new_rule: makes rules; `None` reserves a name whose expression `set_rule` gives.
+
+def _plain_array(emitter: Emitter, plan: ArrayPlan) -> Expr:
+    """Return an array without counters and without unique items."""
+    style, value = emitter.style, emitter.value
+    comma = style.after(",")
+    length = len(plan.prefix)
+    if plan.high == 0 or (length == 0 and plan.rest is None):
+        return style.enclosed("[", None, "]", may_be_empty=True) if plan.low == 0 else alt()
+    if plan.rest is None and plan.low > length:
+        return alt()
+    rest: Expr = END
+    if plan.rest is not None:
+        item = value(plan.rest)
+        high = None if plan.high is None else plan.high - max(1, length)
+        rest = repeated(joined(comma, item), max(0, plan.low - max(1, length)), high)
+        if length == 0:
+            return style.enclosed("[", joined(item, rest), "]", may_be_empty=plan.low == 0)
+    tail = rest
+    for index in range(length - 1, 0, -1):
+        tail = joined(joined(comma, value(plan.prefix[index])), tail)
+        if index >= plan.low:
+            tail = optional(emitter.new_rule(tail) if index % NESTED_OPTIONALS == 0 else tail)
+    return style.enclosed("[", joined(value(plan.prefix[0]), tail), "]", may_be_empty=plan.low == 0)
+
+
+def _has_listed_values(graph: Graph, plan: ArrayPlan) -> bool:
+    return all(listed_values(graph, node, MAX_LISTED_VALUES) is not None for node in plan.items)
+
+
+class _ArrayAutomaton:
+    """An array with counters or with unique items: one rule for each state, which summarizes the items so far.
+
+    The texts of a state's rule are those whose items lead from it to a state in which the array may end.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        plan: ArrayPlan,
-        style: TextStyle,
-        value_of: Callable[[Node], Expr],
-        new_rule: Callable[[Expr | None], Ref],
-        set_rule: Callable[[Ref, Expr], None],
-    ) -> None:
-        self._graph = graph
+    def __init__(self, emitter: Emitter, plan: ArrayPlan) -> None:
+        self._emitter = emitter
+        self._graph = emitter.graph
+        self._style = emitter.style
         self._plan = plan
-        self._style = style
-        self._value_of = value_of
-        self._new_rule = new_rule
-        self._set_rule = set_rule
-
-    def write(self) -> Expr:
-        """The whole array. Raises Unsupported."""
-        plan = self._plan
-        if plan.unique is not None and not self._can_list():
-            pointer, keyword, _ = plan.source
-            reason = "a grammar cannot remember which items have been written"
-            fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
-            self._graph.refuse(Unsupported(pointer, keyword, reason, fix))
-            plan.unique = None
-        if plan.counts or plan.unique is not None:
-            return Automaton(self._graph, plan, self._style, self._value_of, self._new_rule, self._set_rule).write()
-        length = len(plan.prefix)
-        if plan.high == 0 or (length == 0 and plan.rest is None):
-            return self._style.enclosed("[", None, "]", may_be_empty=True) if plan.low == 0 else alt()
-        if plan.rest is None and plan.low > length:
-            return alt()
-        rest: Expr = NOTHING_MORE
-        if plan.rest is not None:
-            item = self._value_of(plan.rest)
-            high = None if plan.high is None else plan.high - max(1, length)
-            rest = repeated(self._after_comma(item), max(0, plan.low - max(1, length)), high)
-            if length == 0:
-                return self._style.enclosed("[", joined(item, rest), "]", may_be_empty=plan.low == 0)
-        tail = rest
-        for index in range(length - 1, 0, -1):
-            tail = joined(self._after_comma(self._value_of(plan.prefix[index])), tail)
-            if index >= plan.low:
-                tail = optional(self._new_rule(tail) if index % NESTED == 0 else tail)
-        body = joined(self._value_of(plan.prefix[0]), tail)
-        return self._style.enclosed("[", body, "]", may_be_empty=plan.low == 0)
-
-    def _after_comma(self, item: Expr) -> Expr:
-        return joined(self._style.after(","), item)
-
-    def _can_list(self) -> bool:
-        nodes = [*self._plan.prefix, *([] if self._plan.rest is None else [self._plan.rest])]
-        return all(listed_values(self._graph, node, MOST_VALUES) is not None for node in nodes)
-
-
-class Automaton:
-    """An array with counters or with unique items: one rule per state, that is, per what is known of the items so far.
-
-    Law: the texts from a state are those whose items lead from it to a state in which the array may end.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        plan: ArrayPlan,
-        style: TextStyle,
-        value_of: Callable[[Node], Expr],
-        new_rule: Callable[[Expr | None], Ref],
-        set_rule: Callable[[Ref, Expr], None],
-    ) -> None:
-        self._graph = graph
-        self._plan = plan
-        self._style = style
-        self._value_of = value_of
-        self._new_rule = new_rule
-        self._set_rule = set_rule
-        # Beyond this index, what was counted is all that matters.
+        # Beyond this index, only the counts matter.
         self._horizon = max(
             [len(plan.prefix), plan.low if plan.high is None else plan.high, *(c.start for c in plan.counts)]
         )
@@ -120,8 +83,8 @@ class Automaton:
         keys = dict.fromkeys(key(value) for values in self._listed or () for value in values)
         self._numbers = {one: number for number, one in enumerate(keys)}
 
-    def write(self) -> Expr:
-        """The whole array. Raises Unsupported."""
+    def emit(self) -> Expr:
+        """Return the whole array. Raises Unsupported."""
         start: State = (0, (0,) * len(self._plan.counts), frozenset(), False)
         rules: dict[State, Ref] = {}
         order: list[State] = []
@@ -133,7 +96,7 @@ class Automaton:
             state = pending.pop()
             if state in rules:
                 continue
-            rules[state] = self._new_rule(None)
+            rules[state] = self._emitter.new_rule(None)
             order.append(state)
             moves[state] = self._moves(state)
             work += len(moves[state])
@@ -143,17 +106,17 @@ class Automaton:
                 raise Unsupported(pointer, keyword, f"keeping count takes more than {limit} rules", fix)
             pending.extend(target for _, target in moves[state])
         for state in order:
-            self._set_rule(rules[state], self._rule(state, moves[state], rules))
+            self._emitter.set_rule(rules[state], self._rule(state, moves[state], rules))
         body = alt(*(joined(item, rules[target]) for item, target in moves[start]))
         return self._style.enclosed("[", body, "]", may_be_empty=self._may_end(start))
 
     def _rule(self, state: State, moves: list[Move], rules: dict[State, Ref]) -> Expr:
-        """What may follow a state: items that do not change it, then the end or an item that does."""
+        """Return the continuation of a state: items that keep the state, then the end or an item that changes it."""
         comma = self._style.after(",")
         same = [joined(comma, item) for item, target in moves if target == state]
         out = [joined(comma, item, rules[target]) for item, target in moves if target != state]
         if self._may_end(state):
-            out.append(NOTHING_MORE)
+            out.append(END)
         return seq(repeated(alt(*same), 0, None), alt(*out)) if same else alt(*out)
 
     def _may_end(self, state: State) -> bool:
@@ -164,7 +127,7 @@ class Automaton:
         return all(count >= counter.low for count, counter in zip(counts, plan.counts))
 
     def _moves(self, state: State) -> list[Move]:
-        """The items that may come next, with the states that they lead to."""
+        """Return the items that may come next, with the states that they lead to."""
         index, counts, used, repeated_ = state
         plan = self._plan
         if plan.high is not None and index >= plan.high:
@@ -179,13 +142,13 @@ class Automaton:
         for formulas, new_counts in self._kinds(index, counts, demanded):
             node = self._graph.node(formulas)
             if node.formulas != NONE:
-                found.append((self._value_of(node), (after, new_counts, used, repeated_)))
+                found.append((self._emitter.value(node), (after, new_counts, used, repeated_)))
         return found
 
     def _kinds(self, index: int, counts: tuple[int, ...], demanded: Formulas) -> list[tuple[Formulas, tuple[int, ...]]]:
-        """What the next item may be, as far as the counters tell: it matches each of them or not.
+        """Return the kinds of the next item, which matches each counter or does not, with the counts after it.
 
-        Where a counter only has a lower bound, an item that is not counted may match all the same.
+        Where a counter only has a lower bound, an item that is not counted may match nevertheless.
         """
         kinds: list[tuple[Formulas, tuple[int, ...]]] = [(demanded, ())]
         for counter, count in zip(self._plan.counts, counts):
@@ -209,10 +172,8 @@ class Automaton:
     # Single values, for unique items
 
     def _list_values(self) -> list[list[Any]]:
-        """The values of each first item, and of the others."""
-        plan = self._plan
-        nodes = [*plan.prefix, *([] if plan.rest is None else [plan.rest])]
-        return [listed_values(self._graph, node, MOST_VALUES) or [] for node in nodes]
+        """Return the values of each first item, and of the later ones."""
+        return [listed_values(self._graph, node, MAX_LISTED_VALUES) or [] for node in self._plan.items]
 
     def _listed_moves(self, state: State, after: int) -> list[Move]:
         index, counts, used, repeated_ = state
@@ -243,7 +204,7 @@ class Automaton:
 
 
 def listed_values(graph: Graph, node: Node, limit: int) -> list[Any] | None:
-    """All the values of a node, if it has only scalars and listed values and at most `limit` of them; else None."""
+    """Return all values of a node, if they are scalars or listed and at most `limit`; else None."""
     expansion = graph.expand(node)
     found: dict[Any, Any] = {}
     if expansion.union is not None:

@@ -1,10 +1,11 @@
-"""The normalized schema written as JSON Schema (draft 2020-12) again: for people, and to test the rewriting."""
+"""`emit_schema`: the normal form as a JSON Schema of draft 2020-12, for people and for tests."""
 
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import (
     ANY_ARRAY,
     ANY_OBJECT,
@@ -18,17 +19,17 @@ from radixrt.constrained.schema.normal_form.nodes import (
 from radixrt.constrained.schema.normal_form.numbers import NumberSet
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringSet
 
-if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.graph import Graph
-
 Schema = dict[str, Any] | bool
-SHALLOW = 8
-"""Objects and arrays that are written into one another before the next becomes a definition."""
+INLINE_DEPTH = 8
+"""Maximum nesting of objects and arrays within one definition."""
 
 
-class SchemaWriter:
-    """Writes the nodes of one graph."""
+def emit_schema(graph: Graph) -> dict[str, Any]:
+    """Return the schema of the graph's root, with definitions for recursive parts. Raises Unsupported."""
+    return _SchemaEmitter(graph).emit()
 
+
+class _SchemaEmitter:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._definitions: dict[str, Schema] = {}
@@ -36,12 +37,11 @@ class SchemaWriter:
         self._named: set[Node] = set()
         self._waiting: list[Node] = []
 
-    def write(self) -> dict[str, Any]:
-        """The root's schema, with definitions for what is recursive."""
+    def emit(self) -> dict[str, Any]:
         root = self._node(self._graph.root)
         while self._waiting:
             node = self._waiting.pop()
-            self._definitions[f"n{node.index}"] = self._written(node)
+            self._definitions[f"n{node.index}"] = self._alternatives(node)
         schema: dict[str, Any] = dict(root) if isinstance(root, dict) else {"not": {}} if root is False else {}
         if self._definitions:
             schema["$defs"] = {name: self._definitions[name] for name in sorted(self._definitions)}
@@ -57,15 +57,15 @@ class SchemaWriter:
             return False
         expansion = self._graph.expand(node)
         if expansion.union is None and not (expansion.arrays or expansion.objects):
-            return self._written(node)
-        if node in self._named or node in self._open or len(self._open) >= SHALLOW:
+            return self._alternatives(node)
+        if node in self._named or node in self._open or len(self._open) >= INLINE_DEPTH:
             if node not in self._named:
                 self._named.add(node)
                 self._waiting.append(node)
             return {"$ref": f"#/$defs/n{node.index}"}
-        return self._written(node)
+        return self._alternatives(node)
 
-    def _written(self, node: Node) -> Schema:
+    def _alternatives(self, node: Node) -> Schema:
         expansion = self._graph.expand(node)
         self._open.append(node)
         options: list[Schema] = [self._node(part) for part in expansion.union or ()]
@@ -129,18 +129,8 @@ class SchemaWriter:
         found: dict[str, Any] = {"type": "array"}
         if shape == ANY_ARRAY:
             return found
-        length = max([0, *(bound for rule in shape.rules for bound in (rule.start, rule.stop) if bound is not None)])
-        items = [
-            self._formulas(
-                tuple(
-                    formula
-                    for rule in shape.rules
-                    if rule.start <= index and (rule.stop is None or index < rule.stop)
-                    for formula in rule.formulas
-                )
-            )
-            for index in range(length + 1)
-        ]
+        length = max([0, *shape.rule_bounds])
+        items = [self._formulas(shape.item_formulas(index)) for index in range(length + 1)]
         if length:
             found["prefixItems"] = items[:-1]
         if items[-1] is not True:
@@ -184,11 +174,11 @@ class SchemaWriter:
         return _and(found, more)
 
     def _keys(self, keys: KeySet, member: Schema) -> dict[str, Any]:
-        """Every member whose name is in the set satisfies a schema."""
+        """Return the schema by which every member whose name is in the set satisfies another."""
         if isinstance(keys, MatchingKeys):
             return {"patternProperties": {keys.test.source[2]: member}}
         for test in keys.tests:
-            if test.names_schema is not None:  # a set of `propertyNames`: its members are forbidden
+            if test.names_schema is not None:  # a set of `propertyNames`, whose members are forbidden
                 return {"propertyNames": self._node(self._graph.node(self._graph.formulas(test.names_schema)))}
         found: dict[str, Any] = {"additionalProperties": member}
         if keys.names:
@@ -203,12 +193,12 @@ def _json(number: Decimal) -> int | float:
 
 
 def _without(schema: dict[str, Any], apart: list[Schema]) -> dict[str, Any]:
-    """The schema without the values of others."""
+    """Return the schema minus the values of the others."""
     if not apart:
         return schema
     return schema | {"not": apart[0] if len(apart) == 1 else {"anyOf": apart}}
 
 
 def _and(schema: dict[str, Any], more: list[Schema]) -> dict[str, Any]:
-    """The schema and others."""
+    """Return the conjunction of the schema and the others."""
     return schema | {"allOf": more} if more else schema

@@ -1,61 +1,51 @@
-"""Productions for an object: declared members in their order, then undeclared ones.
+"""Expressions for objects: declared members in their order, then undeclared ones in any order.
 
-The grammar is linear in the number of members. It only remembers whether something has been written yet (for the
-comma) or, where the number of members is bounded, how many there are.
+The grammar is linear in the number of members. Its states record only whether a member has been written yet (for the
+comma) or, where the number of members is bounded, how many have been.
+
+Names of undeclared members may repeat in a text, because a grammar cannot remember them; a reader keeps the last member
+of a name. That changes nothing where all members of a class satisfy the same node. A member that must exist is the last
+one of its class, and none can replace it; where members are counted from below, at most one is relied on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from radixrt.constrained.productions import NOTHING, Expr, Lit, Ref, Term, alt, optional, seq
-from radixrt.constrained.schema.emit.json_text import NOTHING_MORE, TextStyle, joined
+from radixrt.constrained.schema.emit.json_text import END, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ObjectPlan
-from radixrt.constrained.schema.emit.undeclared import OthersText
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import over_limit
-from radixrt.constrained.schema.normal_form.nodes import Node
+from radixrt.constrained.schema.normal_form.nodes import NONE, Formulas
 
-if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.graph import Graph
+MAX_GROUPINGS = 200
+"""Maximum number of ways to assign the members that must exist to classes."""
+Group = tuple[int, Formulas]
+"""A member that must exist: the index of its class, and the formulas of its value."""
 
 
-class ObjectText:
-    """Writes one object.
+def object_expression(emitter: Emitter, plan: ObjectPlan) -> Expr:
+    """Return the expression of an object. Raises Unsupported."""
+    return _ObjectEmitter(emitter, plan).emit()
 
-    Args:
-        graph: where its nodes are.
-        plan: what it is.
-        style: punctuation.
-        value_of: the expression of a node.
-        new_rule: makes rules.
-    """
 
-    def __init__(
-        self,
-        graph: Graph,
-        plan: ObjectPlan,
-        style: TextStyle,
-        value_of: Callable[[Node], Expr],
-        new_rule: Callable[[Expr], Ref],
-    ) -> None:
-        self._graph = graph
+class _ObjectEmitter:
+    def __init__(self, emitter: Emitter, plan: ObjectPlan) -> None:
+        self._emitter = emitter
+        self._style = emitter.style
         self._plan = plan
-        self._style = style
-        self._new_rule = new_rule
-        self._values = [value_of(node) for _, node, _ in plan.members]
-        self._others = OthersText(graph, plan, style, value_of, new_rule)
+        self._values = [emitter.value(node) for _, node, _ in plan.members]
+        self._undeclared = _UndeclaredEmitter(emitter, plan)
 
-    def write(self) -> Expr:
-        """The whole object. Raises Unsupported."""
+    def emit(self) -> Expr:
         plan = self._plan
-        required = sum(needed for *_, needed in plan.members)
+        required = plan.required
         possible = None if plan.classes else len(plan.members)
         if possible is not None and plan.low > possible:
             return NOTHING
         bounded_above = plan.high is not None and (possible is None or plan.high < possible)
-        if bounded_above or plan.low > max(required + self._others.fewest, 0 if required else 1):
+        if bounded_above or plan.low > max(required + self._undeclared.fewest, 0 if required else 1):
             return self._counted(required)
         if not plan.members and not plan.classes:
             return self._style.enclosed("{", None, "}", may_be_empty=True)
@@ -65,44 +55,44 @@ class ObjectText:
     # Without counting
 
     def _body(self) -> Expr:
-        """At least one member."""
+        """Return at least one member."""
         members = self._plan.members
         if not members:
-            return self._others.members(None, comma=False)
+            return self._undeclared.members(None, comma=False)
         first_required = next((place for place, member in enumerate(members) if member[2]), len(members))
         after: Expr = self._chain(first_required + 1)
         if first_required == 0:
             return joined(self._member(0, comma=False), after)
         options: list[Expr] = []
         if first_required < len(members):
-            shared: Expr = self._new_rule(after) if after != NOTHING_MORE else after
+            shared: Expr = self._emitter.new_rule(after) if after != END else after
             options.append(joined(self._member(first_required, comma=False), shared))
-            tail: Expr = self._new_rule(joined(self._member(first_required, comma=True), shared))
+            tail: Expr = self._emitter.new_rule(joined(self._member(first_required, comma=True), shared))
         else:
-            tail = self._others.members(None, comma=True)
+            tail = self._undeclared.members(None, comma=True)
             if self._plan.classes:
-                options.append(self._others.members(None, comma=False))
-                tail = self._new_rule(tail)
+                options.append(self._undeclared.members(None, comma=False))
+                tail = self._emitter.new_rule(tail)
         for place in range(first_required - 1, -1, -1):
             self._share(place)
             options.append(joined(self._member(place, comma=False), tail))
             if place:
-                tail = self._new_rule(seq(optional(self._member(place, comma=True)), tail))
+                tail = self._emitter.new_rule(seq(optional(self._member(place, comma=True)), tail))
         return alt(*reversed(options))
 
     def _share(self, place: int) -> None:
-        """Make a rule of a value that is written in two places."""
+        """Make a rule of a value that is used in two places."""
         if not isinstance(self._values[place], Ref | Lit | Term):
-            self._values[place] = self._new_rule(self._values[place])
+            self._values[place] = self._emitter.new_rule(self._values[place])
 
     def _chain(self, start: int) -> Expr:
-        """Members from a place on, something having been written before, and the undeclared ones."""
-        members = self._plan.members
+        """Return the members from a place on, after another member, and the undeclared ones."""
         parts = [
-            self._member(place, comma=True) if members[place][2] else optional(self._member(place, comma=True))
-            for place in range(start, len(members))
+            self._member(place, comma=True) if needed else optional(self._member(place, comma=True))
+            for place, (_, _, needed) in enumerate(self._plan.members)
+            if place >= start
         ]
-        return joined(*parts, self._others.members(None, comma=True))
+        return joined(*parts, self._undeclared.members(None, comma=True))
 
     def _member(self, place: int, *, comma: bool) -> Expr:
         return self._style.member(self._plan.members[place][0], self._values[place], comma=comma)
@@ -111,47 +101,174 @@ class ObjectText:
 
     def _counted(self, required: int) -> Expr:
         plan = self._plan
+        graph = self._emitter.graph
         pointer, keyword, _ = plan.source
-        if plan.classes and plan.low > required + max(1, self._others.fewest):
+        if plan.classes and plan.low > required + max(1, self._undeclared.fewest):
             reason = "members whose names are not declared could repeat, and a grammar cannot tell"
             fix = "Declare the properties that are counted, or require fewer."
-            self._graph.refuse(Unsupported(pointer, keyword, reason, fix))
+            graph.refuse(Unsupported(pointer, keyword, reason, fix))
         most = len(plan.members) if plan.high is None else min(plan.high, len(plan.members))
-        if (len(plan.members) + 1) * (most + 1) > self._graph.budget.limits.array_states:
-            reason = (
-                f"counting {len(plan.members)} members takes more than {self._graph.budget.limits.array_states} rules"
-            )
-            raise over_limit(pointer, keyword, reason)
+        limit = graph.budget.limits.array_states
+        if (len(plan.members) + 1) * (most + 1) > limit:
+            raise over_limit(pointer, keyword, f"counting {len(plan.members)} members takes more than {limit} rules")
         for place in range(len(plan.members)):
             self._share(place)
-        tails: dict[tuple[int, int], Expr] = {}
-        counts = [{0}]  # of members written before each place
+        states: dict[tuple[int, int], Expr] = {}
+        counts = [{0}]  # numbers of members that may have been written before each place
         for *_, needed in plan.members:
             more = {count + 1 for count in counts[-1] if count < most}
             counts.append(more if needed else more | counts[-1])
         for place in range(len(plan.members), -1, -1):
             for count in counts[place]:
-                tails[place, count] = self._state(place, count, tails)
-        empty_allowed = required == 0 and plan.low == 0 and not plan.witnesses
-        if tails[0, 0] is NOTHING:
-            return self._style.enclosed("{", None, "}", may_be_empty=True) if empty_allowed else NOTHING
-        return self._style.enclosed("{", tails[0, 0], "}", may_be_empty=empty_allowed)
+                states[place, count] = self._state(place, count, states)
+        may_be_empty = required == 0 and plan.low == 0 and not plan.witnesses
+        if states[0, 0] is NOTHING:
+            return self._style.enclosed("{", None, "}", may_be_empty=True) if may_be_empty else NOTHING
+        return self._style.enclosed("{", states[0, 0], "}", may_be_empty=may_be_empty)
 
-    def _state(self, place: int, count: int, tails: dict[tuple[int, int], Expr]) -> Expr:
-        """What may follow when `count` of the members before `place` are written; NOTHING if nothing may.
+    def _state(self, place: int, count: int, states: dict[tuple[int, int], Expr]) -> Expr:
+        """Return the continuation after `count` of the members before `place`; NOTHING if there is none.
 
-        With count 0, at least one member follows: an object without any is written apart.
+        With count 0, at least one member follows: the empty object is a separate alternative.
         """
         plan = self._plan
         if place == len(plan.members):
             if count or plan.classes:
-                return self._others.members(count, comma=count > 0)
+                return self._undeclared.members(count, comma=count > 0)
             return NOTHING
         options: list[Expr] = []
-        if tails.get((place + 1, count + 1), NOTHING) is not NOTHING:
-            options.append(joined(self._member(place, comma=count > 0), tails[place + 1, count + 1]))
-        if not plan.members[place][2] and tails[place + 1, count] is not NOTHING:
-            options.append(tails[place + 1, count])
+        if states.get((place + 1, count + 1), NOTHING) is not NOTHING:
+            options.append(joined(self._member(place, comma=count > 0), states[place + 1, count + 1]))
+        if not plan.members[place][2] and states[place + 1, count] is not NOTHING:
+            options.append(states[place + 1, count])
         if not options:
             return NOTHING
-        return options[0] if len(options) == 1 and not isinstance(options[0], Lit) else self._new_rule(alt(*options))
+        return (
+            options[0]
+            if len(options) == 1 and not isinstance(options[0], Lit)
+            else self._emitter.new_rule(alt(*options))
+        )
+
+
+class _UndeclaredEmitter:
+    """The undeclared members of one object.
+
+    Attributes:
+        fewest: number of undeclared members that must exist at least.
+    """
+
+    def __init__(self, emitter: Emitter, plan: ObjectPlan) -> None:
+        self._emitter = emitter
+        self._plan = plan
+        after, value = emitter.style.after, emitter.value
+        self._pairs = [joined(Term(one.text()), after(":"), value(node)) for one, node in plan.classes]
+        self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
+        self._states: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
+        self.fewest = min((len(grouping) for grouping in self._groupings), default=0)
+
+    def members(self, count: int | None, *, comma: bool) -> Expr:
+        """Return all undeclared members; without a comma, at least one.
+
+        Args:
+            count: number of declared members written; None where the bounds on their number hold anyway.
+
+        Returns:
+            `NOTHING` if the bounds exclude one another.
+
+        Raises:
+            Unsupported: counting takes too many rules.
+        """
+        plan = self._plan
+        room = None if count is None or plan.high is None else plan.high - count
+        missing = 0 if count is None else max(0, plan.low - count)
+        if not plan.witnesses:
+            if room is not None and missing > room:
+                return NOTHING
+            if not plan.classes or room == 0:
+                return END if comma and not missing else NOTHING
+            if comma:
+                return repeated(self._others(set()), missing, room)
+            rest = repeated(self._others(set()), max(0, missing - 1), None if room is None else room - 1)
+            return joined(alt(*self._pairs), rest)
+        found = []
+        for grouping in self._groupings:
+            left = None if room is None else room - len(grouping)
+            if left is None or left >= 0:
+                found.append(self._from(grouping, 0, left, comma=comma))
+        return alt(*found) if found else NOTHING
+
+    def _others(self, gone: set[int]) -> Expr:
+        """Return one member of a class that is still open, with a comma before it."""
+        pairs = [pair for place, pair in enumerate(self._pairs) if place not in gone]
+        return joined(self._emitter.style.after(","), alt(*pairs)) if pairs else NOTHING
+
+    def _from(self, grouping: tuple[Group, ...], first: int, room: int | None, *, comma: bool) -> Expr:
+        """Return the members from the group that must come next; `room` counts members that need not exist."""
+        gone = {place for place, _ in grouping[:first]}
+        if first == len(grouping):
+            others = self._others(gone)
+            return END if others is NOTHING else repeated(others, 0, room)
+        place, formulas = grouping[first]
+        style = self._emitter.style
+        separator = style.after(",") if comma else END
+        value = self._emitter.value(self._emitter.graph.node(formulas))
+        needed = joined(separator, joined(Term(self._plan.classes[place][0].text()), style.after(":"), value))
+        if room is None and comma:
+            others = self._others(gone)
+            before = END if others is NOTHING else repeated(others, 0, None)
+            return seq(before, needed, self._from(grouping, first + 1, None, comma=True))
+        key = (grouping, first, -1 if room is None else room)
+        if comma and key in self._states:
+            return self._states[key]
+        options = [joined(needed, self._from(grouping, first + 1, room, comma=True))]
+        pairs = [pair for index, pair in enumerate(self._pairs) if index not in gone]
+        if pairs and (room is None or room > 0):
+            left = None if room is None else room - 1
+            options.append(joined(separator, alt(*pairs), self._from(grouping, first, left, comma=True)))
+        expression = alt(*options)
+        if not comma:
+            return expression
+        limit = self._emitter.graph.budget.limits.array_states
+        if len(self._states) > limit:
+            pointer, keyword, _ = self._plan.source
+            raise over_limit(pointer, keyword, f"counting the members takes more than {limit} rules")
+        rule = self._states[key] = self._emitter.new_rule(expression)
+        return rule
+
+    def _find_groupings(self) -> Iterator[tuple[Group, ...]]:
+        """Yield the ways in which the witnesses are members: one member may serve several, or each has its own class.
+
+        Two different members of one class cannot be told apart. Such a grouping is skipped where it adds nothing,
+        because there is no room for both or because one member satisfies what the other must; else it is refused.
+        """
+        plan = self._plan
+        room = None if plan.high is None else plan.high - plan.required
+        groupings: list[tuple[Group, ...]] = [()]
+        for witness in plan.witnesses:
+            options = dict(witness.options)
+            longer: list[tuple[Group, ...]] = []
+            for grouping in groupings:
+                for index, (place, formulas) in enumerate(grouping):
+                    if place in options:
+                        more = tuple(formula for formula in options[place] if formula not in formulas)
+                        longer.append((*grouping[:index], (place, formulas + more), *grouping[index + 1 :]))
+                longer.extend((*grouping, group) for group in options.items())
+            groupings = list(dict.fromkeys(longer))
+            if len(groupings) > MAX_GROUPINGS:
+                raise _unsupported(witness.source, "too many kinds of members could be the ones that must exist")
+        for grouping in groupings:
+            if any(self._emitter.graph.node(formulas).formulas == NONE for _, formulas in grouping):
+                continue
+            if room is not None and len(grouping) > room:
+                continue
+            twins = [(a, b) for index, a in enumerate(grouping) for b in grouping[index + 1 :] if a[0] == b[0]]
+            if not twins:
+                yield grouping
+            elif not any(set(a[1]) <= set(b[1]) or set(b[1]) <= set(a[1]) for a, b in twins):
+                source = plan.witnesses[-1].source
+                raise _unsupported(source, "several members must exist whose names may be the same")
+
+
+def _unsupported(source: tuple[str, str, str], reason: str) -> Unsupported:
+    pointer, keyword, _ = source
+    return Unsupported(pointer, keyword, reason, "Declare the properties in question.")

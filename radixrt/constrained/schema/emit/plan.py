@@ -1,10 +1,10 @@
-"""What to write for each node, known before anything is written: alternatives of one type with child nodes."""
+"""Emission plans: the alternatives of a node with their child nodes, and the removal of those without values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from radixrt.constrained.backends.linear import MAX_STATES
 from radixrt.constrained.regex import Regex, RegexTooComplex, alternate
@@ -13,6 +13,7 @@ from radixrt.constrained.schema.emit.json_text import check_text
 from radixrt.constrained.schema.emit.key_classes import KeyClass, in_keys, key_classes
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import over_limit
+from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import (
     NONE,
     ArrayShape,
@@ -26,153 +27,160 @@ from radixrt.constrained.schema.normal_form.static_checks import is_empty
 from radixrt.constrained.schema.normal_form.strings import Source
 from radixrt.constrained.schema.values import key, text_of
 
-if TYPE_CHECKING:
-    from radixrt.constrained.schema.normal_form.graph import Graph
+MAX_LISTED_NAMES = 32
+"""A class of at most this many names becomes as many optional members."""
+MAX_COMPARED_ITEMS = 8
+"""Items that are compared pairwise to prove that `uniqueItems` always holds."""
 
-ENUMERATED_NAMES = 32
-"""A class of at most this many names is written as so many optional members."""
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Witness:
-    """A member that must exist: the places of the classes that it may be in, with what its value satisfies there."""
+    """A member that must exist: for each class it may belong to, the class's index and the formulas of its value."""
 
-    options: list[tuple[int, Formulas]]
+    options: tuple[tuple[int, Formulas], ...]
     source: Source
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ObjectPlan:
     """An object: declared members in order, then members of the classes in any order.
 
     Attributes:
-        members: name, node of the value, whether it must be present.
-        classes: names and nodes of undeclared members.
-        witnesses: what must be among the undeclared members.
-        low, high: bounds on the number of members; `source`: where they come from.
+        members: name, node of the value, whether the member is required.
+        classes: names and value nodes of undeclared members.
+        witnesses: undeclared members that must exist.
+        low, high: bounds on the number of members; `source`: their origin.
     """
 
-    members: list[tuple[str, Node, bool]]
-    classes: list[tuple[KeyClass, Node]]
-    witnesses: list[Witness]
+    members: tuple[tuple[str, Node, bool], ...]
+    classes: tuple[tuple[KeyClass, Node], ...]
+    witnesses: tuple[Witness, ...]
     low: int
     high: int | None
     source: Source
 
+    @property
+    def required(self) -> int:
+        """The number of required members."""
+        return sum(needed for *_, needed in self.members)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class ArrayPlan:
     """An array.
 
     Attributes:
         prefix: nodes of the first items.
-        rest: node of all later ones, or None if there can be none.
-        low, high, counts, unique: as in its shape; `unique` is None where no two items can be equal anyway.
-        demands: the formulas behind each node of `prefix`, and behind `rest`.
-        source: of `unique`.
+        rest: node of all later items, or None if there can be none.
+        low, high, counts, unique: as in `ArrayShape`; `unique` is None where no two items can be equal anyway.
+        demands: the formulas of each node of `prefix`, and of `rest`.
+        source: origin of `unique`.
     """
 
-    prefix: list[Node]
+    prefix: tuple[Node, ...]
     rest: Node | None
     low: int
     high: int | None
     counts: tuple[ItemCount, ...]
     unique: bool | None
     source: Source
-    demands: list[Formulas]
+    demands: tuple[Formulas, ...]
+
+    @property
+    def items(self) -> tuple[Node, ...]:
+        """The nodes of all items."""
+        return self.prefix if self.rest is None else (*self.prefix, self.rest)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What a node comes to.
+    """The alternatives of a node.
 
     Attributes:
-        words: single strings; values: other single values.
+        texts: single strings; `values`: other single values.
         strings: language of the values of all strings, or None.
         numbers: languages of the texts of numbers.
-        null: null is in it; booleans: those that are.
+        null: null belongs to the node; `booleans`: the booleans that do.
         arrays, objects: alternatives.
-        union: nodes that are in it whole.
+        union: nodes that belong to the node as a whole.
     """
 
-    words: list[str] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
+    texts: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()
     strings: Regex | None = None
-    numbers: list[Regex] = field(default_factory=list)
+    numbers: tuple[Regex, ...] = ()
     null: bool = False
     booleans: tuple[bool, ...] = ()
-    arrays: list[ArrayPlan] = field(default_factory=list)
-    objects: list[ObjectPlan] = field(default_factory=list)
-    union: list[Node] = field(default_factory=list)
+    arrays: tuple[ArrayPlan, ...] = ()
+    objects: tuple[ObjectPlan, ...] = ()
+    union: tuple[Node, ...] = ()
 
     @property
     def is_scalar(self) -> bool:
-        """Whether there is nothing below it."""
+        """Whether the node has no children."""
         return not (self.arrays or self.objects or self.union)
 
     @property
     def has_scalars(self) -> bool:
-        """Whether something is in it that is no array and no object, or a single value."""
-        return bool(self.words or self.values or self.strings or self.numbers or self.null or self.booleans)
+        """Whether the node has a single value, a string, a number, a boolean or null."""
+        return bool(self.texts or self.values or self.strings or self.numbers or self.null or self.booleans)
 
-    def below(self) -> Iterator[Node]:
-        """The nodes that it uses."""
+    def children(self) -> Iterator[Node]:
+        """Yield the child nodes, repeatedly if used repeatedly."""
         yield from self.union
         for array in self.arrays:
-            yield from array.prefix
-            if array.rest is not None:
-                yield array.rest
+            yield from array.items
         for one in self.objects:
             yield from (node for _, node, _ in one.members)
             yield from (node for _, node in one.classes)
 
 
 def plan_node(graph: Graph, node: Node) -> Plan:
-    """The plan of a node. Raises Unsupported."""
-    plan = Plan()
+    """Return the plan of a node. Raises Unsupported."""
     if node.formulas == NONE:
-        return plan
+        return Plan()
     expansion = graph.expand(node)
     if expansion.union is not None:
-        plan.union = list(expansion.union)
-        return plan
-    for value in expansion.values.values():
-        (plan.words if type(value) is str else plan.values).append(value)
+        return Plan(union=expansion.union)
+    values = expansion.values.values()
+    texts = tuple(value for value in values if type(value) is str)
+    others = tuple(value for value in values if type(value) is not str)
     if graph.reader.unwritable:
-        _check_written(graph, [*plan.words, *plan.values], node)
-    plan.null = expansion.null
-    plan.booleans = tuple(sorted(expansion.booleans, reverse=True))
-    plan.strings = _live(node, "pattern", [strings.language for strings in expansion.strings])
-    plan.numbers = _numbers(node, expansion)
+        _check_writable(graph, [*texts, *others], node)
+    strings = _union(node, "pattern", [strings.language for strings in expansion.strings])
+    numbers = _numbers(node, expansion)
     try:
-        for array in expansion.arrays:
-            found = plan_array(graph, array, node.pointer)
-            if found is not None:
-                plan.arrays.append(found)
-        for shape in expansion.objects:
-            one = plan_object(graph, shape, node.pointer)
-            if one is not None:
-                plan.objects.append(one)
+        arrays = [_plan_array(graph, shape, node.pointer) for shape in expansion.arrays]
+        objects = [_plan_object(graph, shape, node.pointer) for shape in expansion.objects]
     except RegexTooComplex as error:
         raise over_limit(node.pointer, "patternProperties", f"it is too complex ({error})") from None
-    return plan
+    return Plan(
+        texts=texts,
+        values=others,
+        strings=strings,
+        numbers=numbers,
+        null=expansion.null,
+        booleans=tuple(sorted(expansion.booleans, reverse=True)),
+        arrays=tuple(plan for plan in arrays if plan is not None),
+        objects=tuple(plan for plan in objects if plan is not None),
+    )
 
 
-def _check_written(graph: Graph, values: Iterable[Any], node: Node) -> None:
-    """Raises Unsupported for a value that no UTF-8 text can hold, naming the keyword that lists it."""
+def _check_writable(graph: Graph, values: Iterable[Any], node: Node) -> None:
+    """Raise Unsupported for a value that no UTF-8 text can hold, naming the keyword that lists it."""
     for value in values:
         pointer, keyword = graph.reader.unwritable.get(key(value), (node.pointer, "enum"))
         check_text(text_of(value), pointer, keyword)
 
 
-def _numbers(node: Node, expansion: Expansion) -> list[Regex]:
-    """The numbers as one language, or as several where that is too large an automaton. Raises Unsupported."""
+def _numbers(node: Node, expansion: Expansion) -> tuple[Regex, ...]:
+    """Return the numbers as one language, or as several if its automaton is too large. Raises Unsupported."""
     keyword = _number_keyword(expansion)
     languages = [numbers.language for numbers in expansion.numbers]
-    together = _live(node, keyword, languages)
+    together = _union(node, keyword, languages)
     if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
-        return [] if together is None else [together]
-    found = [language for one in languages if (language := _live(node, keyword, [one])) is not None]
+        return () if together is None else (together,)
+    found = tuple(language for one in languages if (language := _union(node, keyword, [one])) is not None)
     if any(language.has_boolean and Dfa.of(language, MAX_STATES) is None for language in found):
         reason = f"what is asked of the number takes an automaton of more than {MAX_STATES} states"
         fix = "Take multiples of a smaller number, or bounds with few numbers between them."
@@ -181,14 +189,14 @@ def _numbers(node: Node, expansion: Expansion) -> list[Regex]:
 
 
 def _number_keyword(expansion: Expansion) -> str:
-    """The keyword to name if the numbers are too complex."""
+    """Return the keyword to name if the numbers are too complex."""
     if any(numbers.step is not None or numbers.not_multiples for numbers in expansion.numbers):
         return "multipleOf"
     return "minimum" if any(numbers.low is not None for numbers in expansion.numbers) else "maximum"
 
 
-def _live(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Regex | None:
-    """All of the languages together; None if there is no string in them. Raises Unsupported."""
+def _union(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Regex | None:
+    """Return the union of the languages; None if it is empty. Raises Unsupported."""
     if not languages:
         return None
     try:
@@ -198,8 +206,8 @@ def _live(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Reg
         raise over_limit(node.pointer, keyword, f"it is too complex ({error})") from None
 
 
-def plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | None:
-    """The plan of an object; None if it is plainly impossible. Raises Unsupported."""
+def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | None:
+    """Return the plan of an object; None if there is certainly no such object. Raises Unsupported."""
     required = set(shape.required)
     check_text("".join(name for name, _ in shape.members), pointer, "properties")
     members: list[tuple[str, Node, bool]] = []
@@ -212,63 +220,51 @@ def plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | 
     classes: list[tuple[KeyClass, Node]] = []
     for one in key_classes(graph, shape, pointer):
         node = graph.node(one.formulas)
-        names = one.names().enumerate(ENUMERATED_NAMES) if one.tests and not shape.witnesses else None
+        names = one.names().enumerate(MAX_LISTED_NAMES) if one.tests and not shape.witnesses else None
         if names is not None:
             members.extend((name, node, False) for name in sorted(names))
         else:
             classes.append((one, node))
     witnesses: list[Witness] = []
     for keys, formulas, source in shape.witnesses:
-        options = [
-            (place, one.formulas + formulas) for place, (one, _) in enumerate(classes) if in_keys(one.tests, keys)
-        ]
-        options = [(place, demanded) for place, demanded in options if graph.node(demanded).formulas != NONE]
+        options = [(i, one.formulas + formulas) for i, (one, _) in enumerate(classes) if in_keys(one.tests, keys)]
+        options = [(i, demanded) for i, demanded in options if graph.node(demanded).formulas != NONE]
         if not options:
             return None
-        witnesses.append(Witness(options, source))
-    return ObjectPlan(members, classes, witnesses, shape.low, shape.high, shape.count_source)
+        witnesses.append(Witness(tuple(options), source))
+    return ObjectPlan(tuple(members), tuple(classes), tuple(witnesses), shape.low, shape.high, shape.count_source)
 
 
-def plan_array(graph: Graph, shape: ArrayShape, pointer: str) -> ArrayPlan | None:
-    """The plan of an array; None if it is plainly impossible. Raises Unsupported."""
-    bounds = [bound for rule in shape.rules for bound in (rule.start, rule.stop) if bound is not None]
-    length = max([*bounds, *(count.start for count in shape.counts)], default=0)
-    if length > graph.budget.limits.array_states:
-        raise over_limit(pointer, "items", f"items of more than {graph.budget.limits.array_states} places differ")
+def _plan_array(graph: Graph, shape: ArrayShape, pointer: str) -> ArrayPlan | None:
+    """Return the plan of an array; None if there is certainly no such array. Raises Unsupported."""
+    length = max([*shape.rule_bounds, *(count.start for count in shape.counts)], default=0)
+    limit = graph.budget.limits.array_states
+    if length > limit:
+        raise over_limit(pointer, "items", f"items of more than {limit} places differ")
     high = shape.high
-    prefix: list[Node] = []
-    demands: list[Formulas] = []
-    for index in range(length + 1):
-        demanded: Formulas = ()
-        for rule in shape.rules:
-            if rule.start <= index and (rule.stop is None or index < rule.stop):
-                demanded += rule.formulas
+    nodes: list[Node] = []
+    demands = tuple(shape.item_formulas(index) for index in range(length + 1))
+    for index, demanded in enumerate(demands):
         node = graph.node(demanded)
         if node.formulas == NONE:
             high = index if high is None else min(high, index)
-        demands.append(demanded)
-        prefix.append(node)
+        nodes.append(node)
     if high is not None and shape.low > high:
         return None
-    rest = prefix.pop()
-    last = len(prefix) if high is None else min(high, len(prefix))
-    reaches_rest = high is None or high > len(prefix)
-    counts, unique = shape.counts, shape.unique
-    if unique and _never_equal(graph, prefix[:last], rest if reaches_rest else None, high):
-        unique = None
-    return ArrayPlan(
-        prefix[:last], rest if reaches_rest else None, shape.low, high, counts, unique, shape.unique_source, demands
-    )
+    prefix = tuple(nodes[:length] if high is None else nodes[: min(high, length)])
+    rest = nodes[length] if high is None or high > length else None
+    plan = ArrayPlan(prefix, rest, shape.low, high, shape.counts, shape.unique, shape.unique_source, demands)
+    return replace(plan, unique=None) if plan.unique and _never_equal(graph, plan) else plan
 
 
-def _never_equal(graph: Graph, prefix: list[Node], rest: Node | None, high: int | None) -> bool:
-    """Whether no two items can be equal anyway."""
-    if high is not None and high <= 1:
+def _never_equal(graph: Graph, plan: ArrayPlan) -> bool:
+    """Return True if no two items can be equal. Raises nothing: a refusal counts as no proof."""
+    if plan.high is not None and plan.high <= 1:
         return True
-    if rest is not None and (high is None or high > len(prefix) + 1):
+    if plan.rest is not None and (plan.high is None or plan.high > len(plan.prefix) + 1):
         return False
-    items = [*prefix, *([] if rest is None else [rest])]
-    if len(items) > 8:
+    items = plan.items
+    if len(items) > MAX_COMPARED_ITEMS:
         return False
     return all(_disjoint(graph, one, two) for place, one in enumerate(items) for two in items[place + 1 :])
 
@@ -278,3 +274,99 @@ def _disjoint(graph: Graph, one: Node, two: Node) -> bool:
         return is_empty(graph, graph.node((*one.formulas, *two.formulas)), 2)
     except Unsupported:
         return False
+
+
+# Nodes without values
+
+
+def inhabited(plans: Mapping[Node, Plan]) -> set[Node]:
+    """Return the nodes that have a value: the least fixpoint over the plans.
+
+    Where items or members are counted (see `is_exact`), a node without values may be among them.
+    """
+    alive: set[Node] = set()
+    waiting = list(plans)
+    while True:
+        left = [node for node in reversed(waiting) if not _is_inhabited(plans[node], alive, node)]
+        if len(left) == len(waiting):
+            return alive
+        waiting = left[::-1]
+
+
+def _is_inhabited(plan: Plan, alive: set[Node], node: Node) -> bool:
+    """Return whether inhabited nodes suffice to build a value of the plan; if so, add the node to them."""
+    if (
+        plan.has_scalars
+        or any(part in alive for part in plan.union)
+        or any(_has_array(array, alive) for array in plan.arrays)
+        or any(_has_object(one, alive) for one in plan.objects)
+    ):
+        alive.add(node)
+        return True
+    return False
+
+
+def _has_array(plan: ArrayPlan, alive: set[Node]) -> bool:
+    if plan.low > len(plan.prefix) and plan.rest not in alive:
+        return False
+    return all(node in alive for node in plan.prefix[: plan.low])
+
+
+def _has_object(plan: ObjectPlan, alive: set[Node]) -> bool:
+    if any(needed and node not in alive for _, node, needed in plan.members):
+        return False
+    if plan.high is not None and max(plan.low, plan.required) > plan.high:
+        return False
+    if any(node in alive for _, node in plan.classes):
+        return True
+    return not plan.witnesses and plan.low <= sum(node in alive for _, node, _ in plan.members)
+
+
+def without_empty(plan: Plan, alive: set[Node]) -> Plan:
+    """Return the plan without alternatives, items and members that have no value; its texts stay the same."""
+    if plan.is_scalar:
+        return plan
+    return replace(
+        plan,
+        union=tuple(node for node in plan.union if node in alive),
+        arrays=tuple(_live_array(array, alive) for array in plan.arrays if _has_array(array, alive)),
+        objects=tuple(_live_object(one, alive) for one in plan.objects if _has_object(one, alive)),
+    )
+
+
+def _live_array(plan: ArrayPlan, alive: set[Node]) -> ArrayPlan:
+    length = next((index for index, node in enumerate(plan.prefix) if node not in alive), len(plan.prefix))
+    if length < len(plan.prefix) or (plan.rest is not None and plan.rest not in alive):
+        return replace(plan, prefix=plan.prefix[:length], rest=None, high=length)
+    return plan
+
+
+def _live_object(plan: ObjectPlan, alive: set[Node]) -> ObjectPlan:
+    members = tuple(member for member in plan.members if member[1] in alive)
+    classes = plan.classes if plan.witnesses else tuple(one for one in plan.classes if one[1] in alive)
+    if len(members) == len(plan.members) and len(classes) == len(plan.classes):
+        return plan
+    return replace(plan, members=members, classes=classes)
+
+
+def is_exact(plan: Plan) -> bool:
+    """Return whether `inhabited` decides for certain that the plan has a value or has none."""
+    return not any(array.counts or array.unique is not None for array in plan.arrays) and not any(
+        one.witnesses for one in plan.objects
+    )
+
+
+def empty_cause(plans: Mapping[Node, Plan], alive: set[Node], root: Node) -> Node:
+    """Return the deepest node that alone causes the root to have no value."""
+    node, seen = root, {root}
+    while True:
+        dead = {
+            child
+            for one in plans[node].objects
+            for _, child, needed in one.members
+            if needed and child not in alive and child not in seen
+        }
+        if len(dead) != 1 or len(plans[node].objects) != 1 or plans[node].arrays:
+            return node
+        node = dead.pop()
+        seen.add(node)

@@ -14,7 +14,6 @@ from radixrt.constrained.schema.limits import Budget, over_limit
 from radixrt.constrained.schema.normal_form.assertions import (
     AllOf,
     AnyOf,
-    Assertion,
     FalseSchema,
     Not,
     OneOf,
@@ -57,6 +56,7 @@ class Graph:
         ignored: keywords (pointer of their schema, name) that are skipped.
 
     Attributes:
+        assertions: see `KeywordReader.assertions`.
         refusals: keywords that cannot be enforced, found while productions were emitted without them.
         facts: memoized answers of `static_checks`.
 
@@ -78,6 +78,7 @@ class Graph:
         self.document = Document(schema, budget.limits)
         self.closed = closed
         self.reader = KeywordReader(self.document, budget.limits, formats, ignored)
+        self.assertions = self.reader.assertions
         self.refusals: list[Unsupported] = []
         self.facts = StaticFacts()
         self._solve = solve
@@ -91,10 +92,6 @@ class Graph:
         self._conflicts: dict[Node, tuple[str, str]] = {}
         self._string_schema = self.document.synthetic({"type": "string"}, self.document.root)
         self.root = self.node(self.formulas(self.document.root))
-
-    def assertions(self, located: Located) -> tuple[Assertion, ...]:
-        """Return the assertions of a schema, as `KeywordReader.assertions` does."""
-        return self.reader.assertions(located)
 
     def refuse(self, refusal: Unsupported) -> None:
         """Note a keyword that cannot be enforced, and go on without it to find the others as well."""

@@ -109,6 +109,7 @@ class KeywordReader:
         self._ignored = ignored
         self._assertions: dict[Located, tuple[Assertion, ...]] = {}
         self._patterns: dict[str, Regex] = {}
+        self._members: dict[Located, dict[str, Located]] = {}
 
     def assertions(self, located: Located) -> tuple[Assertion, ...]:
         """Return the assertions of a schema: types and single values first, then document order, deferred ones last.
@@ -144,12 +145,15 @@ class KeywordReader:
                 found.extend(_READERS[keyword](self, located, keyword, value))
         for place, keyword, value in references:  # resolved last, for refusals of the schema itself to come first
             found.insert(place, Reference(located, keyword, _target(self.document, located, keyword, value)))
-        found.sort(key=lambda assertion: assertion.is_deferred)
+        if any(assertion.is_deferred for assertion in found):
+            found.sort(key=lambda assertion: assertion.is_deferred)
         return tuple(found)
 
     def is_read(self, located: Located, keyword: str) -> bool:
         """Return whether the draft of a schema knows the keyword, and the caller does not ignore it there."""
-        return keyword in located.resource.dialect.keywords and (located.pointer, keyword) not in self._ignored
+        if keyword not in located.resource.dialect.keywords:
+            return False
+        return not self._ignored or (located.pointer, keyword) not in self._ignored
 
     def child(self, located: Located, keyword: str, *tokens: str) -> Located:
         """Return the subschema below a keyword, at the place that the further tokens name."""
@@ -162,6 +166,16 @@ class KeywordReader:
         """Return the subschemas of a keyword whose value is a list."""
         child = self.document.child
         return tuple(child(located, item, keyword, str(i)) for i, item in enumerate(located.schema[keyword]))
+
+    def members(self, located: Located) -> dict[str, Located]:
+        """Return the subschemas of `properties`, which are shared by the assertions of `properties` and `required`."""
+        found = self._members.get(located)
+        if found is None:
+            child = self.document.child
+            schemas = located.schema.get("properties", {}) if self.is_read(located, "properties") else {}
+            found = {name: child(located, schema, "properties", name) for name, schema in schemas.items()}
+            self._members[located] = found
+        return found
 
     def pattern_test(self, located: Located, keyword: str, pattern: str, pointer: str) -> StringTest:
         """Return the test for strings in which the pattern is found. Raises Unsupported."""
@@ -294,15 +308,13 @@ def _unevaluated_items(reader: KeywordReader, located: Located, keyword: str, va
 
 def _properties(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
     required = frozenset(reader.required_names(located))
-    members = {name: reader.child(located, keyword, name) for name in value}
-    yield Properties(located, keyword, members, required)
+    yield Properties(located, keyword, reader.members(located), required)
 
 
 def _required(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
     names = reader.required_names(located)
-    members = located.schema.get("properties", {}) if reader.is_read(located, "properties") else {}
-    declared = {name: reader.child(located, "properties", name) for name in names if name in members}
-    yield Required(located, keyword, names, declared)
+    members = reader.members(located)
+    yield Required(located, keyword, names, {name: members[name] for name in names if name in members})
 
 
 def _pattern_properties(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
