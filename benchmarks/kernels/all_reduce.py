@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.ranks import add_arguments, place_of, run_on_ranks
 from radixrt.distributed.parallel import TPGroup, join, rank_device
 from radixrt.distributed.partial_sum import Part
@@ -33,21 +34,7 @@ def measure(work: Callable[[], object], device: torch.device, turns: int) -> flo
         for _ in range(turns):
             work()
         return (time.perf_counter() - started) / turns
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(IN_A_ROW):
-            work()
-    seconds = []
-    for _ in range(turns):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1000 / IN_A_ROW)
-    return sorted(seconds)[len(seconds) // 2]
+    return graph_us(work, calls=IN_A_ROW, replays=turns, capture_error_mode="thread_local") / 1e6
 
 
 def compare(group: TPGroup, device: torch.device, how: str, turns: int) -> None:

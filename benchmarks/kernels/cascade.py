@@ -5,9 +5,9 @@ share prefixes.
 
     python -m benchmarks.kernels.cascade [--device cuda] [--shapes 8b 0.6b] [--seconds 0.5]
 
-On a CPU both are the compiled backend. On CUDA plain is the decode kernel over whole contexts; by parts it is the same
-over what each row has for itself, the shared parts, and the merge, each also alone. Figures are medians; on
-CUDA of replays of a graph, so that launching costs nothing. `planning` is the host's work when the batch's rows change.
+On a CPU both are the compiled backend. On CUDA `whole` is the decode kernel over whole contexts; `prefix and suffix` is
+that kernel over the suffixes, the kernel over the shared prefixes, and the merge, each also alone. Figures are medians;
+on CUDA of replays of a graph, so that launching costs nothing. `planning` is the host's work when the batch's rows change.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import machine
+from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.attention.cascade import plan_cascade
@@ -30,6 +31,8 @@ from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, Share
 
 SHAPES = {"8b": (32, 8, 128), "0.6b": (16, 8, 128), "smollm2": (9, 3, 64)}
 """Query heads, kv heads, head dim."""
+CALLS = 20
+"""Calls in one CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -120,25 +123,6 @@ def micros(run: Callable[[], object], seconds: float) -> float:
     return median(found) * 1e6
 
 
-def graph_micros(run: Callable[[], object], seconds: float, calls: int = 20) -> float:
-    """Median of the device's time for one call, of a graph of several."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
-    found, end = [], time.perf_counter() + seconds
-    while len(found) < 5 or time.perf_counter() < end:
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(stop) * 1e3 / calls)
-    return median(found)
-
-
 def measure_cpu(shape: tuple[int, int, int], geometry: Geometry, seconds: float) -> list[str]:
     from radixrt.attention.cpu import CpuBackend, plan_step
     from radixrt.models.loading.source import cache_folder
@@ -186,30 +170,30 @@ def measure_cuda(shape: tuple[int, int, int], geometry: Geometry, seconds: float
         dtype=torch.bfloat16,
     )  # fmt: skip
     groups = batch.shared
-    planning = micros(lambda: plan_cascade(groups, idx, runner.limits), 0.1)
+    planning = micros(lambda: plan_cascade(groups, idx, runner.limits), seconds / 5)
     plan = runner.plan(groups, idx)
     if plan is None:
         raise SystemExit("the step does not fit into the runner's buffers")
     placed = runner.upload(plan)
     plain = _decode(batch, np.zeros(rows, np.int32), shape)
-    own = _decode(batch, groups.ends(rows), shape)
+    suffix = _decode(batch, groups.ends(rows), shape)
 
-    def shared_part() -> None:
+    def prefix() -> None:
         runner.attend_shared(q, pool[0], pool[1], batch.req_to_token, scale, plan.tile, placed)
 
-    def by_parts() -> torch.Tensor:
-        own_out, lse = own(q, pool)
-        shared_part()
-        runner.merge(own_out, lse, out, placed)
+    def both() -> torch.Tensor:
+        suffix_out, lse = suffix(q, pool)
+        prefix()
+        runner.merge(suffix_out, lse, out, placed)
         return out
 
     expected = plain(q, pool)[0].float().flatten(1)
-    error = float((by_parts().float() - expected).norm() / expected.norm())
-    own_out, lse = own(q, pool)
-    whole, parts = graph_micros(lambda: plain(q, pool), seconds), graph_micros(by_parts, seconds)
+    error = float((both().float() - expected).norm() / expected.norm())
+    suffix_out, lse = suffix(q, pool)
+    whole, parts = graph_us(lambda: plain(q, pool), calls=CALLS), graph_us(both, calls=CALLS)
     alone = [
-        graph_micros(run, seconds)
-        for run in (lambda: own(q, pool), shared_part, lambda: runner.merge(own_out, lse, out, placed))
+        graph_us(run, calls=CALLS)
+        for run in (lambda: suffix(q, pool), prefix, lambda: runner.merge(suffix_out, lse, out, placed))
     ]
     times = [f"{x:.1f}" for x in (whole, parts, *alone)]
     work = f"{plan.tile.block_m} x {plan.num_items}"
@@ -242,19 +226,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=None)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of repetitions for each figure")
+    parser.add_argument("--seconds", type=float, default=0.3, help="duration of each measurement on the host")
     args = parser.parse_args()
     facts = machine.facts() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
     if args.device == "cuda":
         facts["device"] = torch.cuda.get_device_name()
     print("\n".join(f"{name}: {value}" for name, value in facts.items()))
     shapes = args.shapes or (["smollm2"] if args.device == "cpu" else ["8b", "0.6b"])
-    cpu = ["plain", "by parts", "times as fast", "planning", "error"]
+    cpu = ["whole", "prefix and suffix", "times as fast", "planning", "error"]
     cuda = [
-        "plain",
-        "by parts",
-        "own",
-        "shared",
+        "whole",
+        "prefix and suffix",
+        "suffix",
+        "prefix",
         "merge",
         "times as fast",
         "tile x items",

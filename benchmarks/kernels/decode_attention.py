@@ -13,13 +13,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.common import machine
+from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from radixrt.attention.decode_runner import DecodeRunner, Sizes
 from radixrt.messages.wire import Int32Array
@@ -116,24 +116,6 @@ def flashinfer_s(pools: Pools, tensor_cores: bool) -> tuple[Callable[[], None], 
     return run, out
 
 
-def graph_us(run: Callable[[], None]) -> float:
-    """Microseconds of one layer's launches."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / LAYERS)
-    return median(times[2:])
-
-
 def compile_one(sizes: Sizes, shape: tuple[int, int, int]) -> None:
     """Compile in a process of its own, which leaves the kernels in Triton's cache on disk."""
     global LAYERS, POOL
@@ -176,7 +158,7 @@ def main() -> None:
                 headings.append(heading)
                 try:
                     run, out = build(pools)
-                    us = graph_us(run)
+                    us = graph_us(run) / LAYERS
                 except Exception as error:
                     cells.append(type(error).__name__)
                     continue

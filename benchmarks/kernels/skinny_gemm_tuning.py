@@ -22,8 +22,9 @@ from statistics import median
 import torch
 
 from benchmarks.common import machine
+from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
-from benchmarks.kernels.small_kernels import SHAPES, batch, by_cublas, copies_of_weight, matrices, microseconds, random
+from benchmarks.kernels.small_kernels import SHAPES, batch, by_cublas, copies_of_weight, matrices, random
 from radixrt.kernels.triton import skinny_gemm
 from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, find, padded
 from radixrt.layers.cuda_ops import CudaOps
@@ -76,14 +77,14 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
     weights, x = copies_of_weight(rows, columns), batch(tokens, columns)
     turn = itertools.cycle(weights)
     calls, with_cublas = max(CALLS, len(weights)), by_cublas(ours)
-    cublas = microseconds(lambda: with_cublas(x, next(turn), gated, True), calls)
+    cublas = graph_us(lambda: with_cublas(x, next(turn), gated, True), calls=calls)
     workspace = skinny_gemm.Workspace("cuda")
 
     def timed(cut: Config) -> float:
         def run() -> torch.Tensor:
             return skinny_gemm.multiply(x, next(turn), None, workspace, cut, gated=gated, early=True)
 
-        return microseconds(run, calls, replays=5)
+        return graph_us(run, calls=calls, replays=5)
 
     found: list[tuple[float, Config]] = []
     for cut in cuts(tokens, rows // 2 if gated else rows, columns, gated=gated):

@@ -16,11 +16,11 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
 from benchmarks.common import machine
+from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from radixrt.attention.base import AttentionLayer
 from radixrt.kernels.triton import gemv, skinny_gemm
@@ -283,10 +283,10 @@ def product(
     mine, others = itertools.cycle(weights), itertools.cycle(weights)
     cublas = by_cublas(ours)
     each = max(calls, len(weights))
-    others_us = microseconds(lambda: cublas(x, next(others), gated, early), each)
+    others_us = graph_us(lambda: cublas(x, next(others), gated, early), calls=each)
     if kernel is None:
         return f"({others_us:.1f})"
-    mine_us = microseconds(lambda: kernel(x, next(mine), gated, early), each)
+    mine_us = graph_us(lambda: kernel(x, next(mine), gated, early), calls=each)
     mark = "" if chosen == (mine_us < others_us) else " !"
     return f"{mine_us:.1f} ({others_us:.1f}) {nbytes / mine_us / 1e3:.0f}{mark}"
 
@@ -304,32 +304,8 @@ def product_rows(ours: CudaOps, products: Products, early: bool, calls: int) -> 
             yield [name, model, f"{rows} x {columns}", *cells]
 
 
-def microseconds(run: Run, calls: int, replays: int = 15) -> float:
-    """Microseconds of one call among `calls` in a graph: the median of some replays."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
-    graph.replay()
-    found = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) * 1e3 / calls)
-    return median(found)
-
-
 def cell(case: Case, calls: int) -> str:
-    ours, theirs = microseconds(case.ours, calls), microseconds(case.torch, calls)
+    ours, theirs = graph_us(case.ours, calls=calls), graph_us(case.torch, calls=calls)
     return f"{ours:.1f} ({theirs:.1f}) {case.nbytes / ours / 1e3:.0f}"
 
 
