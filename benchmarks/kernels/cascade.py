@@ -6,8 +6,9 @@ share prefixes.
     python -m benchmarks.kernels.cascade [--device cuda] [--shapes 8b 0.6b] [--seconds 0.5]
 
 On a CPU both are the compiled backend. On CUDA `whole` is the decode kernel over whole contexts; `prefix and suffix` is
-that kernel over the suffixes, the kernel over the shared prefixes, and the merge, each also alone. Figures are medians;
-on CUDA of replays of a graph, so that launching costs nothing. `planning` is the host's work when the batch's rows change.
+that kernel over the suffixes, the kernel over the shared prefixes, and the merge, each also alone. Figures are
+medians; on CUDA of replays of a graph, so that launching costs nothing. `planning` is the host's work when the batch's
+rows change.
 """
 
 from __future__ import annotations
