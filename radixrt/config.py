@@ -96,7 +96,9 @@ class ExecutorConfig:
         "before serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )
-    step_trace: str | None = option(None, "file for the times of every step, for a trace viewer; default: none")
+    step_trace: str | None = option(
+        None, "file for the times of every step, as a Chrome trace that Perfetto opens; default: none"
+    )
     cascade: str = option(
         "auto",
         "compute attention over a prefix that rows of a step share once for all of them; auto: where that is cheaper",

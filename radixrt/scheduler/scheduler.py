@@ -305,6 +305,7 @@ class Scheduler:
         self._take_scores(batch, output.scores, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
+        write_token = self._writer.token
         taken = 0
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
             columns = next(logprobs) if req.sampling.logprobs is not None else None
@@ -325,7 +326,7 @@ class Scheduler:
             stats.last_token_at = now
             if constraint is None:
                 finish = append_token(req, token)
-                self._writer.token(req, token, columns)
+                write_token(req, token, columns)
             else:
                 finish = self._constrained.take(req, constraint, token, columns)
             if finish is not None:

@@ -272,7 +272,7 @@ class Harness:
         self.inflight.append(batch)
         self.steps.append(batch.step)
         self.batches.append(batch)
-        self._verify()
+        self.verify()
         return True
 
     def commit(self) -> bool:
@@ -281,7 +281,7 @@ class Harness:
         batch = self.inflight.popleft()
         if batch.grammar_rows:
             self.runner.masks[batch.step_id] = mask_message(batch.step_id, self.scheduler.masks(batch, self.now))
-            self._take()
+            self.take()
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
             worthless = pack_f32([1.0] * (len(batch.step.score_index) // 4))
             output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)), scores=worthless)
@@ -289,16 +289,16 @@ class Harness:
             output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
         self.scheduler.commit(batch, output, self.now)
         self.scheduler.settle(self.now)
-        self._take()
-        self._verify()
+        self.take()
+        self.verify()
         return True
 
     def fail(self) -> None:
         batch = self.inflight.popleft()
         self.poisoned.update(b.step_id for b in self.inflight)
         self.scheduler.fail(batch, StepFailed(batch.step_id, 0, "boom", fatal=False).error, self.now)
-        self._take()
-        self._verify()
+        self.take()
+        self.verify()
 
     def turn(self) -> bool:
         """One iteration of the loop, at this harness's depth."""
@@ -311,9 +311,9 @@ class Harness:
         while self.turn():
             limit -= 1
             assert limit, "the scheduler does not come to an end"
-        self._take()
+        self.take()
 
-    def _take(self) -> None:
+    def take(self) -> None:
         for delta in deltas_of(self.scheduler.take_deltas()):
             assert delta.rid not in self.finishes, "a delta after the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
@@ -327,7 +327,7 @@ class Harness:
                 assert delta.usage is not None
                 self.usages[delta.rid] = delta.usage
 
-    def _verify(self) -> None:
+    def verify(self) -> None:
         if self.check:
             check_scheduler(self.scheduler)
 

@@ -200,7 +200,7 @@ def test_queue_limit():
     h = Harness(max_queued_requests=2)
     for i in range(4):
         h.add(f"r{i}", [1, 2, 3])
-    h._take()
+    h.take()
     assert set(h.finishes) == {"r2", "r3"}
     assert h.finishes["r2"].error.status == 429
     h.drain()

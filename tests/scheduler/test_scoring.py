@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(length: int) -> None:
         TokenizedScoreReq("a", [pack_i32([1] * length)], [ScoreRow(0, b"", pack_i32([length - 1]), pack_i32([EOS]))]),
         0.0,
     )
-    h._take()
+    h.take()
     error = h.finishes["a"].error
     assert error is not None
     assert error.code == "context_length_exceeded"
@@ -138,12 +138,12 @@ def test_ids_in_use_are_refused() -> None:
     h = Harness()
     h.add_score("a", {PROMPT: [[1]]})
     h.add_score("a", {PROMPT: [[1]]})
-    h._take()
+    h.take()
     error = h.finishes.pop("a").error
     assert error is not None
     assert error.param == "rid"
     h.add("a", [1])
-    h._take()
+    h.take()
     assert h.finishes.pop("a").reason == "error"
     h.drain()
     h.assert_scores("a")

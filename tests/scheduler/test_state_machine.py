@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(program=st.sampled_from(["p", "q", "nobody"]), branch=st.sampled_from([None, "", "0", "0/1", "nothing"]))
     def release(self, program, branch) -> None:
         self.h.scheduler.programs.release(program, branch)
-        self.h._verify()
+        self.h.verify()
 
     @rule(n=st.integers(1, 6))
     def turn(self, n: int) -> None:
@@ -112,8 +112,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         rid = f"r{data.draw(st.integers(1, self.count))}"
         self.disturbed.add(rid)
         self.h.scheduler.abort(rid, self.h.now)
-        self.h._take()
-        self.h._verify()
+        self.h.take()
+        self.h.verify()
 
     @rule()
     def abort_unknown(self) -> None:
@@ -122,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.h.scheduler.flush_cache()
-        self.h._verify()
+        self.h.verify()
 
     @precondition(lambda self: self.h.inflight)
     @rule()
@@ -159,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         h.scheduler.next_batch(h.now)
         programs = h.scheduler.programs.stats()
         assert (programs.programs, programs.holds, programs.held_tokens) == (0, 0, 0), "nothing is kept for ever"
-        h._verify()
+        h.verify()
         kv = h.scheduler.kv
         assert kv.allocator.available() + h.cache.evictable_size == kv.allocator.num_slots
         assert kv.rows.available() == h.config.max_running_requests
