@@ -96,9 +96,7 @@ class ExecutorConfig:
         "before serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )
-    step_trace: str | None = option(
-        None, "file for the times of every step, as a Chrome trace that Perfetto opens; default: none"
-    )
+    step_trace: str | None = option(None, "file for a Chrome trace of every step, which Perfetto opens; default: none")
     cascade: str = option(
         "auto",
         "compute attention over a prefix that rows of a step share once for all of them; auto: where that is cheaper",
