@@ -47,9 +47,9 @@ WARM_UP = 3
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "between ranks": r"nccl|_sum_add_rms_norm|^_gather_kernel",
     "attention": r"PrefillWithKVCache|BatchPrefill|decode_attention|flash::",
-    "attention, shared part": r"shared_attention|_shared",
+    "attention, shared prefix": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",
-    "matrix products": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
+    "GEMMs": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
     "norm": r"norm",
     "heads (norm, rotary, store)": r"head",
     "activation": r"silu|activation",

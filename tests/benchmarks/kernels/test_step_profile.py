@@ -26,11 +26,11 @@ def test_floors() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "matrix products"),
-        ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "matrix products"),
+        ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "GEMMs"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "GEMMs"),
         ("void flashinfer::PrefillWithKVCacheKernel<flashinfer::SparseCollectiveMainloop<cutlass::bf16>>", "attention"),
         ("_decode_attention_kernel", "attention"),
-        ("_shared_attention_kernel", "attention, shared part"),
+        ("_shared_attention_kernel", "attention, shared prefix"),
         ("void flashinfer::PersistentVariableLengthMergeStatesKernel<8u>", "merging partial results"),
         ("_merge_kernel", "merging partial results"),
         ("_add_rms_norm_kernel", "norm"),
