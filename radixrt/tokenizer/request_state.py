@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, takewhile
 
+import msgspec
+
 from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, LogprobColumns, Usage
 from radixrt.messages.scheduler import TokenDelta
@@ -32,12 +34,13 @@ class RequestState:
     __slots__ = (
         "_detokenizer",
         "_ids",
-        "_ids_sent",
         "_last_excluded",
         "_logprobs",
         "_matcher",
         "_may_hide",
         "_num_chars",
+        "_num_tokens",
+        "_output_ids",
         "_prompt_ids",
         "_prompt_logprobs",
         "_prompt_tokens",
@@ -66,14 +69,16 @@ class RequestState:
         scores_prompt = sampling.prompt_logprobs is not None
         self._prompt_ids: bytes | None = prompt_ids if return_prompt_ids or scores_prompt else None
         self._prompt_tokens = len(prompt_ids) // 4
-        self._ids = bytearray()  # int32 column of all output tokens
-        self._ids_sent = 0  # bytes of the column that have been sent
-        self._num_chars = 0  # characters of text that have been sent
+        self._num_tokens = 0
         self._last_excluded = False  # the last output token ended the request and is not part of its text
         self._may_hide = False  # some token added no text: it may be a special token that the text hides
+        # Sent:
+        self._output_ids = bytearray()  # int32 column
+        self._num_chars = 0
         # Not yet sent:
         self._text: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._ids: list[bytes] = []
+        self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self.stop_found = False
         self.closed = False
@@ -86,7 +91,8 @@ class RequestState:
             self._text.append(text)
         else:
             self._may_hide = True
-        self._ids += token_id.to_bytes(4, "little", signed=True)
+        self._num_tokens += 1
+        self._ids.append(token_id.to_bytes(4, "little", signed=True))
         return self._unsent() if self._stream else None
 
     def take(self, delta: TokenDelta) -> RequestOutput | None:
@@ -102,14 +108,14 @@ class RequestState:
         if self.stop_found and self._matcher is not None:
             finish = Finish("stop", self._matcher.matched)
             cached = usage.cached_tokens if usage is not None else 0
-            usage = Usage(self._prompt_tokens, len(self._ids) // 4, cached)
-        return self._output(finish, delta, usage)
+            usage = Usage(self._prompt_tokens, self._num_tokens, cached)
+        return self._last(finish, delta, usage)
 
     def fail(self, message: str) -> RequestOutput:
         """End the request with an error (status 500); the output carries the unsent text."""
         self.closed = True
         self.takes_plain = False
-        return self._output(Finish("error", error=FinishError(message)), None, None)
+        return msgspec.structs.replace(self._increment(), finish=Finish("error", error=FinishError(message)))
 
     def _read(self, delta: TokenDelta) -> None:
         """Detokenize new tokens up to a stop string, and append their text, ids and log-probabilities to the unsent."""
@@ -139,15 +145,17 @@ class RequestState:
                 self._last_excluded = False
         if text:
             self._text.append(text)
-        self._ids += data[: 4 * num_read]
-        if delta.logprobs is not None:
+        self._num_tokens += num_read
+        if num_read:
+            self._ids.append(data if num_read == len(ids) else data[: 4 * num_read])
+        if delta.logprobs is not None and self._logprobs is not None:
             self._logprobs += token_logprobs(self._tokenizer, ids, delta.logprobs)[:num_read]
 
     def _read_until_stop(self, ids: Sequence[int], matcher: StopMatcher, *, final: bool) -> tuple[str, int]:
         """Text of the tokens up to a stop string, and the number of tokens read to find it."""
         text = ""
         # Before min_tokens the text may contain stop strings; they are not searched for.
-        unchecked = max(self._sampling.min_tokens - 1 - len(self._ids) // 4, 0)
+        unchecked = max(self._sampling.min_tokens - 1 - self._num_tokens, 0)
         for read, token_id in enumerate(ids, 1):
             piece = self._detokenizer.push((token_id,))
             if not piece:
@@ -179,50 +187,42 @@ class RequestState:
         return [first, *token_logprobs(tokenizer, ids[1:], columns)]
 
     def _unsent(self) -> RequestOutput | None:
-        if not self._text and len(self._ids) == self._ids_sent and self._prompt_logprobs is None:
+        """Everything unsent, as one increment; None if that is nothing."""
+        if not self._text and not self._ids and self._prompt_logprobs is None:
             return None
-        return self._output(None, None, None)
+        return self._increment()
 
-    def _output(self, finish: Finish | None, last: TokenDelta | None, usage: Usage | None) -> RequestOutput:
-        """Everything unsent, as one increment.
-
-        Args:
-            last: the scheduler's last delta; None before it, and after an error of this process.
-        """
+    def _increment(self) -> RequestOutput:
         text = "".join(self._text)
+        output_ids = b"".join(self._ids)
+        self._text, self._ids = [], []
         self._num_chars += len(text)
-        kept, tail = (None, "") if last is None else self._kept()
-        result = RequestOutput(
-            self._rid,
-            text,
-            bytes(self._ids[self._ids_sent :]),
-            finish,
-            usage,
-            None if last is None else last.timings,
-            self._logprobs if self._sampling.logprobs is not None else None,
-            self._prompt_logprobs,
-            self._prompt_ids,
-            None if last is None else last.constraint,
-            None,
-            kept,
-            tail,
-        )
-        self._text = []
-        self._ids_sent = len(self._ids)
-        if self._logprobs:
+        self._output_ids += output_ids
+        logprobs = self._logprobs
+        if logprobs is not None:
             self._logprobs = []
-        self._prompt_logprobs = self._prompt_ids = None
-        return result
+        prompt_logprobs, prompt_ids = self._prompt_logprobs, self._prompt_ids
+        if prompt_ids is not None:
+            self._prompt_logprobs = self._prompt_ids = None
+        return RequestOutput(self._rid, text, output_ids, None, None, None, logprobs, prompt_logprobs, prompt_ids)
+
+    def _last(self, finish: Finish, delta: TokenDelta, usage: Usage | None) -> RequestOutput:
+        """Everything unsent, as the last increment."""
+        output = self._increment()
+        kept, tail = self._kept()
+        return msgspec.structs.replace(
+            output, finish=finish, usage=usage, timings=delta.timings, constraint=delta.constraint, kept=kept, tail=tail
+        )
 
     def _kept(self) -> tuple[int | None, str]:
         """`kept` and `tail` of the finished output; detokenizes again only after a stop string or a hidden token."""
         if not self._sampling.detokenize:
             return None, ""
-        num_shown = len(self._ids) // 4 - self._last_excluded
+        num_shown = self._num_tokens - self._last_excluded
         hidden = self._tokenizer.special_ids if self._sampling.skip_special_tokens else frozenset()
         if not self.stop_found and not (self._may_hide and hidden):
             return num_shown, ""
-        shown = unpack_ids(self._ids)[:num_shown]
+        shown = unpack_ids(self._output_ids)[:num_shown]
         if not self.stop_found and hidden.isdisjoint(shown):
             return num_shown, ""
 
