@@ -28,16 +28,16 @@ MAX_REASONING_MARKER_CHARS = 64
 
 
 class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How a constraint is enforced.
+    """Options for enforcing a constraint.
 
     Attributes:
-        whitespace: most whitespace characters at each place where JSON allows it; 0 is compact.
+        whitespace: most whitespace characters at each position where JSON allows it; 0 is compact.
         closed: objects of the schema that say nothing about additional properties get none (OpenAI's "strict").
         formats: "assert" holds strings to the formats that are known; "annotate" ignores `format`, as the standard
             does by default.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
             and lists them in the answer.
-        backend: who fills the masks; "auto" chooses by what each enforces and by cost.
+        backend: the library that fills the masks; "auto" is the one that `backends.choice` documents.
         on_length: finish reason of an answer that had to be closed early: "length", or "stop" for clients that throw an
             answer away on "length"; `forced_close` says so either way.
         jump_forward: append what the grammar leaves no choice about without sampling it.

@@ -51,22 +51,22 @@ class Grammar(ABC):
 
     @abstractmethod
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
-        """What to write in place of `last`, the token accepted last, and the forced tokens after it, where their text
-        is canonically tokenized with another token than `last` at its start; None where it is not.
+        """Replacement tokens for `last`, the token accepted last, and the forced tokens after it, where their text is
+        canonically tokenized with another token than `last` at its start; None where it is not.
 
         No longer than the two together. The state is unchanged.
         """
 
     @abstractmethod
     def fits(self, token: int, remaining: int) -> bool:
-        """Whether, after `token`, the output can still be brought to an end within `remaining` further tokens.
+        """Whether, after `token`, the output can still be completed within `remaining` further tokens.
 
         Asked before `accept`, for tokens in order. True for a token that the grammar does not allow: `accept` says so.
         """
 
     @abstractmethod
     def closing(self) -> list[int]:
-        """Tokens of a shortest way to an end from the current state; empty where the output may end here."""
+        """Closing suffix: tokens of a shortest completion from the current state; empty where the output may end."""
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Do what `accept` put off. Called after every step, when nobody waits for it; the state is unchanged."""

@@ -1,4 +1,4 @@
-"""`Vocabulary`: what a model's tokens are to a constraint: bytes of text, control tokens, end tokens, or nothing.
+"""`Vocabulary`: the tokens of a model as bytes of text, control tokens, end tokens, or nothing.
 
 A constraint is about text. A token counts as text if the model can write it as such; control tokens (`<|im_start|>`,
 `<tool_call>`, ...) never do, and are allowed only where a grammar asks for that one token. End tokens are allowed
@@ -90,7 +90,7 @@ class Vocabulary:
 
     @cached_property
     def ll_tokenizer(self) -> llguidance.LLTokenizer:
-        """For llguidance: our bytes, our control tokens, our tokenization."""
+        """The tokenizer that llguidance uses, with the bytes, control tokens and tokenization of this vocabulary."""
         wrapper = llguidance.TokenizerWrapper(_ForLlguidance(self))
         return llguidance.LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=list(self.eos_ids))
 
@@ -124,7 +124,7 @@ class Vocabulary:
             return self.encode(data[: error.start].decode()) + self.encode_greedily(data[error.start :])
 
     def encode_greedily(self, data: bytes) -> list[int]:
-        """The longest token of text at each place.
+        """Tokens of a text, the longest matching one at each position.
 
         Raises:
             RequestError: this model cannot write such a text.
@@ -144,7 +144,7 @@ class Vocabulary:
         return out
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """What text tokens add to a text; control tokens and ids outside the vocabulary add nothing."""
+        """The bytes that text tokens add to a text; control tokens and ids outside the vocabulary add nothing."""
         table = self.table
         return b"".join([table[i] for i in ids if 0 <= i < self.vocab_size])
 

@@ -1,4 +1,4 @@
-"""What can be said of a constraint without a model: whether it is one.
+"""Checks whether a constraint is well-formed, which needs no model.
 
 Cheap and free of any tokenizer, so that whoever writes a constraint down learns at once that it is malformed. What a
 well-formed one may still be refused for (a keyword that cannot be enforced, a grammar that is too large, control tokens

@@ -21,14 +21,15 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.compile.compiler import compile_constraint, load
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.text_grammar import GrammarTemplate
+from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, StructuredOptions
 from radixrt.errors import RequestError
 
 NAMES = ("a", "b", "name", "x y", 'q"', "é", "")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-SLOW_S = 20.0
+SLOW_S = 200.0
+"""Processor time that ends a constraint which is endless; each takes well under a second."""
 
 
 def regex(rng: random.Random, depth: int = 4) -> str:
@@ -171,7 +172,7 @@ def generate(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random) -> st
 def compare(template: GrammarTemplate, rng: random.Random, steps: int = 6) -> None:
     """Raise AssertionError if a mask and the recognizer disagree about a token, at places that both can get to."""
     vocabulary = template.vocabulary
-    grammar, place = template.new(), template.exit.start
+    grammar, place = template.new(), template.completions.start
     sample = [rng.randrange(vocabulary.vocab_size) for _ in range(400)]
     written: list[int] = []
     for _ in range(steps):
@@ -182,7 +183,7 @@ def compare(template: GrammarTemplate, rng: random.Random, steps: int = 6) -> No
         for token in {*sample, *likely, *structure}:
             if not vocabulary.table[token]:
                 continue
-            recognized = template.exit.advance(place, token) is not None
+            recognized = template.completions.advance(place, token) is not None
             masked = not row[token >> 5] >> (token & 31) & 1
             if recognized == masked and not (masked and len(choices) == 1):  # llguidance: forced text, canonically
                 text = vocabulary.decode(written), vocabulary.table[token]
@@ -192,7 +193,7 @@ def compare(template: GrammarTemplate, rng: random.Random, steps: int = 6) -> No
             return
         assert grammar.accept(token)
         written.append(token)
-        after = template.exit.advance(place, token)
+        after = template.completions.advance(place, token)
         assert after is not None
         place = after
 
@@ -223,9 +224,9 @@ def main(folder: str, seed: int, count: int) -> int:
         rng = random.Random(number)
         one = constraint(rng)
         print(json.dumps([number, one.kind, one.options.backend, one.options.whitespace, one.source]), flush=True)
-        started = time.monotonic()
+        started, cpu_started = time.monotonic(), time.process_time()
         try:
-            grammar = load(compile_constraint(one, backends, started + 10.0), backends)
+            grammar = load(compile_constraint(one, backends, started + 600.0), backends)
         except RequestError:
             refused += 1
         else:
@@ -236,7 +237,7 @@ def main(folder: str, seed: int, count: int) -> int:
                     compare(grammar, rng)
                 except (GrammarError, RequestError) as error:
                     print("gave up:", error, flush=True)
-        assert time.monotonic() - started < SLOW_S, "too slow"
+        assert time.process_time() - cpu_started < SLOW_S, "too slow"
     print(f"{made} compiled, {refused} refused", flush=True)
     return 0
 

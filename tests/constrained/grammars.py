@@ -19,6 +19,7 @@ from radixrt.constrained.productions import (
     Term,
     left_recursion,
 )
+from radixrt.constrained.regex import matches
 
 
 def texts(alphabet: str, longest: int) -> Iterator[str]:
@@ -31,7 +32,7 @@ def texts(alphabet: str, longest: int) -> Iterator[str]:
 def language(productions: Productions, alphabet: str, longest: int) -> set[str]:
     """All sentences up to a length, by adding texts to rules until nothing changes."""
     every = list(texts(alphabet, longest))
-    matches: dict[regular.Regex, set[str]] = {}
+    members: dict[regular.Regex, set[str]] = {}
     known: dict[str, set[str]] = {name: set() for name in productions.rules}
 
     def joined(left: set[str], right: set[str]) -> set[str]:
@@ -41,9 +42,9 @@ def language(productions: Productions, alphabet: str, longest: int) -> set[str]:
         if isinstance(expr, Lit):
             return {expr.text} if len(expr.text) <= longest else set()
         if isinstance(expr, Term):
-            if expr.regex not in matches:
-                matches[expr.regex] = {text for text in every if expr.regex.matches(text)}
-            return matches[expr.regex]
+            if expr.regex not in members:
+                members[expr.regex] = {text for text in every if matches(expr.regex, text)}
+            return members[expr.regex]
         if isinstance(expr, Ref):
             return known[expr.rule]
         if isinstance(expr, Seq):

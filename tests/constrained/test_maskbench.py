@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
+from typing import Any
 
 import jsonschema
 import pytest
 
-from radixrt.constrained.schema import SchemaRefused, normalize
+from radixrt.constrained.schema import NormalSchema, SchemaRefused, normalize
 from tests.constrained.external_data import rows
 from tests.constrained.schema.sampling import Sampler
 from tests.constrained.schema.text_checker import TextChecker, written
@@ -18,20 +20,32 @@ SLOW = {"Handwritten---allany16", "Handwritten---allany20", "Handwritten---num5"
 """Made to be hard: combinations of patterns and multiples with automata of tens of thousands of states."""
 
 
+@cache
+def schemas() -> list[dict[str, Any]]:
+    return rows(FILE)
+
+
+@cache
+def normalized(number: int) -> NormalSchema | SchemaRefused:
+    """The schema of a row, normalized once for all tests of the module."""
+    try:
+        return normalize(schemas()[number]["schema"])
+    except SchemaRefused as refused:
+        return refused
+
+
 def test_schemas_and_instances() -> None:
     """A schema is fully right if every valid instance is accepted, by value and as a text, and no invalid one is."""
     results: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     wrong: list[str] = []
-    schemas = rows(FILE)
-    for row in schemas:
+    for number, row in enumerate(schemas()):
         if row["id"] in SLOW:
             continue
-        try:
-            normal = normalize(row["schema"])
-        except SchemaRefused as refused:
+        normal = normalized(number)
+        if isinstance(normal, SchemaRefused):
             results["refused"] += 1
-            refusals[refused.errors[0].keyword] += 1
+            refusals[normal.errors[0].keyword] += 1
             continue
         checker = TextChecker(normal)
         right = as_written = True
@@ -46,8 +60,8 @@ def test_schemas_and_instances() -> None:
         results["right as written"] += as_written
     print(dict(results), dict(refusals))
     assert not wrong
-    assert results["right"] / len(schemas) > 0.96
-    assert results["right as written"] / len(schemas) > 0.94
+    assert results["right"] / len(schemas()) > 0.96
+    assert results["right as written"] / len(schemas()) > 0.94
 
 
 def test_every_text_of_the_grammars_is_valid() -> None:
@@ -57,14 +71,13 @@ def test_every_text_of_the_grammars_is_valid() -> None:
     strings with line terminators, on which Python's patterns and those of ECMA-262 disagree.
     """
     drawn = 0
-    for number, row in enumerate(rows(FILE)):
+    for number, row in enumerate(schemas()):
         schema = row["schema"]
         source = json.dumps(schema)
         if number % 3 or row["id"] in SLOW or '"multipleOf"' in source or '"nullable"' in source:
             continue
-        try:
-            normal = normalize(schema)
-        except SchemaRefused:
+        normal = normalized(number)
+        if isinstance(normal, SchemaRefused):
             continue
         cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         validator = cls(schema, format_checker=cls.FORMAT_CHECKER)
@@ -82,12 +95,12 @@ def test_every_text_of_the_grammars_is_valid() -> None:
 @pytest.mark.parametrize("whitespace", [0, 1])
 def test_productions_are_sound_grammars(whitespace: int) -> None:
     """Every rule is defined, reachable and derives something; none is left-recursive."""
-    for number, row in enumerate(rows(FILE)):
+    for number, row in enumerate(schemas()):
         if number % 5 or row["id"] in SLOW:
             continue
-        try:
-            productions = normalize(row["schema"]).productions(whitespace)
-        except SchemaRefused:
+        normal = normalized(number)
+        if isinstance(normal, SchemaRefused):
             continue
+        productions = normal.productions(whitespace)
         productions.validate()
         assert productions.prune().rules.keys() == productions.rules.keys(), row["id"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from radixrt.chat.dialect import Dialect, make_dialect
-from radixrt.constrained.tags.structural_tag import parse_structural_tag
+from radixrt.constrained.tags.structural_tag import read_structural_tag
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
@@ -45,7 +45,7 @@ def ask(engine: FakeEngine) -> Any:
 def tag_of(request: GenerateReq) -> dict[str, Any]:
     """The structural tag of a request, which also must be one."""
     source = request.sampling.structural_tag
-    parse_structural_tag(source, StructuredOptions())
+    read_structural_tag(source, StructuredOptions())[0]
     found: dict[str, Any] = json.loads(source)["format"]
     return found
 

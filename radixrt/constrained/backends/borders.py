@@ -1,4 +1,4 @@
-"""`Borders`: how much of a forced text can be tokenized before it is known what follows.
+"""`Borders`: the tokens of a forced text that are certain before the text after it is known.
 
 A tokenizer merges greedily, so what follows a text can move the borders of its last tokens. Where a token could begin
 inside the text and end behind it, the tokens from there on are uncertain, and with them, backwards, every token that
@@ -52,7 +52,7 @@ class Borders:
         return self.settled(data, tokens)
 
     def settled(self, data: bytes, tokens: list[int]) -> list[int]:
-        """Of canonical tokens at the beginning of a forced text, those that no uncertainty behind them reaches.
+        """The canonical tokens at the beginning of a forced text that no uncertainty behind them reaches.
 
         Args:
             tokens: either all of the text, or as much as ends where no token can cross the end of the text.
@@ -95,7 +95,7 @@ class Borders:
         return count
 
     def _crossing(self, data: bytes, border: int) -> int:
-        """Where the first token could begin that lies in the text and across the border; the border if none does."""
+        """Offset of the first token that could lie in the text and cross the border; the border if none does."""
         for start in range(max(0, border - self._longest + 1), border):
             if not self._is_begun(data[start : border + 1]):
                 continue
@@ -106,8 +106,8 @@ class Borders:
 
     def _is_begun(self, begin: bytes, *, longer: bool = False) -> bool:
         """Whether a token begins with these bytes (and has more)."""
-        place = (bisect.bisect_right if longer else bisect.bisect_left)(self._ordered, begin)
-        return place < len(self._ordered) and self._ordered[place].startswith(begin)
+        index = (bisect.bisect_right if longer else bisect.bisect_left)(self._ordered, begin)
+        return index < len(self._ordered) and self._ordered[index].startswith(begin)
 
     @cached_property
     def _first_bytes(self) -> npt.NDArray[np.uint8]:

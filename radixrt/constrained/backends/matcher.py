@@ -21,11 +21,11 @@ class GrammarError(RadixRTError):
 
 
 class Matcher(ABC):
-    """Where one text stands in a grammar."""
+    """The parser state of one text in a grammar."""
 
     @abstractmethod
     def fill(self, row: Bitmask) -> None:
-        """Write the mask of the next token; what it says about control and end tokens is not to be relied on.
+        """Write the mask of the next token; its bits of control and end tokens are not to be relied on.
 
         Raises:
             GrammarError: the library gave up on this grammar.
@@ -66,7 +66,7 @@ class GrammarBackend(ABC):
         """The productions in the library's own notation.
 
         Raises:
-            NotExpressible: they have something that it cannot say exactly.
+            NotExpressible: the notation has no exact form for them.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""From a `Constraint` to `CompiledConstraint`: what a scheduler needs to make grammars of it, and nothing else.
+"""Compiles a `Constraint` into a `CompiledConstraint`, from which a scheduler makes grammars.
 
 Pure functions of the constraint and the vocabulary, run by worker processes and, where there are none, in the caller's.
 The constraint becomes `Productions`; a mask library is chosen; its first masks are computed, so that a grammar that
@@ -8,22 +8,40 @@ is dead, too slow or too large is refused here and not in the middle of an answe
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
 from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
-from radixrt.constrained.closing import Exit
-from radixrt.constrained.compile.kinds import meaning_of
 from radixrt.constrained.grammar import bitmask_words
-from radixrt.constrained.productions import Productions, Special
+from radixrt.constrained.masks.closing import Completions
+from radixrt.constrained.masks.text_grammar import GrammarTemplate
+from radixrt.constrained.productions import EmptyLanguage, Lit, Productions, Ref, Special, Term, alt, optional, seq
 from radixrt.constrained.recognizer import Recognizer
+from radixrt.constrained.regex import (
+    ANY,
+    ANY_CHAR,
+    CharSet,
+    Regex,
+    RegexTooComplex,
+    alternate,
+    chars,
+    complement,
+    concat,
+    intersect,
+    is_empty,
+    literal,
+    literals,
+)
+from radixrt.constrained.regex import optional as optionally
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
-from radixrt.constrained.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.constrained.well_formed import read_json, read_regex
 from radixrt.constraint import Constraint
-from radixrt.errors import RadixRTError, RequestError
+from radixrt.errors import RadixRTError, RequestError, shown
 from radixrt.messages.parts import FinishError
 
 MAX_SHORTEST_CHARS = 1_000_000
@@ -34,13 +52,13 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: which library computes the masks.
-        why: why that library.
+        why: reason for that library.
         source: the grammar in its notation.
         serialized: the grammar as the library compiled it, where that is quicker to load than the source.
-        productions: `Productions.encode`, for the way to an end.
+        productions: `Productions.encode`, for shortest completions.
         shortest: tokens of a shortest output.
         specials: ids of the control tokens in it.
-        ignored: what is not enforced because the caller said so, "pointer: keyword" each.
+        ignored: keywords that are not enforced because the caller asked for that, "pointer: keyword" each.
         compile_s: seconds of all this.
         load_s: seconds of them that the library took for the source; None if it is plain and was not loaded.
         mask_s: seconds of a mask, on average; None likewise.
@@ -76,16 +94,16 @@ def compile_constraint(
 
     Args:
         deadline: on `time.monotonic`, by which to give up.
-        thorough: load and probe what is plain too; for looking at it.
+        thorough: load and probe plain grammars too, for inspection.
 
     Raises:
-        RequestError: the constraint is malformed, unsatisfiable, not enforceable or too expensive; names the place.
+        RequestError: the constraint is malformed, unsatisfiable, not enforceable or too expensive; names the position.
     """
     started = time.perf_counter()
     vocabulary = backends.vocabulary
     kind = constraint.kind
-    meaning = meaning_of(constraint, vocabulary, deadline)
-    productions = meaning.productions
+    parsed = parse_constraint(constraint, vocabulary, deadline)
+    productions = parsed.productions
     if productions.shortest[productions.start] > MAX_SHORTEST_CHARS:
         raise RequestError(
             f"{kind}: the shortest output has {productions.shortest[productions.start]} characters, more than any "
@@ -93,7 +111,7 @@ def compile_constraint(
             param=kind,
             code="too_complex",
         )
-    exit = make_exit(productions, vocabulary)
+    exit = make_completions(productions, vocabulary)
     shortest = exit.closing(exit.start)
     try:
         choice = backends.choose(productions, constraint.options.backend, shortest, thorough=thorough)
@@ -108,7 +126,7 @@ def compile_constraint(
         productions=productions.encode(),
         shortest=shortest,
         specials=sorted(vocabulary.control_tokens[text] for text in specials),
-        ignored=list(meaning.ignored),
+        ignored=list(parsed.ignored),
         compile_s=time.perf_counter() - started,
         load_s=choice.load_s,
         mask_s=choice.mask_s,
@@ -134,14 +152,14 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         vocabulary,
         shortest=compiled.shortest,
         specials=compiled.specials,
-        make_exit=lambda: make_exit(Productions.decode(compiled.productions), vocabulary),
+        make_completions=lambda: make_completions(Productions.decode(compiled.productions), vocabulary),
         masks=backends.masks,
     )
 
 
-def make_exit(productions: Productions, vocabulary: Vocabulary) -> Exit:
-    """The ways to an end of a grammar."""
-    return Exit(Recognizer(productions, vocabulary.control_tokens), vocabulary)
+def make_completions(productions: Productions, vocabulary: Vocabulary) -> Completions:
+    """Shortest completions of a grammar."""
+    return Completions(Recognizer(productions, vocabulary.control_tokens), vocabulary)
 
 
 def refusal(error: RadixRTError, constraint: Constraint) -> tuple[FinishError, str]:
@@ -155,3 +173,164 @@ def refusal(error: RadixRTError, constraint: Constraint) -> tuple[FinishError, s
         keyword = error.keyword
     finish = FinishError(error.message, param=error.param or constraint.kind, code=error.code, status=error.status)
     return finish, keyword
+
+
+# --- productions of each kind of constraint ---
+
+
+@dataclass(frozen=True)
+class ParsedConstraint:
+    """A constraint as productions.
+
+    Attributes:
+        ignored: keywords that are dropped because the caller asked for that, "pointer: keyword" each.
+    """
+
+    productions: Productions
+    ignored: tuple[str, ...] = ()
+
+
+def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: float | None = None) -> ParsedConstraint:
+    """The pruned productions of a constraint.
+
+    Args:
+        deadline: on `time.monotonic`, by which to give up.
+
+    Raises:
+        RequestError: it is malformed, nothing satisfies it, or it cannot be enforced; names the position.
+    """
+    kind = constraint.kind
+    try:
+        parsed = _READERS[kind](constraint, deadline)
+        productions = parsed.productions.prune()
+    except EmptyLanguage as error:
+        raise RequestError(error.message, param=error.param or kind, code=error.code) from None
+    except RegexTooComplex as error:
+        raise RequestError(f"{kind} is too complex: {error}", param=kind, code="too_complex") from None
+    except RecursionError:
+        raise RequestError(f"{kind} is nested too deeply", param=kind, code="too_complex") from None
+    for expr in productions.layout.order:
+        if isinstance(expr, Special) and expr.text not in vocabulary.control_tokens:
+            raise RequestError(
+                f"{kind} asks for the control token {expr.text!r}, which this model does not have", param=kind
+            )
+    return replace(parsed, productions=productions)
+
+
+def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+    from radixrt.constrained.schema import normalize
+    from radixrt.constrained.schema.limits import Limits
+
+    limits = Limits() if deadline is None else Limits(seconds=max(deadline - time.monotonic(), 0.001))
+    options = constraint.options
+    normal = normalize(
+        read_json(constraint.source, "json_schema"),
+        on_unsupported=options.on_unsupported,
+        closed=options.closed,
+        formats=options.formats,
+        limits=limits,
+    )
+    ignored = tuple(f"{one.pointer}: {one.keyword}" for one in normal.ignored)
+    return ParsedConstraint(normal.productions(whitespace=options.whitespace), ignored=ignored)
+
+
+def _regex(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+    regex = read_regex(constraint.source)
+    return ParsedConstraint(
+        Productions({"start": Term(regex_with_stops(regex, constraint.stop) if constraint.stop else regex)})
+    )
+
+
+def _ebnf(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+    from radixrt.constrained.productions.ebnf import parse_ebnf
+
+    productions = parse_ebnf(constraint.source)
+    return ParsedConstraint(
+        grammar_with_stops(productions.prune(), constraint.stop) if constraint.stop else productions
+    )
+
+
+def _choices(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+    return ParsedConstraint(Productions({"start": Term(literals(read_json(constraint.source, "choices")))}))
+
+
+def _structural_tag(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
+    from radixrt.constrained.tags.structural_tag import read_structural_tag
+
+    productions, ignored = read_structural_tag(constraint.source, constraint.options, deadline)
+    return ParsedConstraint(productions, ignored=tuple(ignored))
+
+
+_READERS: dict[str, Callable[[Constraint, float | None], ParsedConstraint]] = {
+    "json_schema": _json_schema,
+    "regex": _regex,
+    "ebnf": _ebnf,
+    "choices": _choices,
+    "structural_tag": _structural_tag,
+}
+
+
+# --- stop strings ---
+
+
+def regex_with_stops(regex: Regex, stops: Sequence[str]) -> Regex:
+    """The texts of `regex` that a stop string may follow, with it or without one.
+
+    Raises:
+        RequestError: each of them has a stop string in it.
+    """
+    if _is_apart(regex, stops):
+        return concat(regex, optionally(literals(_reachable(stops))))
+    any_stop = literals(stops)
+    sooner = complement(concat(ANY, any_stop, ANY_CHAR, ANY))
+    options = [intersect(regex, complement(concat(ANY, any_stop, ANY)))]
+    for stop in stops:
+        longer = [other for other in stops if other != stop and other.endswith(stop)]  # of two, the longer is taken
+        options.append(intersect(concat(regex, literal(stop)), sooner, complement(concat(ANY, literals(longer)))))
+    made = alternate(*options)
+    if is_empty(made) and not is_empty(regex):
+        raise RequestError(
+            "each text of the regex has a stop string in it; a stop string comes behind the text, so leave it out of "
+            "the regex or of stop",
+            param="stop",
+        )
+    return made
+
+
+def grammar_with_stops(productions: Productions, stops: Sequence[str]) -> Productions:
+    """The texts of a grammar, with a stop string behind them or without one.
+
+    Raises:
+        RequestError: a stop string could begin inside of the grammar's text.
+    """
+    for expr in productions.layout.order:
+        regex = expr.regex if isinstance(expr, Term) else None
+        if isinstance(expr, Lit | Special):
+            regex = literal(expr.text)
+        if regex is not None and not _is_apart(regex, stops):
+            listed = ", ".join(shown(stop) for stop in stops)
+            raise RequestError(
+                f"stop: what the grammar describes may have the first character of a stop string ({listed}) in it; end "
+                "the grammar with that text, and leave stop out",
+                param="stop",
+            )
+    end = optional(alt(*(Lit(stop) for stop in _reachable(stops))))
+    rules = dict(productions.rules)
+    start = productions.start
+    while start in rules:
+        start += "_"
+    return Productions({start: seq(Ref(productions.start), end), **rules}, start)
+
+
+def _is_apart(regex: Regex, stops: Sequence[str]) -> bool:
+    """Whether no text of the regex has a character that a stop string begins with."""
+    first = chars(CharSet.of({stop[0] for stop in stops}))
+    try:
+        return is_empty(intersect(regex, concat(ANY, first, ANY)))
+    except RegexTooComplex:
+        return False
+
+
+def _reachable(stops: Sequence[str]) -> list[str]:
+    """Without those that have another one in them, which is complete sooner."""
+    return [stop for stop in stops if not any(other in stop[:-1] for other in stops)]

@@ -21,14 +21,13 @@ import msgspec
 
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.matcher import GrammarError
-from radixrt.constrained.compile.client import CompileClient
+from radixrt.constrained.compile.cache import TemplateCache
+from radixrt.constrained.compile.client import CompileClient, Loader
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
-from radixrt.constrained.compile.loader import Loader
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
-from radixrt.constrained.compile.template_cache import TemplateCache
 from radixrt.constrained.grammar import Grammar
-from radixrt.constrained.reasoning import ReasoningGrammar, marker_of
-from radixrt.constrained.text_grammar import GrammarTemplate
+from radixrt.constrained.masks.reasoning import ReasoningGrammar, marker_of
+from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.errors import RadixRTError, RequestError
@@ -38,7 +37,7 @@ from radixrt.messages.scheduler import GrammarStats, TokenizedReq
 logger = logging.getLogger(__name__)
 
 FAILURE_S = 10.0
-"""How long a refusal is remembered."""
+"""Seconds for which a refusal is remembered."""
 MAX_FAILURES = 256
 SMALL_SOURCE = 1500
 """Characters of a grammar that loads within about a millisecond; larger ones are loaded in a thread."""
@@ -83,7 +82,7 @@ class GrammarManager:
         compile_timeout_s: a constraint that takes longer is refused.
         default_timeout_s: deadline of a request that names none.
         cache_bytes: memory for compiled constraints, about.
-        backend: who enforces constraints of requests that leave it to us.
+        backend: library for requests that leave the choice open.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class GrammarManager:
         return constraint
 
     def _client_for(self, constraint: Constraint) -> CompileClient | None:
-        """Who compiles a constraint; None for the calling thread."""
+        """The client that compiles a constraint; None for the calling thread."""
         if self._worker is None or (self._inline and constraint.options.backend != "xgrammar"):
             return None
         return self._client or self._start(self._worker)

@@ -1,4 +1,4 @@
-"""What the scheduler and its compile workers say to each other: length-prefixed MessagePack over pipes."""
+"""Messages between the scheduler and its compile workers: length-prefixed MessagePack over pipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = struct.Struct("<I")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker needs to know.
+    """Settings of a compile worker.
 
     Attributes:
         tokenizer: folder or tokenizer.json.
@@ -54,7 +54,7 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         id: of the job; READY announces that the worker is ready, LOADING and LOADED that it begins and ends to load a
             library for its present job.
-        keyword: what a refused constraint was refused for, for the metrics.
+        keyword: the keyword at fault in a refused constraint, for the metrics.
         from_disk: it had been compiled before.
         is_last: the worker ends now and takes no further job.
     """

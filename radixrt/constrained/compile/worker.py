@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from radixrt.constrained.backends.choice import Backends
+from radixrt.constrained.compile.cache import CompileCache
 from radixrt.constrained.compile.compiler import compile_constraint, refusal
-from radixrt.constrained.compile.disk_cache import CompileCache
 from radixrt.constrained.compile.protocol import (
     LOADED,
     LOADING,
@@ -67,7 +67,7 @@ def limit_memory() -> None:
 
 
 def unlimit_memory() -> None:
-    """For loading a library, which maps a lot that it does not use."""
+    """Lift the limit while a library is loaded, which maps much memory that it does not use."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
@@ -90,9 +90,7 @@ class CompileWorker:
 
     def __init__(self, settings: WorkerSettings, out: int) -> None:
         vocabulary = Vocabulary.from_folder(settings.tokenizer, settings.vocab_size, settings.eos_ids)
-        self._backends = Backends(
-            vocabulary, can_be_killed=True, before_import=self._announce_import, after_import=self._announce_imported
-        )
+        self._backends = Backends(vocabulary, before_import=self._announce_import, after_import=self._announce_imported)
         self._cache: CompileCache | None = None
         if settings.cache_folder is not None:
             self._cache = CompileCache(Path(settings.cache_folder), vocabulary.fingerprint, settings.cache_bytes)

@@ -1,8 +1,8 @@
 """Productions: the one grammar form between what a client asks for and the backends that enforce it.
 
 Rules over regular terminals. JSON schemas, regular expressions, users' EBNF, choices and tool formats are all turned
-into `Productions`; `lark.py` and `ebnf_writer.py` write them for the two mask backends, and `recognizer.py` follows a
-text through them. What a `Productions` means is a set of sentences; a sentence is a text in which control tokens of the
+into `Productions`; `backends` writes them for the two mask libraries, and `recognizer` follows a text through them. A
+`Productions` denotes a set of sentences; a sentence is a text in which control tokens of the
 vocabulary (`Special`) may stand between characters.
 """
 
@@ -21,6 +21,7 @@ from radixrt.constrained.productions.expressions import (
     NOTHING,
     Alt,
     Expr,
+    Layout,
     Lit,
     Ref,
     Rep,
@@ -30,10 +31,12 @@ from radixrt.constrained.productions.expressions import (
     alt,
     checked,
     fold,
+    leaf_length,
+    length_above,
     postorder,
     with_children,
 )
-from radixrt.constrained.productions.layout import Layout, leaf_length, length_above
+from radixrt.constrained.regex import shortest_length
 from radixrt.errors import InvariantError, RequestError
 
 
@@ -72,7 +75,7 @@ class Productions:
 
     @cached_property
     def shortest(self) -> dict[str, int]:
-        """Characters of each rule's shortest text, a control token counting as one; rules with no text are left out."""
+        """Characters of each rule's shortest text, a control token counting as one; without rules that have no text."""
         lengths = self.layout.lengths
         return {name: length for name, row in self.layout.bodies.items() if (length := lengths[row]) is not None}
 
@@ -139,33 +142,33 @@ class Productions:
         return len(reached) == len(self.rules)
 
     def encode(self) -> bytes:
-        """For another process; sharing is kept. Msgpack, no code."""
+        """MessagePack for another process; shared expressions stay shared."""
         table: list[tuple[Any, ...]] = []
         known: dict[object, int] = {}
-        places: list[int] = []
+        rows: list[int] = []
         for expr, below in zip(self.layout.order, self.layout.below):
-            row = _row(expr, [places[one] for one in below])
+            row = _row(expr, [rows[one] for one in below])
             key = expr if isinstance(expr, Term) else row
-            place = known.get(key)
-            if place is None:
-                place = known[key] = len(table)
+            index = known.get(key)
+            if index is None:
+                index = known[key] = len(table)
                 table.append(("term", regular.encode(expr.regex)) if isinstance(expr, Term) else row)
-            places.append(place)
-        rules = [(name, places[row]) for name, row in self.layout.bodies.items()]
+            rows.append(index)
+        rules = [(name, rows[row]) for name, row in self.layout.bodies.items()]
         return msgspec.msgpack.encode([self.start, rules, table])
 
     @staticmethod
     def decode(data: bytes) -> Productions:
-        """What `encode` made. Only for bytes of our own processes: a malformed message raises any exception."""
+        """The productions of `encode`. Only for bytes of our own processes: a malformed one raises any exception."""
         start, rules, table = msgspec.msgpack.decode(data)
         made: list[Expr] = []
         for row in table:
             made.append(_from_row(row, made))
-        return Productions({name: made[place] for name, place in rules}, start)
+        return Productions({name: made[index] for name, index in rules}, start)
 
 
 def length_of(expr: Expr, shortest: Mapping[str, int]) -> int | None:
-    """As `Productions.shortest`, given that, for an expression; None where it derives nothing."""
+    """Characters of the shortest text of an expression, given `Productions.shortest`; None where it derives nothing."""
 
     def visit(one: Expr, below: list[int | None]) -> int | None:
         if isinstance(one, Ref):
@@ -228,7 +231,7 @@ def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Exp
     if isinstance(expr, Ref):
         return expr if expr.rule in productive else NOTHING
     if isinstance(expr, Term):
-        return expr if checked(expr.regex.shortest_length) is not None else NOTHING
+        return expr if checked(shortest_length, expr.regex) is not None else NOTHING
     if isinstance(expr, Seq):
         return NOTHING if any(part is NOTHING for part in below) else with_children(expr, below)
     if isinstance(expr, Alt):
@@ -272,9 +275,9 @@ def _from_row(row: list[Any], made: list[Expr]) -> Expr:
     if kind == "special":
         return Special(rest[0])
     if kind == "seq":
-        return Seq(tuple(made[place] for place in rest))
+        return Seq(tuple(made[index] for index in rest))
     if kind == "alt":
-        return Alt(tuple(made[place] for place in rest))
+        return Alt(tuple(made[index] for index in rest))
     if kind == "rep":
         return Rep(made[rest[2]], int(rest[0]), None if rest[1] is None else int(rest[1]))
     raise ValueError(f"unknown kind of expression {kind!r}")

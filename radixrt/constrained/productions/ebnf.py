@@ -1,4 +1,4 @@
-"""A user's EBNF, as GBNF and xgrammar write it, read into productions.
+"""A user's EBNF, in the notation of GBNF and xgrammar, parsed into productions.
 
 Rules are `name ::= body`; a body is made of `"text"`, `[classes]`, `.` for any character, names, `( )`, `|`, and the
 repetitions `* + ? {n} {m,} {m,n}`; `#` begins a comment, line breaks are spaces, and the rule `root` is the whole text.
@@ -73,12 +73,12 @@ def parse_ebnf(text: str) -> Productions:
         productions = without_left_recursion(productions.prune())
     except EmptyLanguage:
         parser.fail(
-            parser.places[ROOT],
+            parser.defined_at[ROOT],
             f"no text satisfies the grammar: every way through {ROOT!r} goes on forever",
             code="empty_language",
         )
     except Entangled as error:
-        parser.fail(parser.places.get(error.rule, 0), error.message, code="too_complex")
+        parser.fail(parser.defined_at.get(error.rule, 0), error.message, code="too_complex")
     productions = with_terminals(without_right_recursion(productions).prune())
     productions.validate()
     return productions
@@ -113,13 +113,13 @@ class _Parser:
     """Reads one text.
 
     Attributes:
-        places: where each rule is defined.
+        defined_at: offset of the definition of each rule.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self.places: dict[str, int] = {}
+        self.defined_at: dict[str, int] = {}
         self._uses: dict[str, int] = {}
 
     def fail(self, at: int, message: str, *, code: str = "invalid_ebnf") -> NoReturn:
@@ -137,7 +137,7 @@ class _Parser:
             name = found["defined"]
             if name in rules:
                 self.fail(found.start(), f"the rule {name!r} is defined twice")
-            self.places[name] = found.start()
+            self.defined_at[name] = found.start()
             self._next()
             rules[name] = self._body(found.start(), name)
         for name, at in self._uses.items():
@@ -169,7 +169,7 @@ class _Parser:
         self.fail(self._at, f"{rest[0]!r} has no meaning here")
 
     def _body(self, start: int, name: str) -> Expr:
-        """What stands after `::=`, up to the next rule or the end."""
+        """The expression after `::=`, up to the next rule or the end."""
         groups = [_Group(start)]
         empty = True
         while True:

@@ -7,11 +7,13 @@ depth is bounded by memory and not by the interpreter's stack.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import Final, TypeVar
 
-from radixrt.constrained.regex import Regex, RegexTooComplex
+from radixrt.constrained.regex import Regex, RegexTooComplex, shortest_length
 from radixrt.errors import RequestError
 
 T = TypeVar("T")
@@ -83,10 +85,10 @@ class GrammarTooComplex(RequestError):
         super().__init__(message, code="grammar_too_complex")
 
 
-def checked(question: Callable[[], T]) -> T:
+def checked(question: Callable[[Regex], T], regex: Regex) -> T:
     """The answer of a regular language, as a request's error where there is none."""
     try:
-        return question()
+        return question(regex)
     except RegexTooComplex as error:
         raise GrammarTooComplex(f"a pattern of the grammar is too complex: {error}") from None
 
@@ -182,3 +184,110 @@ def alt(*options: Expr) -> Expr:
 def optional(expr: Expr) -> Expr:
     """`expr` or nothing."""
     return Rep(expr, 0, 1)
+
+
+# --- the grammar as rows ---
+
+
+LEAF: Final = 0
+CALL: Final = 1
+ALL: Final = 2
+ANY: Final = 3
+AGAIN: Final = 4
+
+_KINDS: Final = {Ref: CALL, Seq: ALL, Alt: ANY, Rep: AGAIN}
+
+
+class Layout:
+    """Every expression once (by identity), children before their parents; called rules mostly before their callers.
+
+    Args:
+        rules: the rules by name. They are kept alive, because rows are found by identity.
+
+    Attributes:
+        order: the expressions.
+        kinds: LEAF (literal, term or control token), CALL of a rule, ALL of a sequence, ANY of a choice, AGAIN.
+        below: the rows directly under each row; of a CALL none.
+        bodies: the row of each rule's body.
+    """
+
+    def __init__(self, rules: Mapping[str, Expr]) -> None:
+        self.order = postorder(reversed(list(rules.values())))
+        index = self._index = {id(expr): row for row, expr in enumerate(self.order)}
+        self.kinds = [_KINDS.get(type(expr), LEAF) for expr in self.order]
+        self.below = [
+            tuple([index[id(child)] for child in children(expr)]) if kind > CALL else ()
+            for expr, kind in zip(self.order, self.kinds)
+        ]
+        self.bodies = {rule: index[id(body)] for rule, body in rules.items()}
+
+    def row(self, expr: Expr) -> int:
+        """The row of an expression of this grammar."""
+        return self._index[id(expr)]
+
+    @cached_property
+    def called(self) -> list[int]:
+        """The row of the called rule's body for each row that is a CALL; -1 for other rows and for missing rules."""
+        bodies = self.bodies
+        return [bodies.get(expr.rule, -1) if isinstance(expr, Ref) else -1 for expr in self.order]
+
+    @cached_property
+    def lengths(self) -> list[int | None]:
+        """Characters of each row's shortest text, a control token counting as one; None where it derives nothing.
+
+        Raises:
+            GrammarTooComplex: it is not known in time whether a terminal has a text.
+        """
+        values: list[int | None] = []
+        for row, kind in enumerate(self.kinds):
+            values.append(leaf_length(self.order[row]) if kind == LEAF else self._length(row, kind, values))
+        stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
+        if not stale:
+            return values
+        # Calls of rules that come later, or of themselves: their callers are worked out again until nothing changes.
+        users = self._users()
+        while stale:
+            row = stale.popleft()
+            length = self._length(row, self.kinds[row], values)
+            before = values[row]
+            if length is not None and (before is None or length < before):
+                values[row] = length
+                stale.extend(users[row])
+        return values
+
+    def _users(self) -> list[list[int]]:
+        """The rows directly above each row; of a rule's body its calls as well."""
+        users: list[list[int]] = [[] for _ in self.order]
+        for row, (below, body) in enumerate(zip(self.below, self.called)):
+            for one in below:
+                users[one].append(row)
+            if body >= 0:
+                users[body].append(row)
+        return users
+
+    def _length(self, row: int, kind: int, values: list[int | None]) -> int | None:
+        if kind == CALL:
+            body = self.called[row]
+            return values[body] if 0 <= body < len(values) else None
+        return length_above(self.order[row], [values[one] for one in self.below[row]])
+
+
+def length_above(expr: Expr, below: Sequence[int | None]) -> int | None:
+    """Characters of the shortest text of a sequence, choice or repetition, given those of what is directly under it."""
+    if isinstance(expr, Seq):
+        total = 0
+        for length in below:
+            if length is None:
+                return None
+            total += length
+        return total
+    if isinstance(expr, Rep):
+        return 0 if expr.low == 0 else None if below[0] is None else below[0] * expr.low
+    return min([length for length in below if length is not None], default=None)
+
+
+def leaf_length(expr: Expr) -> int | None:
+    """The same of a literal, a term or a control token, which counts as one."""
+    if isinstance(expr, Lit):
+        return len(expr.text)
+    return checked(shortest_length, expr.regex) if isinstance(expr, Term) else 1

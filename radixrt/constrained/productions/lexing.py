@@ -1,9 +1,9 @@
-"""Joins the single characters of a user's grammar into terminals, wherever a greedy lexer then still decides rightly.
+"""Joins the single characters of a user's grammar into terminals, where a greedy lexer then still reads it correctly.
 
 llguidance masks a grammar of terminals ten to a hundred times faster than one of single characters, and xgrammar is as
-fast for a terminal's automaton. But llguidance ends a terminal only where no terminal can go on; `lexer_law.py` says
-when that is right. The largest regular parts are tried first; a terminal for which the law fails is taken apart, a
-literal just where it fails, until the law holds for all pairs. Single characters always keep it.
+fast for a terminal's automaton. But llguidance ends a terminal only where no terminal can go on; `maximal_munch`
+states when that is correct. The largest regular parts are tried first; a terminal that violates the rule is split, a
+literal just at the violation, until the rule holds for all pairs. Single characters always satisfy it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from radixrt.constrained.productions.expressions import (
     postorder,
     with_children,
 )
-from radixrt.constrained.productions.follow import Terminal
-from radixrt.constrained.productions.lexer_law import LexerLaw
+from radixrt.constrained.productions.maximal_munch import MaximalMunch, Terminal
 from radixrt.constrained.regex import Regex, RegexTooComplex, alternate, concat, literal, repeat
 
 _MAX_TERMINAL: Final = 2_000
@@ -38,18 +37,18 @@ _MAX_WORK: Final = 60_000
 
 
 def with_terminals(productions: Productions) -> Productions:
-    """The same language in terminals that keep the law above; in single characters where no others are found in time.
+    """The same language in terminals that satisfy the rule; in single characters where no others are found in time.
 
     Args:
         productions: pruned; each `Term` reads one character.
     """
     draft = _Draft(productions)
-    law = LexerLaw()
+    rule = MaximalMunch()
     for _ in range(min(_MAX_ROUNDS, max(2, _MAX_WORK // productions.size))):
         written, sources = draft.write()
         if len(sources) > _MAX_TERMINALS:
             break
-        conflicts = law.broken(written)
+        conflicts = rule.violations(written)
         if not conflicts:
             return written.rewrite(_as_literal)
         for terminal, length in conflicts.items():
@@ -60,7 +59,7 @@ def with_terminals(productions: Productions) -> Productions:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a terminal comes from: an expression of the draft, or the part of a literal from an offset on."""
+    """The source of a terminal: an expression of the draft, or the part of a literal from an offset on."""
 
     expr: Expr
     offset: int

@@ -186,8 +186,8 @@ class _Circle:
             return NOTHING if expr.high == 0 else Rep(self._nonempty(expr.item), 1, expr.high)
         if isinstance(expr, Seq):
             options = []
-            for place, part in enumerate(expr.parts):
-                options.append(seq(self._nonempty(part), *expr.parts[place + 1 :]))
+            for i, part in enumerate(expr.parts):
+                options.append(seq(self._nonempty(part), *expr.parts[i + 1 :]))
             return alt(*options)
         if isinstance(expr, Ref):
             return self._nonempty_rule(expr.rule)
@@ -245,9 +245,9 @@ def _circles(calls: Mapping[str, set[str]]) -> list[list[str]]:
             if path:
                 low[path[-1][0]] = min(low[path[-1][0]], low[name])
             if low[name] == index[name]:
-                place = component.index(name)
-                members = component[place:]
-                del component[place:]
+                first = component.index(name)
+                members = component[first:]
+                del component[first:]
                 open_rules.difference_update(members)
                 if len(members) > 1 or name in calls[name]:
                     found.append(sorted(members, key=list(calls).index))

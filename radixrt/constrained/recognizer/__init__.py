@@ -1,4 +1,4 @@
-"""`Recognizer`: follows a text through a grammar, and knows the shortest way to an end."""
+"""`Recognizer`: follows a text through a grammar, and finds shortest completions."""
 
 from radixrt.constrained.recognizer.frames import RecognizerTooComplex
 from radixrt.constrained.recognizer.recognizer import Closing, Recognizer, State

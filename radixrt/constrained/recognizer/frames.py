@@ -1,7 +1,7 @@
-"""Where calls return to, and what can be read at one place of a text: the moving parts of the recognizer.
+"""Frames (return points of calls) and closures (readable nodes) of the recognizer at one text position.
 
-A `Frame` merges all calls of one rule from one place in the text. Frames are made only when everything that can be
-called at a place is known, and the same content is the same object, so that frames and states can be compared by
+A `Frame` merges all calls of one rule from one text position. Frames are made only when everything that can be called
+at a position is known, and the same content is the same object, so that frames and states can be compared by
 identity and what was computed for them is found again.
 """
 
@@ -17,16 +17,16 @@ MAX_CONFIGURATIONS: Final = 8000
 
 
 class RecognizerTooComplex(GrammarTooComplex):
-    """The grammar is so ambiguous at this place of the text that it cannot be followed, or too far from an end."""
+    """The grammar is too ambiguous at this text position to be followed, or its shortest completion is too long."""
 
 
 class Frame:
-    """Where a rule that is being read returns to: for each call of it, the node after the call and the caller's frame.
+    """Return points of a rule that is being read: for each call, the node after the call and the caller's frame.
 
     Attributes:
         returns: node, repetitions that are complete by then (0 where the node is no `COUNT` under way), caller's frame.
         distance: characters from the end of the rule to the end of everything.
-        best: the return on that way.
+        best: the return point on that path.
     """
 
     __slots__ = ("best", "distance", "returns")
@@ -55,9 +55,9 @@ def _distance(entry: Return) -> int:
 
 
 class Closure:
-    """What a text can go on with from some places: follows calls, forks and returns until something must be read.
+    """The epsilon closure of some nodes: follows calls, forks and returns up to the nodes that read something.
 
-    Calls of one rule from the text's current place share one frame, which collects its returns until `finish`. A rule
+    Calls of one rule from the current text position share one frame, which collects its returns until `finish`. A rule
     that may be empty is also passed over at its call, so that its return without reading anything needs no notice.
     """
 
@@ -72,18 +72,18 @@ class Closure:
         """Go on at a node.
 
         Raises:
-            RecognizerTooComplex: more than `MAX_CONFIGURATIONS` places can be reached from here.
+            RecognizerTooComplex: more than `MAX_CONFIGURATIONS` configurations can be reached.
         """
         todo: list[tuple[Node, int, Frame | _Pending]] = [(node, 0, frame)]
         seen = self._seen
         while todo:
-            place = todo.pop()
-            if place in seen:
+            configuration = todo.pop()
+            if configuration in seen:
                 continue
-            seen.add(place)
+            seen.add(configuration)
             if len(seen) > MAX_CONFIGURATIONS:
-                raise RecognizerTooComplex(f"more than {MAX_CONFIGURATIONS} readings of a text are possible at once")
-            node, count, frame = place
+                raise RecognizerTooComplex(f"more than {MAX_CONFIGURATIONS} parses of a text are possible at once")
+            node, count, frame = configuration
             kind = node.kind
             if kind == FORK:
                 todo.extend([(target, 0, frame) for target in node.targets])

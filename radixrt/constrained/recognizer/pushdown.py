@@ -1,6 +1,6 @@
 """Productions compiled for the recognizer: each rule a small graph of nodes that read characters or call other rules.
 
-A node knows its `distance`, the characters of the shortest way from it to the end of its rule, so a shortest completion
+A node knows its `distance`, the characters of the shortest path from it to the end of its rule. A shortest completion
 is found by adding distances and never by searching. Rules are compiled when they are first called. A repetition with
 bounds is a node that counts, never a chain as long as its bounds.
 """
@@ -10,19 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from radixrt.constrained.productions import (
-    Alt,
-    Expr,
-    Lit,
-    Productions,
-    Ref,
-    Rep,
-    Seq,
-    Special,
-    Term,
-)
+from radixrt.constrained.productions import Alt, Expr, Lit, Productions, Ref, Rep, Seq, Special, Term
 from radixrt.constrained.productions.expressions import checked
-from radixrt.constrained.regex import EPSILON, Regex, literal, literals, repeat
+from radixrt.constrained.regex import EPSILON, Regex, literal, literals, repeat, shortest_length, shortest_string
 from radixrt.errors import InvariantError
 
 END: Final = 0
@@ -39,13 +29,13 @@ _MAX_NODES: Final = 1 << 32
 
 
 class Node:
-    """A place in a rule.
+    """A position in a rule.
 
     Attributes:
         kind: END of the rule; reads a TEXT, a REGULAR language or a SPECIAL token; CALL of a rule; FORK to several
             nodes; COUNT of repetitions.
-        distance: characters of a shortest way from here to the end of the rule; a control token counts as one.
-        next: where to go after reading, after the call, or after the repetitions.
+        distance: characters of a shortest path to the end of the rule; a control token counts as one.
+        next: the node after reading, after the call, or after the repetitions.
         text: of TEXT and SPECIAL.
         regex: of REGULAR.
         targets: of FORK.
@@ -53,18 +43,19 @@ class Node:
         low, high: of COUNT; low is 0 where the item may be empty.
         item_distance: of COUNT: characters of a shortest item.
         skips: of CALL: the rule may be empty.
-        serial: place in the grammar; the same in every process.
+        make_body, known_body: of CALL and COUNT: compiles the rule or item, or holds the first node of it.
+        serial: position in the grammar; the same in every process.
     """
 
     __slots__ = (
-        "_body",
-        "_make_body",
         "best",
         "distance",
         "high",
         "item_distance",
         "kind",
+        "known_body",
         "low",
+        "make_body",
         "next",
         "regex",
         "serial",
@@ -86,16 +77,16 @@ class Node:
         self.item_distance = 0
         self.skips = False
         self.serial = 0
-        self._body: Node | None = None
-        self._make_body: Callable[[], Node] | None = None
+        self.known_body: Node | None = None
+        self.make_body: Callable[[], Node] | None = None
 
     @property
     def body(self) -> Node:
-        """Of CALL and COUNT: the first node of the rule or the item."""
-        if self._body is None:
-            assert self._make_body is not None
-            self._body = self._make_body()
-        return self._body
+        """The first node of the rule of a CALL, or of the item of a COUNT."""
+        if self.known_body is None:
+            assert self.make_body is not None
+            self.known_body = self.make_body()
+        return self.known_body
 
 
 class Program:
@@ -173,14 +164,14 @@ class Program:
     def _regular(self, regex: Regex, next: Node) -> Node:
         if regex.text is not None:
             return self._text(regex.text, next)
-        node = self._node(REGULAR, next, self._length(checked(regex.shortest_length)) + next.distance)
+        node = self._node(REGULAR, next, self._length(checked(shortest_length, regex)) + next.distance)
         node.regex = regex
         return node
 
     def _call(self, length: int, make_body: Callable[[], Node], next: Node) -> Node:
         node = self._node(CALL, next, length + next.distance)
         node.skips = length == 0
-        node._make_body = make_body
+        node.make_body = make_body
         return node
 
     def _fork(self, options: list[Expr], next: Node, depth: int) -> Node:
@@ -216,7 +207,7 @@ class Program:
             return node
         body = self._compile(expr.item, self.end, depth + 1)
         node = self._node(COUNT, next, 0)
-        node._body = body
+        node.known_body = body
         node.low = low if body.distance else 0
         node.high = high
         node.item_distance = body.distance
@@ -243,3 +234,96 @@ def _with_words_together(options: tuple[Expr, ...]) -> list[Expr]:
     if len(words) < _MIN_WORDS:
         return list(options)
     return [Term(literals(words)), *(option for option in options if not isinstance(option, Lit))]
+
+
+# --- shortest texts ---
+
+
+Pieces = tuple[str | Special, ...]
+
+
+class Spelling:
+    """The shortest texts of one program."""
+
+    def __init__(self) -> None:
+        self._shortest: dict[Regex, str] = {}
+        self._texts: dict[Node, Pieces] = {}
+
+    def forget(self) -> None:
+        """Drop the texts of languages, which are as many as there were states."""
+        self._shortest.clear()
+
+    def shortest_text(self, regex: Regex) -> str:
+        """A shortest text of a language that is not empty."""
+        text = self._shortest.get(regex)
+        if text is None:
+            found = checked(shortest_string, regex)
+            if found is None:
+                raise InvariantError("an empty language among the configurations")
+            text = self._shortest[regex] = found
+        return text
+
+    def text_of(self, body: Node) -> Pieces:
+        """The shortest text of a rule or item, given its first node."""
+        unfinished = [body]
+        while unfinished:
+            missing = [] if unfinished[-1] in self._texts else self._called(unfinished[-1])
+            if missing:
+                unfinished.extend(missing)
+                continue
+            node = unfinished.pop()
+            if node not in self._texts:
+                pieces: list[str | Special] = []
+                self.spell(node, pieces)
+                self._texts[node] = joined(pieces)
+        return self._texts[body]
+
+    def _called(self, node: Node) -> list[Node]:
+        """Rules and items on the shortest path from the node whose own texts are not known yet."""
+        missing = []
+        while node.kind != END:
+            if node.kind == CALL and node.next.kind == END:
+                node = node.body
+                continue
+            if node.kind in (CALL, COUNT) and node.distance > node.next.distance and node.body not in self._texts:
+                missing.append(node.body)
+            node = node.best if node.kind == FORK else node.next
+        return missing
+
+    def spell(self, node: Node, pieces: list[str | Special]) -> None:
+        """Append the shortest text from the node to the end of its rule."""
+        while node.kind != END:
+            if node.kind == CALL and node.next.kind == END:
+                if node.skips:
+                    return
+                node = node.body
+                continue
+            if node.kind == TEXT:
+                pieces.append(node.text)
+            elif node.kind == REGULAR:
+                pieces.append(self.shortest_text(node.regex))
+            elif node.kind == SPECIAL:
+                pieces.append(Special(node.text))
+            elif node.kind == CALL:
+                if not node.skips:
+                    pieces.extend(self._texts.get(node.body) or self.text_of(node.body))
+            elif node.kind == COUNT and node.low:
+                pieces.extend((self._texts.get(node.body) or self.text_of(node.body)) * node.low)
+            node = node.best if node.kind == FORK else node.next
+
+
+def joined(pieces: list[str | Special]) -> Pieces:
+    """The pieces with neighboring texts joined and empty ones dropped."""
+    found: list[str | Special] = []
+    run: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            run.append(piece)
+            continue
+        if any(run):
+            found.append("".join(run))
+        run = []
+        found.append(piece)
+    if any(run):
+        found.append("".join(run))
+    return tuple(found)

@@ -1,7 +1,7 @@
-"""`Recognizer`: follows a text through a grammar, and knows the shortest way to an end from wherever the text stands.
+"""`Recognizer`: follows a text through a grammar, and finds a shortest completion from every state.
 
-It is a nondeterministic pushdown automaton. A state is a set of configurations, each a place in a rule and a `Frame`
-that says where the calls under way return to; frames merge all calls of one rule from one place in the text, so
+The recognizer is a nondeterministic pushdown automaton. A state is a set of configurations, each a node of a rule and a
+`Frame` with the return points of the calls under way; frames merge all calls of one rule from one text position, so
 ambiguity costs a polynomial and not an exponential number of them. States and frames with the same content are the
 same object. So a state never changes, may be kept and gone back to, and remembers where each character led: texts that
 repeat themselves, as JSON does, are followed with one dictionary look-up per character, and inside a string a compiled
@@ -18,9 +18,8 @@ from typing import Final
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.productions.expressions import Special, checked
 from radixrt.constrained.recognizer.frames import Closure, Frame, Item, RecognizerTooComplex, Return
-from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Program
-from radixrt.constrained.recognizer.spelling import Pieces, Spelling, joined
-from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex
+from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Pieces, Program, Spelling, joined
+from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex, derive, is_empty
 from radixrt.constrained.regex.charset import partition
 from radixrt.errors import InvariantError
 
@@ -45,7 +44,7 @@ class Closing:
 
 
 class State:
-    """Where a text stands in the grammar. Compare by identity; only `Recognizer` looks inside.
+    """A parser state. Compare by identity; only `Recognizer` reads its attributes.
 
     Attributes:
         items: what can be read next: a reading node, how far it has been read, and its frame.
@@ -108,7 +107,7 @@ class Recognizer:
         """The state after more text; None where that is the beginning of no sentence.
 
         Raises:
-            RecognizerTooComplex: too many readings of the text are possible at once.
+            RecognizerTooComplex: too many parses of the text are possible at once.
         """
         at, end = 0, len(text)
         while at < end:
@@ -163,7 +162,7 @@ class Recognizer:
         if state.closing is None:
             length = self.closing_length(state)
             if length > MAX_CLOSING:
-                raise RecognizerTooComplex(f"the shortest way to an end is {length} characters long")
+                raise RecognizerTooComplex(f"the shortest completion is {length} characters long")
             pieces: list[str | Special] = []
             if not state.complete:
                 node, progress, frame = min(state.items, key=self._rank)
@@ -182,7 +181,7 @@ class Recognizer:
         return state.closing
 
     def first_char(self, state: State, low: int, high: int) -> str | None:
-        """Of the characters from code point low to high that may come next, one with the shortest way to an end."""
+        """A character from code point low to high that may come next, one with the shortest completion."""
         best: tuple[int, str] | None = None
         span = CharSet.span(low, high)
         candidates: set[str] = set()
@@ -205,7 +204,7 @@ class Recognizer:
         for node, progress, frame in state.items:
             if isinstance(progress, Regex):
                 after = self._derive(progress, char)
-                if after is EMPTY or (after.has_boolean and checked(after.is_empty)):
+                if after is EMPTY or (after.has_boolean and checked(is_empty, after)):
                     continue
                 if after.nullable:
                     closure.enter(node.next, frame)
@@ -272,11 +271,11 @@ class Recognizer:
         _, progress, _ = item
         if isinstance(progress, Regex) and progress.has_boolean:
             following = (self._derive(progress, chr(one.edges[0])) for one in progress.classes())
-            return any(not checked(after.is_empty) for after in following)
+            return any(not checked(is_empty, after) for after in following)
         return True
 
     def _rank(self, item: Item) -> tuple[int, int]:
-        """Characters of the shortest completion by way of an item, then the item's place in the grammar."""
+        """Characters of the shortest completion through an item, then the position of the item in the grammar."""
         node, progress, frame = item
         if isinstance(progress, Regex):
             head = len(self._spelling.shortest_text(progress)) if progress.has_boolean else progress.min_length
@@ -287,7 +286,7 @@ class Recognizer:
     @staticmethod
     def _derive(regex: Regex, char: str) -> Regex:
         try:
-            return regex.derive(char)
+            return derive(regex, char)
         except RegexTooComplex as error:
             raise RecognizerTooComplex(f"a pattern of the grammar is too complex: {error}") from None
 

@@ -1,37 +1,132 @@
-"""Resolving `^`, `$` and lookaheads, so that a pattern becomes the language of the texts in which it is found.
+"""Patterns as trees, and the resolution of `^`, `$` and lookaheads in them.
 
-Two facts make that exact. An anchor holds or not by where its place in the text is, so each part of a pattern is asked
-for the texts that it takes when it begins at the start of the text or not, and ends at the end or not. A lookahead is
-an intersection with what follows, so a part that has one is asked together with the language of the rest of the text.
+A pattern is parsed into a tree in which everything without an assertion is a `Regex` already. `resolve` turns the tree
+into the language of the texts in which the pattern is found. Two facts make that exact. Whether an anchor holds depends
+on its position in the text alone, so each part of a pattern is asked for the texts that it takes when it begins at the
+start of the text or not, and ends at the end or not. A lookahead is an intersection with what follows, so a part that
+has one is asked together with the language of the rest of the text.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Final, TypeAlias
 
 from radixrt.constrained.regex.algebra import alternate, concat, nonempty, repeat
-from radixrt.constrained.regex.base import EMPTY, Regex
 from radixrt.constrained.regex.boolean import complement, intersect
-from radixrt.constrained.regex.nodes import ANY, ANY_CHAR, EPSILON, Chars
-from radixrt.constrained.regex.pattern_tree import (
-    Choice,
-    End,
-    Look,
-    Loop,
-    RegexError,
-    Sequence,
-    Start,
-    Tree,
-    children,
-    inside_out,
-    sequence,
-)
+from radixrt.constrained.regex.nodes import ANY, ANY_CHAR, EMPTY, EPSILON, Chars, Regex
 
 _UNROLLED: Final = 16
 _MAX_STEPS: Final = 300
 _MAX_LOOK_DEPTH: Final = 40
 _SOMETHING: Final = repeat(ANY_CHAR, 1)
+
+
+class RegexError(ValueError):
+    """The pattern cannot be read, or asks for what is no regular language here.
+
+    Attributes:
+        message: what is wrong and what to do.
+        position: index of the character in the pattern where it is wrong.
+    """
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(f"{message} (at character {position} of the pattern)")
+        self.message = message
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """`^`: the beginning of the text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class End:
+    """`$`: the end of the text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """A lookahead: what follows begins (or, negative, does not begin) with the item."""
+
+    item: Tree
+    negative: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    parts: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    options: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    item: Tree
+    low: int
+    high: int | None
+    position: int
+
+
+Tree: TypeAlias = "Regex | Start | End | Look | Sequence | Choice | Loop"
+
+
+def sequence(parts: list[Tree]) -> Tree:
+    """The parts one after the other; neighbours without assertions become one Regex."""
+    joined: list[Tree] = []
+    plain: list[Regex] = []
+    for part in parts:
+        if isinstance(part, Regex):
+            plain.append(part)
+            continue
+        if plain:
+            joined.append(concat(*plain))
+            plain = []
+        joined.append(part)
+    if plain or not joined:
+        joined.append(concat(*plain))
+    return joined[0] if len(joined) == 1 else Sequence(tuple(joined))
+
+
+def choice(options: list[Tree]) -> Tree:
+    """Any of the options; those without assertions become one Regex."""
+    plain = [option for option in options if isinstance(option, Regex)]
+    others: list[Tree] = [option for option in options if not isinstance(option, Regex)]
+    if not others:
+        return alternate(*plain)
+    if plain:
+        others.append(alternate(*plain))
+    return others[0] if len(others) == 1 else Choice(tuple(others))
+
+
+def children(tree: Tree) -> tuple[Tree, ...]:
+    """The parts of a tree."""
+    if isinstance(tree, Sequence):
+        return tree.parts
+    if isinstance(tree, Choice):
+        return tree.options
+    return (tree.item,) if isinstance(tree, Loop | Look) else ()
+
+
+def inside_out(tree: Tree) -> list[Tree]:
+    """The tree and all trees inside it that are not a Regex, parts before wholes."""
+    found: list[Tree] = []
+    pending = [tree]
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, Regex):
+            found.append(part)
+            pending.extend(children(part))
+    return found[::-1]
+
+
+# --- resolution ---
 
 
 def resolve(tree: Tree, *, search: bool) -> Regex:
@@ -63,7 +158,7 @@ def _resolve_option(tree: Tree, around: Regex) -> Regex:
 
 
 class _Parts:
-    """What the parts of a tree without lookaheads take, worked out from the inside to the outside."""
+    """Languages of the parts of a tree without lookaheads, computed bottom up."""
 
     def __init__(self, order: list[Tree]) -> None:
         self._nothing: dict[tuple[Tree, bool, bool], bool] = {}
@@ -74,7 +169,7 @@ class _Parts:
                 self._languages[tree, at_start, at_end] = self._find_language(tree, at_start, at_end)
 
     def take_nothing(self, tree: Tree, at_start: bool, at_end: bool) -> bool:
-        """Whether the tree takes the empty text at a place that is the start of the text or not, its end or not."""
+        """Whether the tree takes the empty text at a position that is the start of the text or not, its end or not."""
         return tree.nullable if isinstance(tree, Regex) else self._nothing[tree, at_start, at_end]
 
     def language(self, tree: Tree, from_start: bool, to_end: bool) -> Regex:
@@ -137,7 +232,7 @@ class _Parts:
 
 
 class _Followed:
-    """What follows from the place where a part of the tree begins, for trees with lookaheads."""
+    """The language of the rest of the text from the start of each part of the tree, for trees with lookaheads."""
 
     def __init__(self, tree: Tree) -> None:
         self._look_depth: dict[Tree, int] = {}
@@ -156,7 +251,7 @@ class _Followed:
     def by(self, tree: Tree, at_start: Regex, later: Regex) -> tuple[Regex, Regex]:
         """The language of the rest of the text, for a tree that begins at the start of the text and one that does not.
 
-        What follows the tree is `at_start` if the place behind it is still the start of the text, else `later`.
+        The tree is followed by `at_start` if the position behind it is still the start of the text, else by `later`.
         """
         if tree not in self._look_depth:
             return self._plainly(tree, at_start, later)
@@ -173,7 +268,11 @@ class _Followed:
         return self._loop(tree, at_start, later)
 
     def _plainly(self, tree: Tree, at_start: Regex, later: Regex) -> tuple[Regex, Regex]:
-        """As `by`. What follows at the start may be less than what follows later, so there taking nothing is apart."""
+        """Same as `by`, for a tree without lookaheads.
+
+        The language that follows at the start may be smaller than the one that follows later, so taking nothing there
+        is a case of its own.
+        """
         parts = self._parts
         behind = _before(parts.language(tree, False, False), parts.language(tree, False, True), later)
         inner, ending = parts.language(tree, True, False), parts.language(tree, True, True)

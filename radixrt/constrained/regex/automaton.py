@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
-from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, alternate, chars, concat, repeat
+from radixrt.constrained.regex.algebra import alternate, chars, concat, repeat
+from radixrt.constrained.regex.charset import CharSet
+from radixrt.constrained.regex.derivatives import derive
+from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex
+
+MAX_STATES: Final = 400
+"""States of the largest automaton that is written as rules of a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class Dfa:
         for state in order:
             leading: dict[int, CharSet] = {}
             for charset in state.classes():
-                target = state.derive(chr(charset.edges[0]))
+                target = derive(state, chr(charset.edges[0]))
                 if target is EMPTY:
                     continue
                 if target not in numbers:

@@ -1,8 +1,8 @@
-"""Intersection and complement, computed away wherever that is cheap.
+"""Intersection and complement for those who build an expression, computed away wherever that is cheap.
 
 A backend runs an intersection of two unbounded expressions a hundred times slower than an expression without one, and
-not every backend has them. `both` and `without` do what a derivative can afford; `intersect` and `complement`, for
-those who build an expression, also try a small automaton.
+not every backend has them. `derivatives.both` and `without` do what a derivative can afford; `intersect` and
+`complement` also apply repeated character classes to the other items, list short languages and try a small automaton.
 """
 
 from __future__ import annotations
@@ -11,128 +11,31 @@ from functools import lru_cache
 from typing import Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, repeat
-from radixrt.constrained.regex.base import EMPTY, Regex
-from radixrt.constrained.regex.charset import EVERY
-from radixrt.constrained.regex.narrow import narrow
+from radixrt.constrained.regex.automaton import Dfa
+from radixrt.constrained.regex.charset import CharSet
+from radixrt.constrained.regex.derivatives import both, matches, without
 from radixrt.constrained.regex.nodes import (
-    ANY,
-    ANY_CHAR,
+    EMPTY,
     EPSILON,
+    Alternate,
     Chars,
     Complement,
+    Concat,
     Intersect,
+    Regex,
     Repeat,
     Words,
-    complement_node,
-    intersect_node,
-    repeat_node,
+    subterms,
 )
-from radixrt.constrained.regex.subsumption import within_repeat
+from radixrt.constrained.regex.search import enumerate_strings
 
 _MAX_STATES: Final = 16
 _MAX_SIZE: Final = 60
 _FEW_STRINGS: Final = 64
 _MANY_STRINGS: Final = 1000
 _LONG_STRING: Final = 64
-
-
-def both(*items: Regex) -> Regex:
-    """The strings that are in all of the items."""
-    flat: dict[Regex, None] = {}
-    pending = list(items)
-    while pending:
-        item = pending.pop()
-        if item is EMPTY:
-            return EMPTY
-        if isinstance(item, Intersect):
-            pending.extend(item.items)
-        elif item is not ANY:
-            flat[item] = None
-    found = list(flat)
-    if not found:
-        return ANY
-    if len(found) == 1:
-        return found[0]
-    return _meet(found)
-
-
-def _meet(items: list[Regex]) -> Regex:
-    shortest = max(item.min_length for item in items)
-    if any(item.max_length is not None and item.max_length < shortest for item in items):
-        return EMPTY
-    for item in items:
-        if item is EPSILON:
-            return EPSILON if all(other.nullable for other in items) else EMPTY
-        if isinstance(item, Complement) and item.item in items:
-            return EMPTY
-    for item in items:
-        if isinstance(item, Words) or item.text is not None:
-            return _filter_words(item, items)
-    merged = _merge(items)
-    if merged is not None:
-        return merged
-    return intersect_node(tuple(sorted(items, key=lambda node: node.serial)))
-
-
-def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
-    words = finite.words if isinstance(finite, Words) else (finite.text or "",)
-    others = [item for item in items if item is not finite]
-    return literals([word for word in words if all(other.matches(word) for other in others)])
-
-
-def _merge(items: list[Regex]) -> Regex | None:
-    """Joins two of the items into one, if that is plain to see."""
-    for at, left in enumerate(items):
-        for right in items[at + 1 :]:
-            joined = _pair(left, right)
-            if joined is None:
-                joined = _pair(right, left)
-            if joined is not None:
-                return both(joined, *[item for item in items if item is not left and item is not right])
-    return None
-
-
-def _pair(left: Regex, right: Regex) -> Regex | None:
-    """The intersection of two character classes, repeated or not; None if they are something else."""
-    if isinstance(left, Repeat) and isinstance(left.item, Chars):
-        if within_repeat(right, left):
-            return right
-        if isinstance(right, Repeat) and isinstance(right.item, Chars):
-            highs = [high for high in (left.high, right.high) if high is not None]
-            charset = left.item.charset & right.item.charset
-            return repeat(chars(charset), max(left.low, right.low), min(highs) if highs else None)
-        if isinstance(right, Chars):
-            return chars(left.item.charset & right.charset) if left.low <= 1 else EMPTY
-    elif isinstance(left, Chars) and isinstance(right, Chars):
-        return chars(left.charset & right.charset)
-    return None
-
-
-def without(item: Regex) -> Regex:
-    """The strings that are not in item."""
-    if isinstance(item, Complement):
-        return item.item
-    if item is EMPTY:
-        return ANY
-    if item is ANY:
-        return EMPTY
-    if item is EPSILON:
-        return repeat_node(ANY_CHAR, 1, None)
-    if isinstance(item, Repeat) and isinstance(item.item, Chars):
-        return _without_repeat(item.item, item.low, item.high)
-    return complement_node(item)
-
-
-def _without_repeat(item: Chars, low: int, high: int | None) -> Regex:
-    """Too short, too long, or with a character outside the class."""
-    options = []
-    if low > 0:
-        options.append(repeat(ANY_CHAR, 0, low - 1))
-    if high is not None:
-        options.append(repeat(ANY_CHAR, high + 1, None))
-    foreign = chars(EVERY - item.charset)
-    options.append(concat(ANY, foreign, ANY))
-    return alternate(*options)
+_MAX_WAYS: Final = 16
+_MAX_CLIPS: Final = 200
 
 
 def intersect(*items: Regex) -> Regex:
@@ -152,7 +55,7 @@ def complement(item: Regex) -> Regex:
 
 
 def _narrowed(items: list[Regex]) -> list[Regex]:
-    """Applies repeated character classes to the other items and leaves out those that are used up by that."""
+    """Apply repeated character classes to the other items, and drop those that are used up by that."""
     for wide in items:
         if not (isinstance(wide, Repeat) and isinstance(wide.item, Chars)):
             continue
@@ -167,17 +70,17 @@ def _narrowed(items: list[Regex]) -> list[Regex]:
 
 def _listed(made: Intersect) -> Regex:
     """The strings one by one, if one of the items has so few that they can be tried."""
-    limit = _FEW_STRINGS if _leaves_out(made) else _MANY_STRINGS
+    limit = _FEW_STRINGS if _excludes_words(made) else _MANY_STRINGS
     for item in made.items:
         if not item.has_boolean and item.max_length is not None and item.max_length <= _LONG_STRING:
-            strings = item.enumerate(limit)
+            strings = enumerate_strings(item, limit)
             if strings is not None:
-                return literals([text for text in strings if made.matches(text)])
+                return literals([text for text in strings if matches(made, text)])
     return made
 
 
-def _leaves_out(made: Intersect | Complement) -> bool:
-    """Whether it leaves out finitely many strings: backends do that well, and it is long to say otherwise."""
+def _excludes_words(made: Intersect | Complement) -> bool:
+    """Whether finitely many strings are excluded: backends do that well, and an expression without it is long."""
     items = made.items if isinstance(made, Intersect) else (made,)
     return any(isinstance(item, Complement) and item.item.max_length is not None for item in items)
 
@@ -185,10 +88,134 @@ def _leaves_out(made: Intersect | Complement) -> bool:
 @lru_cache(maxsize=1024)
 def _plain(made: Intersect | Complement) -> Regex:
     """The same language without intersections and complements, if a small automaton says so in few words."""
-    if _leaves_out(made):
+    if _excludes_words(made):
         return made
-    from radixrt.constrained.regex.automaton import Dfa
-
     automaton = Dfa.of(made, _MAX_STATES)
     plain = None if automaton is None else automaton.eliminate(_MAX_SIZE)
     return made if plain is None else plain
+
+
+# --- narrowing by a repeated character class ---
+
+
+def narrow(node: Regex, charset: CharSet, low: int, high: int | None) -> Regex | None:
+    """The strings of node made of low to high characters of charset, if an expression of similar size says so.
+
+    Node has no intersection, complement or remainder.
+    """
+    if not node.alphabet().issubset(charset):
+        node = restrict(node, charset)
+    return _Clipper().clip(node, low, high)
+
+
+def restrict(node: Regex, charset: CharSet) -> Regex:
+    """The strings of node made of characters of charset. Node has no intersection, complement or remainder."""
+    made: dict[Regex, Regex] = {EMPTY: EMPTY, EPSILON: EPSILON}
+    for part in subterms(node):
+        if isinstance(part, Chars):
+            made[part] = chars(part.charset & charset)
+        elif isinstance(part, Words):
+            made[part] = literals([word for word in part.words if CharSet.of(word).issubset(charset)])
+        elif isinstance(part, Concat):
+            made[part] = concat(made[part.head], made[part.tail])
+        elif isinstance(part, Alternate):
+            made[part] = alternate(*[made[option] for option in part.options])
+        elif isinstance(part, Repeat):
+            made[part] = repeat(made[part.item], part.low, part.high)
+    return made[node]
+
+
+class _Clipper:
+    """Bounds lengths, within a budget of steps."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_CLIPS
+
+    def clip(self, node: Regex, low: int, high: int | None) -> Regex | None:
+        """The strings of node with low to high characters; None if that would take a large expression."""
+        shortest, longest = node.min_length, node.max_length
+        if shortest >= low and (high is None or (longest is not None and longest <= high)):
+            return node
+        if (high is not None and shortest > high) or (longest is not None and longest < low):
+            return EMPTY
+        self._left -= 1
+        if self._left < 0:
+            return None
+        if isinstance(node, Words):
+            return literals([word for word in node.words if low <= len(word) and (high is None or len(word) <= high)])
+        if isinstance(node, Repeat):
+            return self._clip_repeat(node, low, high)
+        if isinstance(node, Concat):
+            return self._clip_chain(node.chain(), low, high)
+        assert isinstance(node, Alternate)
+        options = []
+        for option in node.options:
+            clipped = self.clip(option, low, high)
+            if clipped is None:
+                return None
+            options.append(clipped)
+        return alternate(*options)
+
+    def _clip_repeat(self, node: Repeat, low: int, high: int | None) -> Regex | None:
+        size = node.item.min_length
+        if node.item.max_length == size:
+            fewest = max(node.low, -(-low // size))
+            most = node.high if high is None else high // size if node.high is None else min(node.high, high // size)
+            return repeat(node.item, fewest, most)
+        if high is None or size == 0:
+            return None
+        times = range(node.low, min(high // size, node.high if node.high is not None else high) + 1)
+        if len(times) > _MAX_WAYS:
+            return None
+        if len(times) == 1:
+            return self._clip_chain([node.item] * times[0], low, high) if times[0] <= _MAX_WAYS else None
+        options = []
+        for count in times:
+            clipped = self.clip(repeat(node.item, count, count), low, high)
+            if clipped is None:
+                return None
+            options.append(clipped)
+        return alternate(*options)
+
+    def _clip_chain(self, parts: list[Regex], low: int, high: int | None) -> Regex | None:
+        """Tries the lengths of the part that has the fewest to choose from."""
+        variable = [at for at, part in enumerate(parts) if part.min_length != part.max_length]
+        shortest = sum(part.min_length for part in parts)
+        if len(variable) == 1:
+            at = variable[0]
+            others = shortest - parts[at].min_length
+            inner = self.clip(parts[at], max(low - others, 0), None if high is None else high - others)
+            return None if inner is None else concat(*parts[:at], inner, *parts[at + 1 :])
+        if not variable:
+            return concat(*parts) if low <= shortest and (high is None or shortest <= high) else EMPTY
+        ways, at = min((_ways(parts[at], shortest, low, high), at) for at in variable)
+        if ways > _MAX_WAYS:
+            return None
+        part = parts[at]
+        options = []
+        for size in range(part.min_length, part.min_length + ways):
+            if high is None and size - part.min_length + shortest >= low:
+                rest = self.clip(part, size, None)
+                clipped = None if rest is None else concat(*parts[:at], rest, *parts[at + 1 :])
+            else:
+                exact = self.clip(part, size, size)
+                if exact is EMPTY:
+                    continue
+                clipped = None if exact is None else self._clip_chain([*parts[:at], exact, *parts[at + 1 :]], low, high)
+            if clipped is None:
+                return None
+            options.append(clipped)
+        return alternate(*options)
+
+
+def _ways(part: Regex, shortest: int, low: int, high: int | None) -> int:
+    """Number of lengths of a part that must be distinguished, where all parts together are at least `shortest`.
+
+    With an upper bound these are all lengths that leave room for the others; without one, those that leave something
+    for the others to make up, and one for all that do not.
+    """
+    others = shortest - part.min_length
+    longest = max(low - others, part.min_length) if high is None else high - others
+    if part.max_length is not None:
+        longest = min(longest, part.max_length)
+    return longest - part.min_length + 1

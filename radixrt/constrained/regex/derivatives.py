@@ -1,74 +1,92 @@
 """Brzozowski derivatives: the language that is left after one character, computed on the tree and kept for a while.
 
-Counters are never unrolled, so a derivative costs what the tree at hand costs and not what its bounds say.
+Counters are never unrolled, so a derivative costs what the tree at hand costs and not what its bounds say. `both` and
+`without` compute intersections and complements away as far as a derivative can afford; see `boolean` for more.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache, reduce
 from itertools import islice
+from math import gcd
 from typing import Final
 
-from radixrt.constrained.regex.algebra import alternate, literals, prepend, repeat
-from radixrt.constrained.regex.base import EMPTY, Regex, RegexTooComplex, derivatives_found
-from radixrt.constrained.regex.boolean import both, without
-from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet, partition
-from radixrt.constrained.regex.multiples import remainder
+from radixrt.constrained.regex.algebra import alternate, chars, concat, literals, prepend, repeat, within_repeat
+from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet
 from radixrt.constrained.regex.nodes import (
+    ANY,
+    ANY_CHAR,
+    EMPTY,
     EPSILON,
     Alternate,
     Chars,
     Complement,
     Concat,
     Intersect,
+    Regex,
+    RegexTooComplex,
     Remainder,
     Repeat,
     Words,
+    complement_node,
+    first_sets,
+    intersect_node,
+    needed,
+    remainder_node,
+    repeat_node,
     subterms,
 )
 
 MAX_OPTIONS: Final = 20_000
 MAX_KEPT: Final = 100_000
 _SHALLOW: Final = 50
+_ANY_DIGITS: Final = repeat(chars(DIGITS))
+known_derivatives: Final[dict[tuple[Regex, str], Regex]] = {}
+"""Derivatives that were computed, oldest first, at most MAX_KEPT. They keep their nodes alive."""
 
 
 def derive(node: Regex, char: str) -> Regex:
-    """`node.derive(char)`, computed anew.
+    """The language of what may follow after char: every s with char + s in the language of the node.
 
     Raises:
         RegexTooComplex: the derivative has more than MAX_OPTIONS alternatives.
     """
+    found = known_derivatives.get((node, char))
+    if found is not None:
+        return found
     if "\ud800" <= char <= "\udfff":
         return EMPTY
     if node.depth > _SHALLOW:
         _derive_parts(node, char)
     found = _derive(node, char)
-    if len(derivatives_found) >= MAX_KEPT:
-        for oldest in list(islice(derivatives_found, MAX_KEPT // 2)):
-            derivatives_found.pop(oldest, None)
-    derivatives_found[node, char] = found
+    if len(known_derivatives) >= MAX_KEPT:
+        for oldest in list(islice(known_derivatives, MAX_KEPT // 2)):
+            known_derivatives.pop(oldest, None)
+    known_derivatives[node, char] = found
     return found
+
+
+def matches(node: Regex, text: str) -> bool:
+    """Whether the whole text is in the language."""
+    for char in text:
+        node = derive(node, char)
+        if node is EMPTY:
+            return False
+    return node.nullable
 
 
 def _derive_parts(node: Regex, char: str) -> None:
     """Derives what the derivative of a deep node needs, innermost first, so that nothing calls itself deeply."""
     pending = [node]
-    needed: set[Regex] = set()
+    parts: set[Regex] = set()
     while pending:
         whole = pending.pop()
-        for part in _needed(whole):
-            if part not in needed and part.depth > 0 and (part, char) not in derivatives_found:
-                needed.add(part)
+        for part in needed(whole):
+            if part not in parts and part.depth > 0 and (part, char) not in known_derivatives:
+                parts.add(part)
                 pending.append(part)
-    for part in sorted(needed, key=lambda part: part.serial):
-        derivatives_found[part, char] = _derive(part, char)
-
-
-def _needed(node: Regex) -> tuple[Regex, ...]:
-    """The parts whose derivatives the derivative of the node is made of."""
-    if not isinstance(node, Concat):
-        return node.parts()
-    return (node.head, node.tail) if node.head.nullable else (node.head,)
+    for part in sorted(parts, key=lambda part: part.serial):
+        known_derivatives[part, char] = _derive(part, char)
 
 
 def _derive(node: Regex, char: str) -> Regex:
@@ -79,20 +97,20 @@ def _derive(node: Regex, char: str) -> Regex:
     if isinstance(node, Concat):
         return _derive_concat(node, char)
     if isinstance(node, Repeat):
-        first = node.item.derive(char)
+        first = derive(node.item, char)
         if first is EMPTY:
             return EMPTY
         high = None if node.high is None else node.high - 1
         return prepend(first, repeat(node.item, max(node.low - 1, 0), high))
     if isinstance(node, Alternate):
-        options = [option.derive(char) for option in node.options]
+        options = [derive(option, char) for option in node.options]
         if len(options) > MAX_OPTIONS:
             raise RegexTooComplex("an expression has too many alternatives that start alike")
         return alternate(*options)
     if isinstance(node, Intersect):
-        return both(*[item.derive(char) for item in node.items])
+        return both(*[derive(item, char) for item in node.items])
     if isinstance(node, Complement):
-        return without(node.item.derive(char))
+        return without(derive(node.item, char))
     if isinstance(node, Remainder):
         return _derive_remainder(node, char)
     return EMPTY
@@ -117,7 +135,7 @@ def _derive_concat(node: Concat, char: str) -> Regex:
     while isinstance(rest, Concat):
         head = rest.head
         if not (covered and isinstance(head, Repeat) and head.low == 0 and isinstance(head.item, Chars)):
-            first = head.derive(char)
+            first = derive(head, char)
             if first is not EMPTY:
                 options.append(prepend(first, rest.tail))
                 covered = covered or first.nullable
@@ -125,7 +143,7 @@ def _derive_concat(node: Concat, char: str) -> Regex:
             break
         rest = rest.tail
     else:
-        options.append(rest.derive(char))
+        options.append(derive(rest, char))
     return alternate(*options) if options else EMPTY
 
 
@@ -142,64 +160,6 @@ def _derive_remainder(node: Remainder, char: str) -> Regex:
     return EMPTY
 
 
-def alphabet(node: Regex) -> CharSet:
-    """`node.alphabet()`, kept in the node."""
-    if node._alphabet is None:
-        for part in subterms(node):
-            if part._alphabet is None:
-                part._alphabet = _alphabet(part)
-        assert node._alphabet is not None
-    return node._alphabet
-
-
-def _alphabet(node: Regex) -> CharSet:
-    """The alphabet of a node whose parts have theirs already."""
-    if isinstance(node, Chars):
-        return node.charset
-    if isinstance(node, Words):
-        return CharSet.of(set().union(*node.words))
-    if isinstance(node, Complement):
-        return EVERY
-    if isinstance(node, Remainder):
-        return DIGITS | CharSet.of(".")
-    if isinstance(node, Intersect):
-        shared = EVERY
-        for item in node.items:
-            shared = shared & alphabet(item)
-        return shared
-    joined = NONE
-    for part in node.parts():
-        joined = joined | alphabet(part)
-    return joined
-
-
-def classes(node: Regex) -> list[CharSet]:
-    """`node.classes()`, kept in the node."""
-    if node._classes is None:
-        node._classes = partition(_first_sets(node))
-    return node._classes
-
-
-def _first_sets(node: Regex) -> dict[CharSet, None]:
-    """The sets that decide, for the first character, which derivative it is."""
-    sets: dict[CharSet, None] = {}
-    seen = {node}
-    pending = [node]
-    while pending:
-        whole = pending.pop()
-        if isinstance(whole, Chars):
-            sets[whole.charset] = None
-        elif isinstance(whole, Words):
-            sets.update((CharSet.of(char), None) for char in whole.suffixes())
-        elif isinstance(whole, Remainder):
-            sets.update((CharSet.of(char), None) for char in "0123456789.")
-        for part in _needed(whole):
-            if part not in seen:
-                seen.add(part)
-                pending.append(part)
-    return sets
-
-
 @lru_cache(maxsize=4096)
 def first(node: Regex) -> CharSet:
     """Characters with which a string of the language can begin; possibly more where has_boolean."""
@@ -210,7 +170,155 @@ def first(node: Regex) -> CharSet:
         elif isinstance(part, Intersect):
             found[part] = reduce(CharSet.intersection, [found[item] for item in part.items])
         elif part.parts():
-            found[part] = reduce(CharSet.union, [found[inner] for inner in _needed(part)])
+            found[part] = reduce(CharSet.union, [found[inner] for inner in needed(part)])
         else:
-            found[part] = reduce(CharSet.union, _first_sets(part), NONE)
+            found[part] = reduce(CharSet.union, first_sets(part), NONE)
     return found[node]
+
+
+# --- intersection and complement, as far as a derivative can afford ---
+
+
+def both(*items: Regex) -> Regex:
+    """The strings that are in all of the items."""
+    flat: dict[Regex, None] = {}
+    pending = list(items)
+    while pending:
+        item = pending.pop()
+        if item is EMPTY:
+            return EMPTY
+        if isinstance(item, Intersect):
+            pending.extend(item.items)
+        elif item is not ANY:
+            flat[item] = None
+    found = list(flat)
+    if not found:
+        return ANY
+    if len(found) == 1:
+        return found[0]
+    return _meet(found)
+
+
+def _meet(items: list[Regex]) -> Regex:
+    shortest = max(item.min_length for item in items)
+    if any(item.max_length is not None and item.max_length < shortest for item in items):
+        return EMPTY
+    for item in items:
+        if item is EPSILON:
+            return EPSILON if all(other.nullable for other in items) else EMPTY
+        if isinstance(item, Complement) and item.item in items:
+            return EMPTY
+    for item in items:
+        if isinstance(item, Words) or item.text is not None:
+            return _filter_words(item, items)
+    merged = _merge(items)
+    if merged is not None:
+        return merged
+    return intersect_node(tuple(sorted(items, key=lambda node: node.serial)))
+
+
+def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
+    words = finite.words if isinstance(finite, Words) else (finite.text or "",)
+    others = [item for item in items if item is not finite]
+    return literals([word for word in words if all(matches(other, word) for other in others)])
+
+
+def _merge(items: list[Regex]) -> Regex | None:
+    """Joins two of the items into one, if that is plain to see."""
+    for at, left in enumerate(items):
+        for right in items[at + 1 :]:
+            joined = _pair(left, right)
+            if joined is None:
+                joined = _pair(right, left)
+            if joined is not None:
+                return both(joined, *[item for item in items if item is not left and item is not right])
+    return None
+
+
+def _pair(left: Regex, right: Regex) -> Regex | None:
+    """The intersection of two character classes, repeated or not; None if they are something else."""
+    if isinstance(left, Repeat) and isinstance(left.item, Chars):
+        if within_repeat(right, left):
+            return right
+        if isinstance(right, Repeat) and isinstance(right.item, Chars):
+            highs = [high for high in (left.high, right.high) if high is not None]
+            charset = left.item.charset & right.item.charset
+            return repeat(chars(charset), max(left.low, right.low), min(highs) if highs else None)
+        if isinstance(right, Chars):
+            return chars(left.item.charset & right.charset) if left.low <= 1 else EMPTY
+    elif isinstance(left, Chars) and isinstance(right, Chars):
+        return chars(left.charset & right.charset)
+    return None
+
+
+def without(item: Regex) -> Regex:
+    """The strings that are not in item."""
+    if isinstance(item, Complement):
+        return item.item
+    if item is EMPTY:
+        return ANY
+    if item is ANY:
+        return EMPTY
+    if item is EPSILON:
+        return repeat_node(ANY_CHAR, 1, None)
+    if isinstance(item, Repeat) and isinstance(item.item, Chars):
+        return _without_repeat(item.item, item.low, item.high)
+    return complement_node(item)
+
+
+def _without_repeat(item: Chars, low: int, high: int | None) -> Regex:
+    """Too short, too long, or with a character outside the class."""
+    options = []
+    if low > 0:
+        options.append(repeat(ANY_CHAR, 0, low - 1))
+    if high is not None:
+        options.append(repeat(ANY_CHAR, high + 1, None))
+    foreign = chars(EVERY - item.charset)
+    options.append(concat(ANY, foreign, ANY))
+    return alternate(*options)
+
+
+# --- remainders ---
+
+
+def remainder(
+    divisor: int, carry: int = 0, scale: int | None = None, *, point: bool = False, pending: bool = False
+) -> Regex:
+    """The rest of a plain decimal that makes it a multiple of divisor / 10**scale; see `Remainder`."""
+    carry %= divisor
+    if divisor == 1 and not point and scale is None:
+        return _ANY_DIGITS
+    length = _missing(divisor, carry, scale, point, pending)
+    return EMPTY if length is None else remainder_node(divisor, carry, scale, point, pending, length)
+
+
+def _missing(divisor: int, carry: int, scale: int | None, point: bool, pending: bool) -> int | None:
+    """The fewest characters that complete the number; None if nothing does.
+
+    After n more digits the number is any of 10**n neighbours, one of which is a multiple iff -carry * 10**n modulo
+    what is left of the divisor is below 10**n.
+    """
+    counted = scale or 0
+    if point:
+        for more in range(int(pending), max(counted, int(pending)) + 1):
+            units = min(more, counted)
+            if _reaches(divisor, carry, units, counted - units):
+                return more
+        return None
+    more = 0
+    while True:
+        if _reaches(divisor, carry, more, counted):
+            return more
+        if (
+            scale
+            and more >= 2
+            and any(_reaches(divisor, carry, more - 1, counted - used) for used in range(1, min(more - 1, counted) + 1))
+        ):
+            return more
+        more += 1
+
+
+def _reaches(divisor: int, carry: int, digits: int, scale: int) -> bool:
+    left = divisor // gcd(divisor, 10**scale)
+    within: int = 10**digits
+    return -carry * within % left < within

@@ -1,4 +1,4 @@
-"""From a language of string values to the language of the JSON texts that spell them.
+"""The JSON texts of a language of string values.
 
 Each value has one spelling: its code points as they are, but for the quote and the backslash, which take a backslash,
 and the control characters below U+0020, which take their short escape where JSON has one and `\\u00xx` in lower case
@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Final
 
 from radixrt.constrained.regex.algebra import alternate, chars, concat, literal, literals, repeat
-from radixrt.constrained.regex.base import Regex
-from radixrt.constrained.regex.boolean import both, without
 from radixrt.constrained.regex.charset import EVERY, CharSet
+from radixrt.constrained.regex.derivatives import both, without
 from radixrt.constrained.regex.nodes import (
     ANY,
     Alternate,
@@ -22,6 +21,7 @@ from radixrt.constrained.regex.nodes import (
     Complement,
     Concat,
     Intersect,
+    Regex,
     Repeat,
     Words,
     subterms,
@@ -72,7 +72,7 @@ def _spelled(node: Regex, images: dict[Regex, Regex]) -> Regex:
 
 
 def _signed(node: Intersect | Complement) -> tuple[list[Regex], list[Regex]]:
-    """What a string must be in, and what it must not be in."""
+    """The languages that a string must be in, and those that it must not be in."""
     items = node.items if isinstance(node, Intersect) else (node,)
     positive = [item for item in items if not isinstance(item, Complement)]
     return positive, [item.item for item in items if isinstance(item, Complement)]

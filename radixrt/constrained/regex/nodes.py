@@ -8,12 +8,105 @@ follow from them. Nodes that nothing uses any more are forgotten.
 from __future__ import annotations
 
 import weakref
+from functools import reduce
+from itertools import count
 from threading import Lock
 from typing import Any, Final, cast
 
-from radixrt.constrained.regex.base import EMPTY as EMPTY
-from radixrt.constrained.regex.base import Regex
-from radixrt.constrained.regex.charset import EVERY, CharSet
+from radixrt.constrained.regex.charset import DIGITS, EVERY, NONE, CharSet, partition
+
+MAX_DEPTH: Final = 300
+"""A tree is walked by functions that call themselves; derivatives of a tree are up to about twice as deep as it is."""
+
+
+class RegexTooComplex(Exception):
+    """A question about a language would take more steps than it is worth; nothing is known about the answer."""
+
+
+_serials = count()
+
+
+class Regex:
+    """A regular language.
+
+    Attributes:
+        nullable: the empty string is in the language.
+        has_boolean: an intersection, complement or remainder is somewhere inside.
+        min_length: code points of a shortest string; a lower bound where has_boolean. 0 for EMPTY.
+        max_length: code points of a longest string, or None if there is no longest; an upper bound where has_boolean.
+        text: the only string of the language where it is a literal, else None.
+        serial: number of this node in the process; the parts of a node have smaller ones.
+        depth: how deep its parts are nested; the length of a sequence does not count.
+        dead: whether the language is empty, where `search` found out by visiting states; else None.
+        ending: a shortest string, where `search` found one; else None.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_alphabet",
+        "_classes",
+        "dead",
+        "depth",
+        "ending",
+        "has_boolean",
+        "max_length",
+        "min_length",
+        "nullable",
+        "serial",
+        "text",
+    )
+
+    def __init__(
+        self, nullable: bool, has_boolean: bool, min_length: int, max_length: int | None, depth: int = 0
+    ) -> None:
+        if depth > MAX_DEPTH:
+            raise RegexTooComplex(f"an expression is nested more than {MAX_DEPTH} deep")
+        self.depth = depth
+        self.nullable = nullable
+        self.has_boolean = has_boolean
+        self.min_length = min_length
+        self.max_length = max_length
+        self.text: str | None = None
+        self.serial = next(_serials)
+        self._classes: list[CharSet] | None = None
+        self._alphabet: CharSet | None = None
+        self.dead: bool | None = None
+        self.ending: str | None = None
+
+    def classes(self) -> list[CharSet]:
+        """A partition of the code points, such that any two characters of one class have the same derivative."""
+        if self._classes is None:
+            self._classes = partition(first_sets(self))
+        return self._classes
+
+    def alphabet(self) -> CharSet:
+        """The code points that its strings are made of; possibly more where has_boolean."""
+        if self._alphabet is None:
+            for part in subterms(self):
+                if part._alphabet is None:
+                    part._alphabet = part._find_alphabet()
+            assert self._alphabet is not None
+        return self._alphabet
+
+    def _find_alphabet(self) -> CharSet:
+        """The alphabet of a node whose parts have theirs already."""
+        joined = NONE
+        for part in self.parts():
+            joined = joined | part.alphabet()
+        return joined
+
+    def parts(self) -> tuple[Regex, ...]:
+        """The languages that this one is built from, in order."""
+        return ()
+
+
+class Empty(Regex):
+    """No string at all. There is one: `EMPTY`."""
+
+    __slots__ = ()
+
+
+EMPTY: Final[Regex] = Empty(False, False, 0, 0)
 
 
 class Epsilon(Regex):
@@ -33,6 +126,9 @@ class Chars(Regex):
         if len(charset.edges) == 2 and charset.edges[1] - charset.edges[0] == 1:
             self.text = chr(charset.edges[0])
 
+    def _find_alphabet(self) -> CharSet:
+        return self.charset
+
 
 class Words(Regex):
     """A finite set of strings of two or more characters each, sorted."""
@@ -48,13 +144,16 @@ class Words(Regex):
             self.text = words[0]
 
     def suffixes(self) -> dict[str, list[str]]:
-        """What follows each first character."""
+        """The rests of the words by their first character."""
         if self._suffixes is None:
             found: dict[str, list[str]] = {}
             for word in self.words:
                 found.setdefault(word[0], []).append(word[1:])
             self._suffixes = found
         return self._suffixes
+
+    def _find_alphabet(self) -> CharSet:
+        return CharSet.of(set().union(*self.words))
 
 
 class Concat(Regex):
@@ -143,6 +242,9 @@ class Intersect(Regex):
     def parts(self) -> tuple[Regex, ...]:
         return self.items
 
+    def _find_alphabet(self) -> CharSet:
+        return reduce(CharSet.intersection, [item.alphabet() for item in self.items])
+
 
 class Complement(Regex):
     """The strings that are not in item."""
@@ -156,9 +258,12 @@ class Complement(Regex):
     def parts(self) -> tuple[Regex, ...]:
         return (self.item,)
 
+    def _find_alphabet(self) -> CharSet:
+        return EVERY
+
 
 class Remainder(Regex):
-    """What may follow in a plain decimal number so that it becomes a multiple of divisor / 10**scale.
+    """The rest of a plain decimal number that makes it a multiple of divisor / 10**scale.
 
     The digits so far, read as one integer, are `carry` modulo the divisor. Before the point come digits, then perhaps
     a point and fraction digits. `scale` is how many fraction digits are still counted; further ones must be 0. With
@@ -176,6 +281,9 @@ class Remainder(Regex):
         self.scale = scale
         self.point = point
         self.pending = pending
+
+    def _find_alphabet(self) -> CharSet:
+        return DIGITS | CharSet.of(".")
 
 
 class _Ref(weakref.ref[Regex]):
@@ -257,6 +365,33 @@ def subterms(node: Regex) -> list[Regex]:
                 found.add(part)
                 pending.append(part)
     return sorted(found, key=lambda part: part.serial)
+
+
+def needed(node: Regex) -> tuple[Regex, ...]:
+    """The parts whose derivatives the derivative of the node is made of."""
+    if not isinstance(node, Concat):
+        return node.parts()
+    return (node.head, node.tail) if node.head.nullable else (node.head,)
+
+
+def first_sets(node: Regex) -> dict[CharSet, None]:
+    """The sets that decide, for the first character, which derivative it is."""
+    sets: dict[CharSet, None] = {}
+    seen = {node}
+    pending = [node]
+    while pending:
+        whole = pending.pop()
+        if isinstance(whole, Chars):
+            sets[whole.charset] = None
+        elif isinstance(whole, Words):
+            sets.update((CharSet.of(char), None) for char in whole.suffixes())
+        elif isinstance(whole, Remainder):
+            sets.update((CharSet.of(char), None) for char in "0123456789.")
+        for part in needed(whole):
+            if part not in seen:
+                seen.add(part)
+                pending.append(part)
+    return sets
 
 
 EPSILON: Final[Regex] = Epsilon(True, False, 0, 0)

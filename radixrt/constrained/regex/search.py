@@ -1,7 +1,8 @@
-"""Questions about a language whose answer is found by walking along its derivatives.
+"""Questions about a language whose answer is found by visiting its derivatives.
 
 Where there is no intersection or complement the tree itself answers. Elsewhere states are visited best first by a lower
-bound of what is missing, within a budget; what was found out about a state is kept with it.
+bound of what is missing, within a budget; what was found out about a state is kept with the node. Every question raises
+`RegexTooComplex` when too many states had to be visited.
 """
 
 from __future__ import annotations
@@ -9,33 +10,46 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Final
 
-from radixrt.constrained.regex.base import EMPTY, Regex, RegexTooComplex
-from radixrt.constrained.regex.boolean import both, without
 from radixrt.constrained.regex.charset import CharSet
-from radixrt.constrained.regex.derivatives import first
-from radixrt.constrained.regex.nodes import Alternate, Chars, Concat, Repeat, Words
+from radixrt.constrained.regex.derivatives import both, derive, first, matches, without
+from radixrt.constrained.regex.nodes import (
+    EMPTY,
+    EPSILON,
+    Alternate,
+    Chars,
+    Concat,
+    Intersect,
+    Regex,
+    RegexTooComplex,
+    Repeat,
+    Words,
+)
 
 MAX_STEPS: Final = 12_000
 MAX_TEXT: Final = 1_000_000
+MAX_CHARACTERS: Final = 4_000_000
+_MAX_CANDIDATES: Final = 5_000
 
 
 def is_empty(node: Regex) -> bool:
+    """Whether there is no string at all."""
     if not node.has_boolean:
         return node is EMPTY
     if node.nullable:
         return False
     if isinstance(node, Concat):
-        return any(part.is_empty() for part in node.chain())
+        return any(is_empty(part) for part in node.chain())
     if isinstance(node, Alternate):
-        return all(option.is_empty() for option in node.options)
+        return all(is_empty(option) for option in node.options)
     if isinstance(node, Repeat):
-        return node.item.is_empty()
-    if node._dead is None:
-        node._dead = not _search(node, exact=False)
-    return node._dead
+        return is_empty(node.item)
+    if node.dead is None:
+        node.dead = not _search(node, exact=False)
+    return node.dead
 
 
-def shortest(node: Regex) -> str | None:
+def shortest_string(node: Regex) -> str | None:
+    """A shortest string, at most a million characters long, or None if the language is empty."""
     length = shortest_length(node)
     if length is not None and length > MAX_TEXT:
         raise RegexTooComplex("the shortest text is longer than a million characters")
@@ -43,26 +57,26 @@ def shortest(node: Regex) -> str | None:
 
 
 def shortest_length(node: Regex) -> int | None:
+    """Code points of a shortest string, or None if the language is empty; makes no string."""
     if not node.has_boolean:
         return None if node is EMPTY else node.min_length
     if node.nullable:
         return 0
     if isinstance(node, Concat):
-        lengths = [part.shortest_length() for part in node.chain()]
+        lengths = [shortest_length(part) for part in node.chain()]
         return None if None in lengths else sum(length or 0 for length in lengths)
     if isinstance(node, Alternate):
-        return min(
-            (length for option in node.options if (length := option.shortest_length()) is not None), default=None
-        )
+        return min((length for option in node.options if (length := shortest_length(option)) is not None), default=None)
     if isinstance(node, Repeat):
-        length = node.item.shortest_length()
+        length = shortest_length(node.item)
         return None if length is None else length * node.low
-    if node._ending is None and not node._dead:
+    if node.ending is None and not node.dead:
         _search(node, exact=True)
-    return None if node._ending is None else len(node._ending)
+    return None if node.ending is None else len(node.ending)
 
 
 def is_disjoint(left: Regex, right: Regex) -> bool:
+    """Whether no string is in both languages."""
     if left.nullable and right.nullable:
         return False
     if not (left.nullable or right.nullable) and not first(left) & first(right):
@@ -71,6 +85,7 @@ def is_disjoint(left: Regex, right: Regex) -> bool:
 
 
 def is_subset(left: Regex, right: Regex) -> bool:
+    """Whether every string of the left language is in the right one."""
     return left is right or is_empty(both(left, without(right)))
 
 
@@ -80,8 +95,8 @@ def _spell(node: Regex) -> str:
         return ""
     if node.text is not None:
         return node.text
-    if node._ending is not None:
-        return node._ending
+    if node.ending is not None:
+        return node.ending
     if isinstance(node, Chars):
         return _plain_char(node.charset)
     if isinstance(node, Words):
@@ -91,7 +106,7 @@ def _spell(node: Regex) -> str:
     if isinstance(node, Repeat):
         return _spell(node.item) * node.low
     assert isinstance(node, Alternate)
-    lengths = [(length, option) for option in node.options if (length := option.shortest_length()) is not None]
+    lengths = [(length, option) for option in node.options if (length := shortest_length(option)) is not None]
     return _spell(min(lengths, key=_length)[1])
 
 
@@ -125,35 +140,162 @@ def _search(start: Regex, *, exact: bool) -> bool:
         cost = costs[state]
         if exact and promised > cost + missing:
             continue
-        if state.nullable or state._ending is not None or (state._dead is False and not exact):
+        if state.nullable or state.ending is not None or (state.dead is False and not exact):
             if exact:
                 _keep(start, came_from, state)
             return True
         for charset in state.classes():
             char = _plain_char(charset)
-            following = state.derive(char)
-            if following is EMPTY or following._dead:
+            following = derive(state, char)
+            if following is EMPTY or following.dead:
                 continue
             known = costs.get(following)
             if known is not None and (not exact or known <= cost + 1):
                 continue
             costs[following] = cost + 1
             came_from[following] = (state, char)
-            missing = following.min_length if following._ending is None else len(following._ending)
+            missing = following.min_length if following.ending is None else len(following.ending)
             heappush(queue, (cost + 1 + missing if exact else 0, missing, following.serial, following))
         steps += len(state.classes())
         if steps > MAX_STEPS:
             raise RegexTooComplex(f"an expression with intersections or complements takes over {MAX_STEPS} steps")
     for state in costs:
-        state._dead = True
+        state.dead = True
     return False
 
 
 def _keep(start: Regex, came_from: dict[Regex, tuple[Regex, str]], state: Regex) -> None:
     """Files the rest of the text that was found with each state on the way."""
-    text = "" if state.nullable else state._ending or ""
-    state._ending = text
+    text = "" if state.nullable else state.ending or ""
+    state.ending = text
     while state is not start:
         state, char = came_from[state]
         text = char + text
-        state._ending = text
+        state.ending = text
+
+
+# --- enumeration ---
+
+
+def enumerate_strings(node: Regex, limit: int) -> list[str] | None:
+    """All strings, shortest first and sorted, or None if there are more than limit."""
+    found = _strings(node, limit)
+    return None if found is None or len(found) > limit else sorted(found, key=lambda text: (len(text), text))
+
+
+def _strings(node: Regex, limit: int) -> set[str] | None:
+    """The strings, or None where there are more than limit."""
+    if node is EMPTY:
+        return set()
+    if node is EPSILON:
+        return {""}
+    if isinstance(node, Chars):
+        return set(node.charset) if len(node.charset) <= limit else None
+    if isinstance(node, Words):
+        return set(node.words) if len(node.words) <= limit else None
+    if node.has_boolean:
+        return _boolean_strings(node, limit)
+    if node.max_length is None:
+        return None
+    if isinstance(node, Concat):
+        return _sequence(node.chain(), limit)
+    if isinstance(node, Repeat):
+        return _repeated(node, limit)
+    assert isinstance(node, Alternate)
+    joined: set[str] = set()
+    for option in node.options:
+        found = _strings(option, limit)
+        if found is None:
+            return None
+        joined |= found
+        if len(joined) > limit:
+            return None
+    return joined
+
+
+def _sequence(parts: list[Regex], limit: int) -> set[str] | None:
+    joined = {""}
+    for part in parts:
+        found = _strings(part, limit)
+        if found is None:
+            return None
+        joined = _product(joined, found)
+        if len(joined) > limit:
+            return None
+    return joined
+
+
+def _product(left: set[str], right: set[str]) -> set[str]:
+    longest = max(map(len, left), default=0) + max(map(len, right), default=0)
+    if len(left) * len(right) * longest > MAX_CHARACTERS:
+        raise RegexTooComplex("the strings of an expression are millions of characters long together")
+    return {head + tail for head in left for tail in right}
+
+
+def _repeated(node: Repeat, limit: int) -> set[str] | None:
+    items = _strings(node.item, limit)
+    if items is None or node.high is None:
+        return None
+    if len(items) == 1:
+        (text,) = items
+        if node.high - node.low >= limit:
+            return None
+        if len(text) * node.high * (node.high - node.low + 1) > MAX_CHARACTERS:
+            raise RegexTooComplex("the strings of an expression are millions of characters long together")
+        return {text * times for times in range(node.low, node.high + 1)}
+    joined = {""} if node.low == 0 else set()
+    power = {""}
+    for times in range(1, node.high + 1):
+        power = _product(power, items)
+        if len(power) > limit:
+            return None
+        if times >= node.low:
+            joined |= power
+            if len(joined) > limit:
+                return None
+    return joined
+
+
+def _boolean_strings(node: Regex, limit: int) -> set[str] | None:
+    if isinstance(node, Intersect):
+        candidates = _candidates(node)
+        if candidates is not None:
+            found = {text for text in candidates if matches(node, text)}
+            return found if len(found) <= limit else None
+    found = set()
+    frontier: dict[Regex, list[str]] = {node: [""]}
+    characters = 0
+    while frontier:
+        following: dict[Regex, list[str]] = {}
+        live = 0
+        for state, texts in frontier.items():
+            if state.nullable:
+                found.update(texts)
+            for charset in state.classes():
+                target = derive(state, next(iter(charset)))
+                if target is EMPTY or is_empty(target):
+                    continue
+                live += len(charset) * len(texts)
+                if live > limit:
+                    return None
+                following.setdefault(target, []).extend(text + char for text in texts for char in charset)
+        if len(found) > limit:
+            return None
+        frontier = following
+        characters += sum(len(text) for texts in following.values() for text in texts)
+        if characters > MAX_CHARACTERS:
+            raise RegexTooComplex("the strings of an expression are millions of characters long together")
+    return found
+
+
+def _candidates(node: Intersect) -> set[str] | None:
+    """The strings of one of the items, if that has few."""
+    for item in node.items:
+        if not item.has_boolean and item.max_length is not None:
+            try:
+                found = _strings(item, _MAX_CANDIDATES)
+            except RegexTooComplex:
+                continue
+            if found is not None:
+                return found
+    return None

@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from radixrt.constrained.regex import nodes
-from radixrt.constrained.regex.base import EMPTY, Regex
 from radixrt.constrained.regex.charset import CharSet
-from radixrt.constrained.regex.nodes import EPSILON, subterms
+from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, subterms
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixrt.constrained.productions import (
@@ -13,17 +13,34 @@ from radixrt.constrained.productions import (
     Lit,
     Productions,
     Ref,
+    Seq,
     Term,
     alt,
+    children,
     fold,
+    length_of,
     postorder,
     seq,
     with_children,
 )
-from radixrt.constrained.regex import ANY, Regex, RegexTooComplex, chars, json_string, repeat
+from radixrt.constrained.regex import (
+    ANY,
+    CharSet,
+    Regex,
+    RegexError,
+    RegexTooComplex,
+    chars,
+    is_subset,
+    json_string,
+    literal,
+    parse_regex,
+    repeat,
+)
+from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
-from radixrt.constrained.tags.pieces import NUMBER_CHARS, Piece, json_value, users_grammar
-from radixrt.constraint import StructuredOptions
+from radixrt.constrained.tags.fields import PARAM, Node, check_keys, refuse, text
+from radixrt.constrained.tags.pieces import NO_CHARS, NUMBER_CHARS, Piece, constant, regular, token
+from radixrt.constraint import MAX_WHITESPACE, StructuredOptions
 from radixrt.errors import RequestError
 
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
@@ -60,10 +77,10 @@ class Embedding:
 
         Args:
             origin: "<field>/<JSON pointer>": where the schema stands in what the client sent.
-            closed, whitespace: in place of, or on top of, what the options say.
+            closed, whitespace: override the options, or add to them.
 
         Raises:
-            RequestError: naming the place in the field.
+            RequestError: names the JSON pointer in the field.
         """
         closed = closed or self._options.closed
         whitespace = self._options.whitespace if whitespace is None else whitespace
@@ -72,7 +89,7 @@ class Embedding:
         if piece is None:
             productions = self._normal(schema, origin, closed, whitespace)
             rule = self._adopt(productions, f"s{len(self._schemas)}")
-            piece = self._schemas[key] = json_value(rule, productions)
+            piece = self._schemas[key] = _json_value(rule, productions)
         return piece
 
     def _normal(self, schema: Any, origin: str, closed: bool, whitespace: int) -> Productions:
@@ -101,7 +118,7 @@ class Embedding:
 
         productions = parse_ebnf(text).prune()
         self._grammars += 1
-        return users_grammar(self._adopt(productions, f"g{self._grammars}"), productions)
+        return _users_grammar(self._adopt(productions, f"g{self._grammars}"), productions)
 
     def _adopt(self, productions: Productions, prefix: str) -> str:
         names = {rule: f"{prefix}_{rule}" for rule in productions.rules}
@@ -118,7 +135,7 @@ class Embedding:
         """One of several pieces that may begin alike, if all are JSON; None if they are not.
 
         Their literals are cut into the tokens of JSON. As those end where JSON says, whatever follows, alternatives of
-        them are always cut in the same places, and the longest match is right for all of them.
+        them are always cut at the same offsets, and the longest match is right for all of them.
         """
         first, more = options[0].first, options[0].more
         for option in options[1:]:
@@ -145,7 +162,7 @@ class Embedding:
 
 
 def _moved(error: RequestError, pointer: str, param: str) -> RequestError:
-    """The same error at its place in the client's request."""
+    """The same error with its JSON pointer in the client's request."""
     made: RequestError
     if isinstance(error, MalformedSchema):
         made = MalformedSchema(pointer + error.pointer, error.problem)
@@ -203,6 +220,136 @@ def _is_json_text(text: str, *, whole: bool) -> bool:
 def _is_json_token(regex: Regex) -> bool:
     """Whether its strings are single strings or numbers of JSON."""
     try:
-        return regex.is_subset(_STRING) or regex.is_subset(_NUMBER)
+        return is_subset(regex, _STRING) or is_subset(regex, _NUMBER)
     except RegexTooComplex:
         return False
+
+
+# --- embedded grammars as pieces ---
+
+
+def _json_value(rule: str, productions: Productions) -> Piece:
+    """The rule, which derives JSON texts: only a number can go on after it could have ended.
+
+    Args:
+        rule: the name under which the root of the productions will be known.
+    """
+    numbers = any(first_chars(regex) & NUMBER_CHARS for regex in _border(productions, last=True))
+    more = NUMBER_CHARS if numbers else NO_CHARS
+    return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, more)
+
+
+def _users_grammar(rule: str, productions: Productions) -> Piece:
+    """The rule of any grammar; it may go on with any character that it has."""
+    every = NO_CHARS
+    for expr in postorder(productions.rules.values()):
+        if isinstance(expr, Lit | Term):
+            every = every | _regex_of(expr).alphabet()
+    return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, every)
+
+
+def _regex_of(leaf: Lit | Term) -> Regex:
+    return literal(leaf.text) if isinstance(leaf, Lit) else leaf.regex
+
+
+def _first(productions: Productions) -> CharSet:
+    found = NO_CHARS
+    for regex in _border(productions, last=False):
+        found = found | first_chars(regex)
+    return found
+
+
+def _border(productions: Productions, *, last: bool) -> set[Regex]:
+    """The terminals that can stand first, or last, in a text."""
+    shortest = productions.shortest
+    found: set[Regex] = set()
+    seen = {productions.start}
+    pending = [productions.rules[productions.start]]
+    while pending:
+        expr = pending.pop()
+        if isinstance(expr, Lit | Term):
+            found.add(_regex_of(expr))
+        elif isinstance(expr, Ref):
+            if expr.rule not in seen:
+                seen.add(expr.rule)
+                pending.append(productions.rules[expr.rule])
+        elif isinstance(expr, Seq):
+            for part in reversed(expr.parts) if last else expr.parts:
+                pending.append(part)
+                if length_of(part, shortest) != 0:
+                    break
+        else:
+            pending.extend(children(expr))
+    return found
+
+
+# --- formats without parts ---
+
+
+MAX_TOKENS = 64
+
+
+class Leaves:
+    """Reads them; `at` is always the JSON pointer of the format.
+
+    Attributes:
+        kinds: the reader of each format type.
+    """
+
+    def __init__(self, embedding: Embedding) -> None:
+        self._embedding = embedding
+        self._token_numbers: dict[str, int] = {}
+        self.kinds: dict[str, Callable[[Node, str], Piece]] = {
+            "const_string": self.const_string,
+            "json_schema": self.json_schema,
+            "regex": self.regex,
+            "grammar": self.grammar,
+            "token": self.token,
+        }
+
+    def const_string(self, node: Node, at: str) -> Piece:
+        check_keys(node, at, "value")
+        return constant(text(node, at, "value"))
+
+    def json_schema(self, node: Node, at: str) -> Piece:
+        check_keys(node, at, "json_schema", "style", "any_order", "max_whitespace_cnt", "excludes", "closed", "origin")
+        if node.get("style", "json") != "json":
+            refuse(f"{at}/style", "only the style json is supported")
+        for name in ("any_order", "excludes"):
+            if node.get(name):
+                refuse(f"{at}/{name}", f"{name} is not supported")
+        if "json_schema" not in node:
+            refuse(at, "json_schema is missing")
+        whitespace = node.get("max_whitespace_cnt")
+        if whitespace is not None and (type(whitespace) is not int or not 0 <= whitespace <= MAX_WHITESPACE):
+            refuse(f"{at}/max_whitespace_cnt", f"must be an integer between 0 and {MAX_WHITESPACE}")
+        origin = node.get("origin") or f"{PARAM}{at}/json_schema"
+        return self._embedding.schema(
+            node["json_schema"], origin=str(origin), closed=bool(node.get("closed")), whitespace=whitespace
+        )
+
+    def regex(self, node: Node, at: str) -> Piece:
+        check_keys(node, at, "pattern")
+        try:
+            regex = parse_regex(text(node, at, "pattern"), search=False)
+        except RegexError as error:
+            refuse(f"{at}/pattern", str(error))
+        return regular(regex)
+
+    def grammar(self, node: Node, at: str) -> Piece:
+        check_keys(node, at, "grammar")
+        try:
+            piece = self._embedding.grammar(text(node, at, "grammar"))
+        except RequestError as error:
+            refuse(f"{at}/grammar", error.message)
+        return piece
+
+    def token(self, node: Node, at: str) -> Piece:
+        check_keys(node, at, "token")
+        text = node.get("token")
+        if not isinstance(text, str) or not text:
+            refuse(f"{at}/token", "must be the text of a control token (ids are not supported)")
+        if text not in self._token_numbers and len(self._token_numbers) >= MAX_TOKENS:
+            refuse(at, f"there are more than {MAX_TOKENS} different tokens")
+        number = self._token_numbers.setdefault(text, len(self._token_numbers))
+        return token(text, number)

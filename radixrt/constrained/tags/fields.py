@@ -1,4 +1,4 @@
-"""The fields of a structural tag's JSON, read strictly: what is malformed or not known is refused by its place."""
+"""The fields of a structural tag's JSON; a malformed or unknown field is refused with its JSON pointer."""
 
 from __future__ import annotations
 

@@ -13,23 +13,34 @@ from itertools import pairwise
 
 from radixrt.constrained.productions import (
     Expr,
-    Lit,
-    Productions,
-    Ref,
     Rep,
     Seq,
     Special,
     Term,
     alt,
-    children,
-    length_of,
-    postorder,
     seq,
 )
-from radixrt.constrained.regex import CharSet, Regex, RegexTooComplex, alternate, concat, literal, repeat
+from radixrt.constrained.regex import (
+    ANY,
+    ANY_CHAR,
+    CharSet,
+    Regex,
+    RegexTooComplex,
+    alternate,
+    complement,
+    concat,
+    derive,
+    intersect,
+    is_empty,
+    literal,
+    literals,
+    repeat,
+)
 from radixrt.constrained.regex.charset import EVERY
 from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.regex.nodes import EMPTY
+from radixrt.constrained.tags.fields import refuse
+from radixrt.errors import shown
 
 MAX_STATES = 500
 NO_CHARS = CharSet(())
@@ -37,7 +48,7 @@ NUMBER_CHARS = CharSet.of("0123456789+-.eE")
 
 
 class Ambiguous(Exception):
-    """Parts cannot be told apart by the longest match; the message says which."""
+    """The longest match does not distinguish parts; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,67 +112,12 @@ def _open_end(regex: Regex) -> CharSet:
         if state.nullable:
             found = found | first_chars(state)
         for charset in state.classes():
-            target = state.derive(chr(charset.edges[0]))
+            target = derive(state, chr(charset.edges[0]))
             if target is not EMPTY and target not in seen:
                 if len(seen) >= MAX_STATES:
                     return EVERY
                 seen.add(target)
                 pending.append(target)
-    return found
-
-
-def json_value(rule: str, productions: Productions) -> Piece:
-    """The rule, which derives JSON texts: only a number can go on after it could have ended.
-
-    Args:
-        rule: the name under which the root of the productions will be known.
-    """
-    numbers = any(first_chars(regex) & NUMBER_CHARS for regex in _border(productions, last=True))
-    more = NUMBER_CHARS if numbers else NO_CHARS
-    return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, more)
-
-
-def users_grammar(rule: str, productions: Productions) -> Piece:
-    """The rule of any grammar; it may go on with any character that it has."""
-    every = NO_CHARS
-    for expr in postorder(productions.rules.values()):
-        if isinstance(expr, Lit | Term):
-            every = every | _regex_of(expr).alphabet()
-    return Piece(Ref(rule), _first(productions), productions.shortest[productions.start] == 0, every)
-
-
-def _regex_of(leaf: Lit | Term) -> Regex:
-    return literal(leaf.text) if isinstance(leaf, Lit) else leaf.regex
-
-
-def _first(productions: Productions) -> CharSet:
-    found = NO_CHARS
-    for regex in _border(productions, last=False):
-        found = found | first_chars(regex)
-    return found
-
-
-def _border(productions: Productions, *, last: bool) -> set[Regex]:
-    """The terminals that can stand first, or last, in a text."""
-    shortest = productions.shortest
-    found: set[Regex] = set()
-    seen = {productions.start}
-    pending = [productions.rules[productions.start]]
-    while pending:
-        expr = pending.pop()
-        if isinstance(expr, Lit | Term):
-            found.add(_regex_of(expr))
-        elif isinstance(expr, Ref):
-            if expr.rule not in seen:
-                seen.add(expr.rule)
-                pending.append(productions.rules[expr.rule])
-        elif isinstance(expr, Seq):
-            for part in reversed(expr.parts) if last else expr.parts:
-                pending.append(part)
-                if length_of(part, shortest) != 0:
-                    break
-        else:
-            pending.extend(children(expr))
     return found
 
 
@@ -172,7 +128,7 @@ def follow(left: Piece, right: Piece) -> Piece:
     """Left, then right.
 
     Raises:
-        Ambiguous: where left ends cannot be told by the longest match.
+        Ambiguous: where left ends cannot be decided by the longest match.
     """
     if left.expr == NO_TEXT.expr or right.expr == NO_TEXT.expr:
         return right if left.expr == NO_TEXT.expr else left
@@ -229,7 +185,7 @@ def _one_terminal(pieces: Sequence[Piece]) -> Piece:
 
 
 def _alike(pieces: Sequence[Piece]) -> set[int]:
-    """Those that can begin as another one does, as far as their constants do not tell them apart."""
+    """Indices of pieces that can begin like another one, as far as their constants do not distinguish them."""
     found: set[int] = set()
     unknown = NO_CHARS  # what those begin with of which no constants are known
     known = NO_CHARS
@@ -275,7 +231,7 @@ def _check_parting(alike: Sequence[Piece], *, at_end: bool) -> None:
 
 
 def together(options: Sequence[Piece]) -> Piece:
-    """One of the options, of which it is known that they can be told apart."""
+    """One of the options, which are known to be distinguishable."""
     if len(options) == 1:
         return options[0]
     first, more = NO_CHARS, NO_CHARS
@@ -297,11 +253,11 @@ def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:
     for char in start:
         if state.nullable and not at_end:
             return False
-        state = state.derive(char)
+        state = derive(state, char)
         if state is EMPTY:
             return True
     try:
-        return state.is_empty()
+        return is_empty(state)
     except RegexTooComplex:
         return False
 
@@ -325,7 +281,7 @@ def repeated(item: Piece, low: int, high: int | None) -> Piece:
     """From low to high of the item, one after the other.
 
     Raises:
-        Ambiguous: where one ends and the next begins cannot be told by the longest match.
+        Ambiguous: where one ends and the next begins cannot be decided by the longest match.
     """
     if high == 0:
         return NO_TEXT
@@ -346,3 +302,59 @@ def repeated(item: Piece, low: int, high: int | None) -> Piece:
     return replace(
         item, expr=Rep(item.expr, low, high), nullable=low == 0 or item.nullable, more=more, again=again, regex=whole
     )
+
+
+# --- free text ---
+
+
+Body = tuple[Piece, Piece]
+"""A mark, and what follows it."""
+
+
+def free_text(
+    bodies: Sequence[Body], ends: Sequence[Piece], excludes: Sequence[str], limit: int | None = None, *, at: str
+) -> Piece:
+    """Text up to the first mark and what that is followed by, or up to the first end.
+
+    Marks and ends are constants or tokens; the texts of both kinds do not occur in the free text.
+
+    Args:
+        ends: none where the text ends with the output.
+        excludes: further texts that do not occur in it.
+        limit: characters of it, at most.
+        at: the JSON pointer that errors name.
+    """
+    marks = [*(begin for begin, _ in bodies), *ends]
+    _check_marks([mark.regex.text or "" for mark in marks if mark.regex is not None], excludes, at)
+    kept_out = literals([*excludes, *map(_spelled, marks)])
+    text = ANY if limit is None else repeat(ANY_CHAR, 0, limit)
+    free = regular(intersect(text, complement(concat(ANY, kept_out, ANY))))
+    before = complement(concat(ANY, kept_out, ANY_CHAR, ANY))
+
+    def up_to(mark: Piece) -> Piece:
+        if mark.regex is None:
+            return Piece(seq(free.expr, mark.expr), free.first | mark.first)
+        regex = intersect(concat(text, mark.regex), before)
+        return Piece(Term(regex), first_chars(regex), regex=regex)
+
+    options = [follow(up_to(begin), body) for begin, body in bodies]
+    options += [up_to(end) for end in ends] or [free]
+    # No text up to a mark is the beginning of another one, or of a free text, so these part by themselves.
+    return together(options)
+
+
+def _spelled(mark: Piece) -> str:
+    """The text of a constant, or of a token."""
+    return (
+        mark.expr.text
+        if isinstance(mark.expr, Special)
+        else (mark.regex.text if mark.regex is not None else None) or ""
+    )
+
+
+def _check_marks(marks: Sequence[str], excludes: Sequence[str], at: str) -> None:
+    for i, mark in enumerate(marks):
+        inside = [other for j, other in enumerate(marks) if i != j and other in mark]
+        inside += [text for text in excludes if text in mark]
+        if inside:
+            refuse(at, f"{shown(inside[0])} ends free text, or is kept out of it, so {shown(mark)} can never come")

@@ -8,7 +8,7 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
 - Parts of which one cannot tell where they end, or alternatives that begin alike, are refused, not guessed.
 - `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
 - `json_schema` takes "closed" (objects that say nothing about additional properties get none) and "origin" (where the
-  schema came from, "<field>/<JSON pointer>", which errors name in place of its own place).
+  schema came from, "<field>/<JSON pointer>", which errors name instead of its own pointer).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from radixrt.constrained.productions import Productions, Ref
 from radixrt.constrained.regex import RegexTooComplex
 from radixrt.constrained.regex.charset import EVERY
-from radixrt.constrained.tags.embedding import Embedding
+from radixrt.constrained.tags.embedding import Embedding, Leaves
 from radixrt.constrained.tags.fields import (
     PARAM,
     Node,
@@ -34,9 +34,18 @@ from radixrt.constrained.tags.fields import (
     text,
     texts,
 )
-from radixrt.constrained.tags.free_text import Body, free_text
-from radixrt.constrained.tags.leaves import Leaves
-from radixrt.constrained.tags.pieces import NO_CHARS, NO_TEXT, Ambiguous, Piece, choose, constant, follow, repeated
+from radixrt.constrained.tags.pieces import (
+    NO_CHARS,
+    NO_TEXT,
+    Ambiguous,
+    Body,
+    Piece,
+    choose,
+    constant,
+    follow,
+    free_text,
+    repeated,
+)
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import RequestError, shown
 
@@ -45,15 +54,10 @@ MAX_FORMATS = 50_000
 MAX_REPEAT = 2**31 - 1
 
 Ends = Sequence[Piece] | None
-"""What ends a part: one of these pieces, the end of the output where there are none, or, None, whatever comes next."""
+"""The end of a part: one of these pieces, the end of the output where there are none, or, if None, the next part."""
 
 Begun = tuple[Piece, Node, str]
-"""What a tag begins with after its trigger, the tag, and its place."""
-
-
-def parse_structural_tag(source: str, options: StructuredOptions) -> Productions:
-    """`read_structural_tag` for callers that have asked for nothing to be ignored."""
-    return read_structural_tag(source, options)[0]
+"""The rest of a tag's begin after its trigger, the tag, and its JSON pointer."""
 
 
 def read_structural_tag(
@@ -66,7 +70,7 @@ def read_structural_tag(
         deadline_s: `time.monotonic()` by which to give up.
 
     Raises:
-        RequestError: malformed, or not enforceable; names the place by a JSON pointer. `param` is "structural_tag", or
+        RequestError: malformed, or not enforceable; names the JSON pointer. `param` is "structural_tag", or
             the field that the "origin" of a schema names.
     """
     try:
@@ -172,7 +176,7 @@ class _Reader:
         return follow(self._edge(node.get("begin"), f"{at}/begin"), self._rest_of_tag(node, at, ends))
 
     def _rest_of_tag(self, node: Node, at: str, ends: Ends) -> Piece:
-        """What comes after the tag's begin."""
+        """The content and the end of a tag."""
         own = self._ends_of_tag(node, at)
         content = self.read(get(node, at, "content", dict), f"{at}/content", own if own else ends)
         return self._ended(content, ends) if own else content
@@ -278,7 +282,7 @@ class _Reader:
         return self._triggered(node, at, ends, self._bodies([(begins[name], tags) for name, tags in groups.items()]))
 
     def _bodies(self, groups: list[tuple[Piece, list[Begun]]]) -> Callable[[Ends], list[Body]]:
-        """What may follow each trigger: the rest of one of its tags."""
+        """The rests of the tags of each trigger, which may follow it."""
 
         def bodies(after: Ends) -> list[Body]:
             found = []

@@ -22,7 +22,7 @@ ToolFormatName = Literal["hermes", "llama3", "json"]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls.
+    """The format in which a model writes calls.
 
     Attributes:
         before, after: what stands before and after each call's JSON.
@@ -107,7 +107,7 @@ def tools_constraint(
 
     Args:
         tools: those that may be called.
-        required: calls and nothing else; otherwise free text too, or what `response` says in place of it.
+        required: calls and nothing else; otherwise free text too, or `response` instead of it.
         parallel: several calls are allowed, in formats that have a way to write them.
         tokens: markers that are single tokens of the vocabulary; they come as those and never as text.
         response: a format of a structural tag, for an answer without calls.

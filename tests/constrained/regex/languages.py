@@ -9,6 +9,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from radixrt.constrained import regex as rx
+from radixrt.constrained.regex import derive, shortest_string
 
 LETTERS = "abc"
 LONGEST = 5
@@ -108,12 +109,12 @@ def walk(regex: rx.Regex, random: Random, stop: float = 0.1) -> str | None:
         choices = [
             (charset, following)
             for charset in regex.classes()
-            if (following := regex.derive(chr(charset.edges[0]))) is not rx.EMPTY
+            if (following := derive(regex, chr(charset.edges[0]))) is not rx.EMPTY
         ]
         if not choices:
             break
         charset, regex = random.choice(choices)
         low, high = random.choice(charset.pairs())
         text += chr(random.randint(low, high))
-    ending = regex.shortest()
+    ending = shortest_string(regex)
     return None if ending is None else text + ending

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixrt.constrained.backends.lark import to_rust
 from radixrt.constrained.regex import (
     ANY,
     ANY_CHAR,
@@ -19,12 +20,15 @@ from radixrt.constrained.regex import (
     complement,
     concat,
     intersect,
+    is_empty,
+    is_subset,
     json_string,
     literal,
     literals,
+    matches,
     parse_regex,
     repeat,
-    to_rust,
+    shortest_string,
 )
 
 _CHARACTERS = st.sampled_from('ab"\\/\b\f\n\r\t\x00\x01\x0b\x1f\x7f\x80é\u2028\ud7ff\ue000\uffff😀\U0010ffff')
@@ -61,17 +65,17 @@ def _spelled(text: str) -> str:
 def test_a_text_is_in_the_image_iff_its_value_is_in_the_language(value: Regex, texts: list[str]) -> None:
     image = json_string(value)
     for text in texts:
-        assert image.matches(_spelled(text)) == value.matches(text)
+        assert matches(image, _spelled(text)) == matches(value, text)
 
 
 @settings(max_examples=300, deadline=None)
 @given(_values)
 def test_the_shortest_spelling_is_of_a_value(value: Regex) -> None:
-    found = json_string(value).shortest()
-    assert (found is None) == value.is_empty()
+    found = shortest_string(json_string(value))
+    assert (found is None) == is_empty(value)
     if found is not None:
         text = json.loads(found)
-        assert value.matches(text)
+        assert matches(value, text)
         assert _spelled(text) == found
 
 
@@ -81,20 +85,20 @@ def test_the_shortest_spelling_is_of_a_value(value: Regex) -> None:
 )
 @pytest.mark.parametrize("value", [ANY, complement(literal("x")), repeat(ANY_CHAR, 0, 9)], ids=["any", "not", "short"])
 def test_no_second_spelling(text: str, value: Regex) -> None:
-    assert not json_string(value).matches(text)
+    assert not matches(json_string(value), text)
 
 
 def test_every_control_character_has_its_one_spelling() -> None:
     anything = json_string(ANY)
     for point in [*range(0x100), 0x2028, 0xD7FF, 0xE000, 0x10FFFF]:
-        assert anything.matches(_spelled(chr(point)))
+        assert matches(anything, _spelled(chr(point)))
 
 
 def test_fast_forms() -> None:
     any_character = r"(?:[^\x00-\x1F\x22\x5C]|\x5C(?:[\x22\x5Cbfnrt]|u00(?:0[0-7bef]|1[0-9a-f])))"
     same = parse_regex(f'"{any_character.replace("(?:[^", "(?:[^", 1)}*"', search=False)
-    assert json_string(ANY).is_subset(same)
-    assert same.is_subset(json_string(ANY))
+    assert is_subset(json_string(ANY), same)
+    assert is_subset(same, json_string(ANY))
     assert to_rust(json_string(parse_regex("^[a-z]{2,5}$", search=True))) == '"[a-z]{2,5}"'
     assert to_rust(json_string(repeat(ANY_CHAR, 0, 9))).endswith('){0,9}"')
     assert not json_string(intersect(parse_regex("^[a-z]+$", search=True), repeat(ANY_CHAR, 2, 5))).has_boolean

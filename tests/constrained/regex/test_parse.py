@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-import time
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixrt.constrained.backends.lark import to_rust
 from radixrt.constrained.regex import (
     ANY,
     EMPTY,
     Regex,
     RegexError,
     alternate,
+    derive,
+    is_empty,
     literal,
+    matches,
+    nodes,
     parse_regex,
-    to_rust,
+    shortest_length,
 )
 
 _TEXTS = ["".join(letters) for size in range(5) for letters in product("ab\n", repeat=size)]
@@ -56,8 +60,8 @@ def _agrees(pattern: str) -> None:
     python = re.compile(pattern.replace("$", r"\Z"), re.ASCII)
     searched, whole = parse_regex(pattern, search=True), parse_regex(pattern, search=False)
     for text in _TEXTS:
-        assert searched.matches(text) == (python.search(text) is not None), text
-        assert whole.matches(text) == (python.fullmatch(text) is not None), text
+        assert matches(searched, text) == (python.search(text) is not None), text
+        assert matches(whole, text) == (python.fullmatch(text) is not None), text
 
 
 @settings(max_examples=300, deadline=None)
@@ -90,7 +94,7 @@ def _is_refused(pattern: str) -> bool:
 
 def _found(pattern: str, *texts: str) -> list[bool]:
     regex = parse_regex(pattern, search=True)
-    return [regex.matches(text) for text in texts]
+    return [matches(regex, text) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +140,8 @@ def _found(pattern: str, *texts: str) -> list[bool]:
 )
 def test_characters(pattern: str, inside: str, outside: str) -> None:
     regex = parse_regex(pattern, search=True)
-    assert [char for char in inside if not regex.matches(char)] == []
-    assert [char for char in outside if regex.matches(char)] == []
+    assert [char for char in inside if not matches(regex, char)] == []
+    assert [char for char in outside if matches(regex, char)] == []
 
 
 def test_ends_are_the_ends() -> None:
@@ -263,16 +267,16 @@ def test_limits() -> None:
     ],
 )
 @pytest.mark.parametrize("search", [True, False])
-def test_bombs_cost_milliseconds(pattern: str, search: bool) -> None:
-    begun = time.process_time()
+def test_bombs_make_few_nodes(pattern: str, search: bool) -> None:
+    before = next(nodes._serials)
     regex = parse_regex(pattern, search=search)
-    assert regex.shortest_length() is not None
-    assert not regex.is_empty()
+    assert shortest_length(regex) is not None
+    assert not is_empty(regex)
     state: Regex = regex
     for _ in range(200):
-        state = state.derive("a")
+        state = derive(state, "a")
     regex.classes()
-    assert time.process_time() - begun < 1.0
+    assert next(nodes._serials) - before < 20_000
 
 
 def test_without_assertions_nothing_boolean_is_left() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from radixrt.constrained.productions import Alt, Expr, Lit, Productions, Ref, Rep, Seq, Term
-from radixrt.constrained.regex import CharSet, Regex
+from radixrt.constrained.regex import CharSet, Regex, derive, is_empty, shortest_string
 
 
 class Sampler:
@@ -58,13 +58,13 @@ class Sampler:
         for _ in range(self._random.choice([3, 6, 12])):
             if regex.nullable and self._random.random() < 0.3:
                 return text
-            live = [chars for chars in regex.classes() if _one(chars) and not regex.derive(_one(chars)).is_empty()]
+            live = [chars for chars in regex.classes() if _one(chars) and not is_empty(derive(regex, _one(chars)))]
             if not live:
                 break
             char = self._pick(self._random.choice(live))
             text += char
-            regex = regex.derive(char)
-        return text + (regex.shortest() or "")
+            regex = derive(regex, char)
+        return text + (shortest_string(regex) or "")
 
     def _pick(self, chars: CharSet) -> str:
         liked = [char for char in 'abcxkind01234567890-.,:{}[]"\\ é' if char in chars]

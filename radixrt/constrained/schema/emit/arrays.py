@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from radixrt.constrained.productions import Expr, Ref, alt, optional, seq
+from radixrt.constrained.regex import enumerate_strings
 from radixrt.constrained.schema.emit.json_text import END, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ArrayPlan
 from radixrt.constrained.schema.errors import Unsupported
@@ -224,7 +225,7 @@ def listed_values(graph: Graph, node: Node, limit: int) -> list[Any] | None:
             return None
         scalars += [int(point) if point == int(point) else float(point) for point in points]
     for strings in expansion.strings:
-        texts = strings.language().enumerate(limit)
+        texts = enumerate_strings(strings.language(), limit)
         if texts is None:
             return None
         scalars += texts

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from radixrt.constrained.regex import ANY, Regex, alternate, complement, intersect, json_string, literals
+from radixrt.constrained.regex import (
+    ANY,
+    Regex,
+    alternate,
+    complement,
+    intersect,
+    is_disjoint,
+    is_empty,
+    json_string,
+    literals,
+    matches,
+)
 from radixrt.constrained.schema.limits import over_limit
 from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import NONE, Formula, Formulas, ObjectShape
@@ -44,7 +55,7 @@ class KeyClass:
 
     def is_empty(self) -> bool:
         """Return whether the class has no name. Raises RegexTooComplex."""
-        return self.language is not ANY and self.names().is_empty()
+        return self.language is not ANY and is_empty(self.names())
 
 
 def in_keys(passed: frozenset[StringTest], keys: KeySet) -> bool:
@@ -91,7 +102,7 @@ def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass
 
 
 def _with_declared(one: KeyClass, shape: ObjectShape) -> KeyClass:
-    declared = tuple(name for name, _ in shape.members if one.language is ANY or one.language.matches(name))
+    declared = tuple(name for name, _ in shape.members if one.language is ANY or matches(one.language, name))
     return replace(one, declared=declared) if declared else one
 
 
@@ -105,15 +116,15 @@ def _split(
     divided: list[tuple[frozenset[StringTest], Regex]] = []
     alone = test.language()
     for passed, language in found:
-        if language.is_disjoint(test.language()):
+        if is_disjoint(language, test.language()):
             divided.append((passed, language))
             continue
         divided.append((passed | {test}, intersect(language, test.language())))
         outside = intersect(language, complement(test.language()))
-        if not outside.is_empty():
+        if not is_empty(outside):
             divided.append((passed, outside))
         alone = intersect(alone, complement(language))
-    if not alone.is_empty():
+    if not is_empty(alone):
         divided.append((frozenset({test}), alone))
     return divided
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radixrt.constrained.backends.linear import MAX_STATES
-from radixrt.constrained.regex import Regex, RegexTooComplex, alternate
-from radixrt.constrained.regex.automaton import Dfa
+from radixrt.constrained.regex import Regex, RegexTooComplex, alternate, enumerate_strings, shortest_length
+from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
 from radixrt.constrained.schema.emit.json_text import check_text
 from radixrt.constrained.schema.emit.key_classes import KeyClass, in_keys, key_classes
 from radixrt.constrained.schema.errors import Unsupported
@@ -201,7 +200,7 @@ def _union(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Re
         return None
     try:
         together = alternate(*(language() for language in languages))
-        return None if together.shortest_length() is None else together
+        return None if shortest_length(together) is None else together
     except RegexTooComplex as error:
         raise over_limit(node.pointer, keyword, f"it is too complex ({error})") from None
 
@@ -220,7 +219,7 @@ def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan |
     classes: list[tuple[KeyClass, Node]] = []
     for one in key_classes(graph, shape, pointer):
         node = graph.node(one.formulas)
-        names = one.names().enumerate(MAX_LISTED_NAMES) if one.tests and not shape.witnesses else None
+        names = enumerate_strings(one.names(), MAX_LISTED_NAMES) if one.tests and not shape.witnesses else None
         if names is not None:
             members.extend((name, node, False) for name in sorted(names))
         else:

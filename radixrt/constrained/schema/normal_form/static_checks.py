@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from radixrt.constrained.regex import RegexTooComplex, complement
+from radixrt.constrained import regex
+from radixrt.constrained.regex import RegexTooComplex, complement, enumerate_strings
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.assertions import (
@@ -196,7 +197,7 @@ def listed_names(graph: Graph, keys: KeySet) -> list[str] | None:
     if found is None:
         test = keys.tests[0]
         language = test.language() if isinstance(keys, MatchingKeys) else complement(test.language())
-        names = language.enumerate(MAX_LISTED_NAMES) if language.max_length is not None else None
+        names = enumerate_strings(language, MAX_LISTED_NAMES) if language.max_length is not None else None
         found = graph.facts.listed_names[keys] = (None if names is None else sorted(names),)
     return found[0]
 
@@ -309,7 +310,7 @@ def is_empty(graph: Graph, node: Node, depth: int) -> bool:
 
 
 def _is_empty_string_set(strings: StringSet) -> bool:
-    return bool(strings.tests or strings.excluded) and strings.language().is_empty()
+    return bool(strings.tests or strings.excluded) and regex.is_empty(strings.language())
 
 
 def _is_empty_array(graph: Graph, shape: ArrayShape, depth: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from radixrt.constrained.regex import ANY, ANY_CHAR, Regex, complement, intersect, literals, repeat
+from radixrt.constrained.regex import ANY, ANY_CHAR, Regex, complement, intersect, literals, matches, repeat
 from radixrt.constrained.schema.document.index import Located
 
 Source = tuple[str, str, str]
@@ -30,7 +30,7 @@ class StringTest:
 
     def passes(self, text: str) -> bool:
         """Return whether the string passes."""
-        return self.regex.matches(text) is self.positive
+        return matches(self.regex, text) is self.positive
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StringTest) and self.regex is other.regex and self.positive is other.positive
@@ -76,7 +76,7 @@ class StringSet:
         shortest, longest = combined.min_length, combined.max_length
         if shortest < self.low or (self.high is not None and (longest is None or longest > self.high)):
             combined = intersect(combined, repeat(ANY_CHAR, self.low, self.high))
-        excluded = [text for text in sorted(self.excluded) if combined.matches(text)]
+        excluded = [text for text in sorted(self.excluded) if matches(combined, text)]
         return intersect(combined, complement(literals(excluded))) if excluded else combined
 
     def holds(self, text: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixrt.constrained.regex import matches
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.normal_form.assertions import (
     AllOf,
@@ -152,10 +153,10 @@ def _type(context: Context, a: Type, value: Any) -> bool:
 
 
 def _pattern(context: Context, a: Pattern, value: Any) -> bool:
-    if type(value) is not str or a.test.regex.matches(value):
+    if type(value) is not str or matches(a.test.regex, value):
         return True
     is_exact = a.superset is a.test.regex
-    if not is_exact and context.exact and (a.superset is None or a.superset.matches(value)):
+    if not is_exact and context.exact and (a.superset is None or matches(a.superset, value)):
         raise a.uncertain()
     return False
 

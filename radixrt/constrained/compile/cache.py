@@ -1,0 +1,152 @@
+"""Caches of compiled constraints: on disk, for the compile workers, and in memory, loaded, for the scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import tempfile
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from radixrt.channel import UNDECODABLE
+from radixrt.constrained.compile.compiler import CompiledConstraint
+from radixrt.constrained.masks.text_grammar import GrammarTemplate
+
+# --- on disk ---
+
+
+MIN_COMPILE_S = 0.005
+"""A constraint that compiles faster is not worth a file."""
+MAX_FILES = 10_000
+
+
+class CompileCache:
+    """A folder of compiled constraints, of at most `max_bytes` in all; the files not used longest leave first."""
+
+    def __init__(self, folder: Path, vocabulary_fingerprint: str, max_bytes: int) -> None:
+        self._folder = folder
+        self._prefix = hashlib.sha256(f"{vocabulary_fingerprint} {code_fingerprint()}".encode()).hexdigest()
+        self._max_bytes = max_bytes
+        self._bytes_written = 0
+
+    def get(self, key: str) -> CompiledConstraint | None:
+        """The compiled constraint for `Constraint.key`, or None."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            compiled = msgspec.msgpack.decode(data, type=CompiledConstraint)
+        except UNDECODABLE:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return compiled
+
+    def put(self, key: str, compiled: CompiledConstraint) -> None:
+        """Store it, if it took long enough to compile; a disk that is full or not writable is no error."""
+        if compiled.compile_s < MIN_COMPILE_S:
+            return
+        data = msgspec.msgpack.encode(compiled)
+        if len(data) > self._max_bytes // 4:
+            return
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, name = tempfile.mkstemp(dir=self._folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(name, self._path(key))
+            except BaseException:
+                os.unlink(name)
+                raise
+        if self._bytes_written == 0 or self._bytes_written > self._max_bytes // 8:
+            self._bytes_written = 0
+            self._trim()
+        self._bytes_written += len(data)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / hashlib.sha256(f"{self._prefix} {key}".encode()).hexdigest()
+
+    def _trim(self) -> None:
+        files: list[tuple[float, int, str]] = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._folder):
+                with contextlib.suppress(OSError):
+                    stat = entry.stat()
+                    files.append((stat.st_mtime, stat.st_size, entry.path))
+        total = sum(size for _, size, _ in files)
+        surplus = len(files) - MAX_FILES
+        for _, size, path in sorted(files):
+            if total <= self._max_bytes and surplus <= 0:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+            surplus -= 1
+
+
+@cache
+def code_fingerprint() -> str:
+    """A hash of the sources of constrained decoding and of the versions of the mask libraries."""
+    digest = hashlib.sha256()
+    for library in ("llguidance", "xgrammar"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            digest.update(f"{library} {importlib.metadata.version(library)}".encode())
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+# --- in memory ---
+
+
+BASE_BYTES = 64 * 1024
+BYTES_PER_BYTE = 40
+"""Memory of a loaded grammar for each byte of its compiled form: parser tables, lexer states, recognizer states."""
+BYTES_PER_BUILDING_S = 300_000_000
+"""Lexer states that slow masks build."""
+
+
+class TemplateCache:
+    """Loaded constraints, the least recently used ones evicted first.
+
+    Holds at most `max_bytes`, by estimate: libraries do not report the memory of a grammar, and build much of it later.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, tuple[GrammarTemplate, CompiledConstraint]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(_size(*entry) for entry in self._entries.values())
+
+    def get(self, key: str) -> tuple[GrammarTemplate, CompiledConstraint] | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def put(self, key: str, template: GrammarTemplate, compiled: CompiledConstraint) -> None:
+        """Keep it; one that alone is larger than the cache stays until the next one comes."""
+        self._entries[key] = (template, compiled)
+        surplus = self.num_bytes - self._max_bytes
+        while surplus > 0 and len(self._entries) > 1:
+            _, oldest = self._entries.popitem(last=False)
+            surplus -= _size(*oldest)
+
+
+def _size(template: GrammarTemplate, compiled: CompiledConstraint) -> int:
+    return BASE_BYTES + BYTES_PER_BYTE * compiled.size + int(BYTES_PER_BUILDING_S * template.building_s)

@@ -1,0 +1,150 @@
+"""Closing suffixes: the tokens of a shortest completion, so that an output that must be cut is still valid.
+
+`ClosingTracker.fits` promises that `closing` has at most so many tokens. Both use the same completion, so the promise
+holds exactly. A token costs about 2 us while the end is far: the recognizer follows its text, and the characters of a
+shortest completion are compared with the remaining budget, because no token is shorter than a byte. Only when that
+comparison does not decide, the completion is written out and tokenized, once for each parser state.
+"""
+
+from __future__ import annotations
+
+from radixrt.constrained.productions import Special
+from radixrt.constrained.recognizer import Recognizer, State
+from radixrt.constrained.vocabulary import Vocabulary, split_utf8
+from radixrt.errors import InvariantError
+
+MAX_CHAR_BYTES = 4
+MAX_KNOWN_CLOSINGS = 10_000
+
+ParserState = tuple[State, bytes]
+"""State of the recognizer after the complete characters, and the bytes of an incomplete one."""
+
+
+class Completions:
+    """Shortest completions of the texts of one grammar.
+
+    Args:
+        recognizer: of the same productions as the matchers.
+    """
+
+    def __init__(self, recognizer: Recognizer, vocabulary: Vocabulary) -> None:
+        self._recognizer = recognizer
+        self._vocabulary = vocabulary
+        self._names = {token: text for text, token in vocabulary.control_tokens.items()}
+        self._closings: dict[State, list[int]] = {}
+        self.start: ParserState = (recognizer.start(), b"")
+
+    def advance(self, parser_state: ParserState, token: int) -> ParserState | None:
+        """The parser state after one more token; None if the grammar does not allow it.
+
+        Raises:
+            RequestError: the grammar is too ambiguous to follow.
+        """
+        state: State | None
+        state, pending = parser_state
+        if not 0 <= token < self._vocabulary.vocab_size:
+            return None
+        data = self._vocabulary.table[token]
+        if not data:
+            name = self._names.get(token)
+            state = None if name is None or pending else self._recognizer.advance_special(state, name)
+            return None if state is None else (state, b"")
+        text, pending = split_utf8(pending + data) if pending else self._vocabulary.split(token)
+        if text is None:
+            return None
+        if text:
+            state = self._recognizer.advance(state, text)
+        if state is None or (pending and self._finish(state, pending) is None):
+            return None
+        return (
+            parser_state if state is parser_state[0] and pending == parser_state[1] else (state, pending)
+        )  # the same object, which costs no memory
+
+    def fits(self, parser_state: ParserState, remaining: int) -> bool:
+        """Whether `closing` has at most `remaining` tokens."""
+        state, pending = parser_state
+        if state.complete and not pending:
+            return remaining >= 0
+        if MAX_CHAR_BYTES * (self._recognizer.closing_length(state) + 1) <= remaining and not pending:
+            return True
+        return len(self.closing(parser_state)) <= remaining
+
+    def closing(self, parser_state: ParserState) -> list[int]:
+        """Tokens of a shortest completion; read-only."""
+        state, pending = parser_state
+        if not pending:
+            known = self._closings.get(state)
+            if known is None:
+                if len(self._closings) >= MAX_KNOWN_CLOSINGS:
+                    self._closings.clear()
+                known = self._closings[state] = self._tokens(b"", self._recognizer.closing(state).pieces)
+            return known
+        char = self._finish(state, pending)
+        after = None if char is None else self._recognizer.advance(state, char)
+        if char is None or after is None:
+            raise InvariantError("a text ends inside a character that its grammar does not allow")
+        return self._tokens(char.encode()[len(pending) :], self._recognizer.closing(after).pieces)
+
+    def _tokens(self, head: bytes, pieces: tuple[str | Special, ...]) -> list[int]:
+        tokens: list[int] = []
+        data = head
+        for piece in pieces:
+            if isinstance(piece, Special):
+                tokens += self._vocabulary.encode_bytes(data)
+                tokens.append(self._vocabulary.control_tokens[piece.text])
+                data = b""
+            else:
+                data += piece.encode()
+        return tokens + self._vocabulary.encode_bytes(data)
+
+    def _finish(self, state: State, pending: bytes) -> str | None:
+        """A character that begins with these bytes and that the grammar allows here."""
+        low, high = code_points(pending)
+        return self._recognizer.first_char(state, low, high)
+
+
+class ClosingTracker:
+    """Follows one text, token by token."""
+
+    def __init__(self, exit: Completions) -> None:
+        self._completions = exit
+        self._states = [exit.start]
+        self._ahead: ParserState | None = None  # after the token that was asked about last
+        self._ahead_token = -1
+
+    def fits(self, token: int, remaining: int) -> bool:
+        """Whether the closing after `token` has at most `remaining` tokens; True for what the grammar forbids."""
+        self._ahead_token = token
+        self._ahead = self._completions.advance(self._states[-1], token)
+        return self._ahead is None or self._completions.fits(self._ahead, remaining)
+
+    def accept(self, token: int) -> ParserState:
+        """Go on by a token that the masks allow; returns the new parser state."""
+        after = self._ahead if token == self._ahead_token else self._completions.advance(self._states[-1], token)
+        if after is None:
+            raise InvariantError("the recognizer refuses a token that the masks allow")
+        self._states.append(after)
+        self._ahead, self._ahead_token = None, -1
+        return after
+
+    def rollback(self, num_tokens: int) -> ParserState:
+        """Undo the last num_tokens accepted tokens; returns the new parser state."""
+        del self._states[len(self._states) - num_tokens :]
+        self._ahead, self._ahead_token = None, -1
+        return self._states[-1]
+
+    def closing(self) -> list[int]:
+        """Tokens of a shortest completion."""
+        return list(self._completions.closing(self._states[-1]))
+
+
+def code_points(pending: bytes) -> tuple[int, int]:
+    """The least and the largest code point whose UTF-8 begins with these bytes, which are a proper part of it."""
+    lead = pending[0]
+    length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    missing = 6 * (length - len(pending))
+    value = lead & (0x7F >> length)
+    for byte in pending[1:]:
+        value = value << 6 | (byte & 0x3F)
+    least = (0, 0, 0x80, 0x800, 0x10000)[length]
+    return max(value << missing, least), min(((value + 1) << missing) - 1, 0x10FFFF)

@@ -1,0 +1,197 @@
+"""`ReasoningGrammar`: free text up to an end marker, then another grammar.
+
+The marker is a text such as "</think>". Where the vocabulary has a control token of that name, either the token or
+its characters end the free text. The marker always ends at the end of a token, so that the grammar behind it begins
+with a token of its own; tokens that would go on behind the marker are masked.
+
+The free text can always still be ended in time: when the budget only just holds the marker, the marker is forced, and
+`fits` keeps room for the marker and for the shortest text of the grammar behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.vocabulary import Vocabulary
+from radixrt.errors import RequestError
+
+
+class Marker:
+    """An end marker over one vocabulary.
+
+    A state is the number of the marker's bytes that the text so far ends with (its longest such prefix).
+
+    Attributes:
+        token: the control token of that name, or None.
+        longest: most tokens that completing the marker takes, from any state.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+        self.vocabulary = vocabulary
+        self.data = text.encode()
+        self.token = vocabulary.control_tokens.get(text)
+        self._fallback = _fallbacks(self.data)
+        self._rests: dict[int, list[int]] = {}
+        self._masks: dict[int, Bitmask] = {}
+        allowed = vocabulary.text_mask.copy()
+        opening = vocabulary.control_tokens.get(text.replace("/", "", 1)) if "/" in text else None
+        self._control = {token for token in (self.token, opening) if token is not None} - set(vocabulary.eos_ids)
+        self._allowed = allowed | vocabulary.mask_of(self._control)
+        self._beyond = self._tokens_beyond()
+        self.longest = max(len(self.rest(state)) for state in range(len(self.data)))
+
+    def check_stops(self, stop_token_ids: Iterable[int]) -> None:
+        """Raises RequestError if one of them belongs to the marker, so that the output would end before its answer."""
+        for token in stop_token_ids:
+            if token in self._control:
+                raise RequestError(
+                    f"stop_token_ids: {token} belongs to reasoning_end and would end the output before the answer",
+                    param="stop_token_ids",
+                )
+
+    def rest(self, state: int) -> list[int]:
+        """Tokens that complete the marker."""
+        if state == 0 and self.token in self._control and self.token is not None:
+            return [self.token]
+        rest = self._rests.get(state)
+        if rest is None:
+            rest = self._rests[state] = self.vocabulary.encode_bytes(self.data[state:])
+        return rest
+
+    def mask(self, state: int) -> Bitmask:
+        """Tokens that may come in the free text: all of text but those that go on behind the marker."""
+        mask = self._masks.get(state)
+        if mask is None:
+            beyond = [token for token in self._beyond if self.advance(state, token) is None]
+            mask = self._masks[state] = self._allowed & ~self.vocabulary.mask_of(beyond)
+        return mask
+
+    def advance(self, state: int, token: int) -> int | None:
+        """The state after a token, len(data) where the marker is complete; None if the token is not allowed."""
+        if token in self._control:
+            return len(self.data) if token == self.token else 0
+        data = self.vocabulary.table[token] if 0 <= token < self.vocabulary.vocab_size else b""
+        if not data:
+            return None
+        marker, fallback, end = self.data, self._fallback, len(self.data)
+        for byte in data:
+            if state == end:
+                return None
+            while state and marker[state] != byte:
+                state = fallback[state - 1]
+            if marker[state] == byte:
+                state += 1
+        return state
+
+    def _tokens_beyond(self) -> list[int]:
+        """Tokens that in some state complete the marker and go on."""
+        last = self.data[-1:]
+        ends = tuple(self.data[i:] for i in range(len(self.data)))
+        return [
+            token
+            for token, data in enumerate(self.vocabulary.table)
+            if data.find(last, 0, -1) >= 0 and (self.data in data[:-1] or data[:-1].startswith(ends))
+        ]
+
+
+@lru_cache(maxsize=16)
+def marker_of(vocabulary: Vocabulary, text: str) -> Marker:
+    """A marker's tables, made once."""
+    return Marker(vocabulary, text)
+
+
+class ReasoningGrammar(Grammar):
+    """See the module's docstring.
+
+    Args:
+        inner: what follows the marker, fresh.
+        budget: most tokens of free text and marker together; the marker comes even if it alone has more.
+    """
+
+    def __init__(self, marker: Marker, inner: Grammar, budget: int | None) -> None:
+        self._marker = marker
+        self._inner = inner
+        self._budget = budget
+        self._states = [0]  # after each token up to the marker's end
+        self._num_inner = 0
+        self._inner_minimum = len(inner.closing())
+
+    @property
+    def _done(self) -> bool:
+        return self._states[-1] == len(self._marker.data)
+
+    def _is_forced(self) -> bool:
+        """Whether one more free token could leave too little of the budget for the marker."""
+        used = len(self._states) - 1
+        return self._budget is not None and used + 1 + self._marker.longest > self._budget
+
+    def mask(self) -> Bitmask:
+        if self._done:
+            return self._inner.mask()
+        if self._is_forced():
+            return self._marker.vocabulary.mask_of(self._marker.rest(self._states[-1])[:1])
+        return self._marker.mask(self._states[-1])
+
+    def accept(self, token: int) -> bool:
+        if self._done:
+            accepted = self._inner.accept(token)
+            self._num_inner += accepted
+            return accepted
+        before = self._states[-1]
+        state = self._marker.advance(before, token)
+        if state is None or (self._is_forced() and state <= before):
+            return False
+        self._states.append(state)
+        return True
+
+    def is_terminated(self) -> bool:
+        return self._done and self._inner.is_terminated()
+
+    def rollback(self, num_tokens: int) -> None:
+        inner = min(num_tokens, self._num_inner)
+        if inner:
+            self._inner.rollback(inner)
+            self._num_inner -= inner
+        if num_tokens > inner:
+            del self._states[inner - num_tokens :]
+
+    def forced_continuation(self) -> list[int]:
+        if self._done:
+            return self._inner.forced_continuation()
+        return list(self._marker.rest(self._states[-1])) if self._is_forced() else []
+
+    def healed(self, last: int, forced: list[int]) -> list[int] | None:
+        return self._inner.healed(last, forced) if self._num_inner else None
+
+    def fits(self, token: int, remaining: int) -> bool:
+        if self._done:
+            return self._inner.fits(token, remaining)
+        state = self._marker.advance(self._states[-1], token)
+        return state is None or self._reserve(state) <= remaining
+
+    def closing(self) -> list[int]:
+        if self._done:
+            return self._inner.closing()
+        return [*self._marker.rest(self._states[-1]), *self._inner.closing()]
+
+    def settle(self) -> None:
+        self._inner.settle()
+
+    def _reserve(self, state: int) -> int:
+        rest = 0 if state == len(self._marker.data) else len(self._marker.rest(state))
+        return rest + self._inner_minimum
+
+
+def _fallbacks(data: bytes) -> list[int]:
+    """The KMP failure function: for each i, the longest proper prefix of data that data[: i + 1] ends with."""
+    table = [0] * len(data)
+    state = 0
+    for i in range(1, len(data)):
+        while state and data[i] != data[state]:
+            state = table[state - 1]
+        if data[i] == data[state]:
+            state += 1
+        table[i] = state
+    return table

@@ -1,0 +1,212 @@
+"""The maximal-munch rule: the terminals for which a greedy lexer reads a grammar correctly, and those that violate it.
+
+    No text s of a terminal T, followed by a character c that may follow T, begins a text of any terminal U.
+
+Then, where the lexer cannot go on, the only parse is that a terminal ended there. The rule is checked for all pairs of
+terminals, wherever they stand, so two that are never possible at the same position may be reported as a violation.
+
+Follow sets are bits of an integer; the caller chooses the meaning of a bit. They are passed up and down the rows of the
+grammar's `Layout` until nothing changes, which mostly takes one pass, because every grammar for llguidance comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from radixrt.constrained.productions.core import Productions
+from radixrt.constrained.productions.expressions import AGAIN, ALL, ANY, CALL, LEAF, Layout, Lit, Rep, Term
+from radixrt.constrained.regex import EMPTY, CharSet, Regex, derive, literal
+from radixrt.constrained.regex.charset import partition
+from radixrt.constrained.regex.derivatives import first
+
+# --- follow sets ---
+
+
+Terminal = str | Regex
+
+
+def terminals_of(productions: Productions) -> list[Terminal]:
+    """The texts of literals and the languages of terms, without the empty text, in the order of the grammar's rows."""
+    found: dict[Terminal, None] = {}
+    for expr in productions.layout.order:
+        if isinstance(expr, Lit):
+            found[expr.text] = None
+        elif isinstance(expr, Term):
+            found[expr.regex] = None
+    found.pop("", None)
+    return list(found)
+
+
+def followers(productions: Productions, begins: Mapping[Terminal, int]) -> dict[Terminal, int]:
+    """The bits that may follow each terminal, given those that each begins with."""
+    layout = productions.layout
+    terminals: list[tuple[int, Terminal]] = []
+    for row, expr in enumerate(layout.order):
+        if isinstance(expr, Lit) and expr.text:
+            terminals.append((row, expr.text))
+        elif isinstance(expr, Term):
+            terminals.append((row, expr.regex))
+    firsts = [0] * len(layout.order)
+    for row, terminal in terminals:
+        firsts[row] = begins[terminal]
+    empty = [length == 0 for length in layout.lengths]
+    _pass_up(layout, empty, firsts)
+    after = _pass_down(layout, empty, firsts)
+    found: dict[Terminal, int] = dict.fromkeys(begins, 0)
+    for row, terminal in terminals:
+        found[terminal] |= after[row]
+    return found
+
+
+def _inner(layout: Layout) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Rows that are no leaves, with their kind and what is below them; below a call is the rule's body."""
+    return [
+        (row, kind, (layout.called[row],) if kind == CALL else layout.below[row])
+        for row, kind in enumerate(layout.kinds)
+        if kind != LEAF
+    ]
+
+
+def _pass_up(layout: Layout, empty: list[bool], firsts: list[int]) -> None:
+    """Adds the bits that each inner row may begin with."""
+    inner = _inner(layout)
+    changed = True
+    while changed:
+        changed = False
+        for row, kind, below in inner:
+            bits = 0
+            for one in below:
+                bits |= firsts[one]
+                if kind == ALL and not empty[one]:
+                    break
+            if bits != firsts[row]:
+                firsts[row] = bits
+                changed = True
+        changed = changed and any(firsts[row] != firsts[below[0]] for row, kind, below in inner if kind == CALL)
+
+
+def _pass_down(layout: Layout, empty: list[bool], firsts: list[int]) -> list[int]:
+    """The bits that may follow each row."""
+    after = [0] * len(layout.order)
+    inner = [
+        (row, ANY if kind == AGAIN and not _repeats(layout.order[row]) else kind, below)
+        for row, kind, below in reversed(_inner(layout))
+    ]
+    changed = True
+    while changed:
+        changed = False
+        for row, kind, below in inner:
+            follow = after[row]
+            if kind == ALL:
+                for one in reversed(below):
+                    after[one] |= follow
+                    follow = firsts[one] | follow if empty[one] else firsts[one]
+                continue
+            if kind == AGAIN:
+                follow |= firsts[below[0]]
+            for one in below:
+                if follow & ~after[one]:
+                    after[one] |= follow
+                    changed = changed or one > row  # a rule's body that was passed already
+    return after
+
+
+def _repeats(expr: object) -> bool:
+    return isinstance(expr, Rep) and (expr.high is None or expr.high > 1)
+
+
+# --- the rule ---
+
+
+_MAX_PAIRS: Final = 500
+
+
+class MaximalMunch:
+    """Checks the rule, and caches the answers for pairs of terminals."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Regex, Regex, CharSet], int | None] = {}
+
+    def violations(self, productions: Productions) -> dict[Terminal, int]:
+        """Terminals that violate the rule as U, each with the least length at which another one may have ended."""
+        regexes = {one: literal(one) if isinstance(one, str) else one for one in terminals_of(productions)}
+        begins = {one: first(regex) for one, regex in regexes.items()}
+        atoms = partition(begins.values())
+        bits = {
+            one: sum(1 << place for place, atom in enumerate(atoms) if atom & charset)
+            for one, charset in begins.items()
+        }
+        found: dict[Terminal, int] = {}
+        after = {one: _union(atoms, mask) for one, mask in followers(productions, bits).items()}
+        for longer, long_regex in regexes.items():
+            if long_regex.max_length == 1:
+                continue
+            alphabet = long_regex.alphabet()
+            for shorter, short_regex in regexes.items():
+                follow = after[shorter] & alphabet
+                if follow and begins[shorter] & begins[longer]:
+                    length = self._length(short_regex, long_regex, follow)
+                    if length is not None:
+                        found[longer] = min(length, found.get(longer, length))
+        return found
+
+    def _length(self, shorter: Regex, longer: Regex, after: CharSet) -> int | None:
+        key = (shorter, longer, after)
+        if key not in self._known:
+            single = shorter.text is not None or longer.text is not None
+            self._known[key] = (_goes_on_literally if single else _goes_on)(shorter, longer, after)
+        return self._known[key]
+
+
+def _union(atoms: list[CharSet], mask: int) -> CharSet:
+    found = CharSet(())
+    for place, atom in enumerate(atoms):
+        if mask >> place & 1:
+            found = found | atom
+    return found
+
+
+def _goes_on_literally(shorter: Regex, longer: Regex, after: CharSet) -> int | None:
+    """Same as `_goes_on`, where at least one of the two is a single text."""
+    if shorter.text is not None and longer.text is not None:
+        length = len(shorter.text)
+        goes_on = len(longer.text) > length and longer.text.startswith(shorter.text) and longer.text[length] in after
+        return length if goes_on else None
+    if shorter.text is not None:
+        for char in shorter.text:
+            longer = derive(longer, char)
+        return len(shorter.text) if first(longer) & after else None
+    assert longer.text is not None
+    for length, char in enumerate(longer.text):
+        if length and shorter.nullable and char in after:
+            return length
+        shorter = derive(shorter, char)
+    return None
+
+
+def _goes_on(shorter: Regex, longer: Regex, after: CharSet) -> int | None:
+    """Length of a text of `shorter` that, with one more character of `after`, begins a text of `longer`."""
+    pairs = [(shorter, longer)]
+    seen: set[tuple[Regex, Regex]] = set()
+    length = 0
+    while pairs:
+        length += 1
+        following: list[tuple[Regex, Regex]] = []
+        for left, right in pairs:
+            for charset in left.classes():
+                for part in (charset & other for other in right.classes()):
+                    if not part:
+                        continue
+                    char = chr(part.edges[0])
+                    pair = derive(left, char), derive(right, char)
+                    if pair[0] is EMPTY or pair[1] is EMPTY or pair in seen:
+                        continue
+                    if pair[0].nullable and first(pair[1]) & after:
+                        return length
+                    seen.add(pair)
+                    following.append(pair)
+                    if len(seen) > _MAX_PAIRS:
+                        return length
+        pairs = following
+    return None
