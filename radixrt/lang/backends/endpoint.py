@@ -1,7 +1,7 @@
 """`Endpoint`: runs programs on a radixrt server, over its native routes.
 
-Prompts go as parts and come back as token ids, as with an `Engine` in this process, so that a program's outputs are the
-same on both.
+Prompts are sent as parts, and the server reports their token ids, as an `Engine` in this process does, so that the
+outputs of a program are the same on both.
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import msgspec
 
+from radixrt.client.answers import Decision
+from radixrt.client.requests import Part, pack_parts
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod
-from radixrt.lang.backends.endpoint_answers import Reading, decoded, error_of, refusal_of, usage_of
+from radixrt.lang.backends.base import Backend, Call, Prompt
 from radixrt.lang.backends.http import HttpClient, events
-from radixrt.messages.parts import TemplateText
+from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.parts import ConstraintInfo, Finish, ProgramHint, SelectMethod, Timings, Usage
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
+SAMPLING = "sampling_params."
 DEFAULT_TIMEOUT_S = 600.0
 DEAD = ("engine_dead", "engine_error", "shutting_down")
-"""Codes of errors that are about the server, not about the request."""
+"""Error codes that concern the server, not the request."""
 
 FULL_WAIT_S = 0.25
-"""After a 429 without Retry-After; and the spread of all waits, so that the refused do not all return at once."""
+"""Seconds to wait after a 429 without Retry-After, and jitter of all waits, so that refused calls spread out."""
 
 
 class Endpoint(Backend):
@@ -36,10 +39,10 @@ class Endpoint(Backend):
 
     Args:
         base_url: "http://host:port" of a radixrt server, with or without "/v1".
-        api_key: as given to the server, if it asks for one.
-        timeout_s: the longest that one call may take, unless it has a limit of its own. A call that the server's full
-            queue refuses is sent again until then.
-        model: refuse to run on a server of any other model; None takes the one that is served.
+        api_key: key of the server, if it requires one.
+        timeout_s: time limit of calls without their own limit, in seconds. A call that the server's full queue refuses
+            is sent again until then.
+        model: name of the model that the server must serve; None for any.
 
     Raises:
         ConfigError: base_url is not an http or https URL.
@@ -65,38 +68,42 @@ class Endpoint(Backend):
 
     # --- calls ---
 
-    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         """See `Backend.generate`."""
         body: dict[str, Any] = {
-            "input_parts": _wire_parts(call.prompt.parts),
+            "input_parts": pack_parts(call.prompt.parts),
             "sampling_params": await self._sampling(call.sampling),
             "stream": call.stream,
             "return_prompt_ids": True,
             **self._common(call.hint, call.timeout_s),
         }
-        reading = Reading()
+        last = None
         async with self._post("/generate", body, call.timeout_s) as response:
             if not call.stream:
-                reading.add(decoded(await response.aread()))
+                last = _as_output(_decoded(await response.aread()))
             else:
                 async with aclosing(events(response)) as answers:
                     async for data in answers:
                         if data == b"[DONE]":
-                            continue  # the body ends behind it, and a connection read to its end is kept
-                        answer = decoded(data)
+                            continue  # the end of the body follows, and a connection read to its end is kept
+                        answer = _decoded(data)
                         if "error" in answer:
-                            raise error_of(answer["error"], 500)
-                        reading.add(answer)
-                        if reading.finish is None:
-                            yield reading.delta()
-        if reading.finish is None:
+                            raise _error_of(answer["error"], 500)
+                        output = _as_output(answer)
+                        if output.finish is None:
+                            yield output
+                        else:
+                            last = output
+        if last is None:
             raise EngineError(f"{self.name} ended its answer before it was finished")
-        yield replace(reading.delta(), result=reading.result())
+        yield last
 
-    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
+    ) -> Decision:
         """See `Backend.select`."""
         body = {
-            "input_parts": _wire_parts(prompt.parts),
+            "input_parts": pack_parts(prompt.parts),
             "choices": list(choices),
             "method": method,
             "return_prompt_ids": True,
@@ -105,13 +112,15 @@ class Endpoint(Backend):
         answer = await self._json("POST", "/v1/decisions", body)
         return Decision(
             choice=answer["choice"],
+            text=choices[answer["choice"]],
             logprobs=answer["logprobs"],
             scores=answer["scores"],
             probabilities=answer["probabilities"],
             token_ids=answer["token_ids"],
             kept=answer["kept"],
-            prompt_ids=answer["prompt_ids"],
-            usage=usage_of(answer["meta_info"]),
+            prompt_token_ids=answer["prompt_ids"],
+            usage=_usage(answer["meta_info"]),
+            timings=Timings(),
         )
 
     async def chat_template(self) -> Mapping[str, Any] | None:
@@ -119,7 +128,7 @@ class Endpoint(Backend):
         return template
 
     async def tokenize(self, parts: Sequence[Part]) -> list[int]:
-        answer = await self._json("POST", "/tokenize", {"input_parts": _wire_parts(parts)})
+        answer = await self._json("POST", "/tokenize", {"input_parts": pack_parts(parts)})
         return list(answer["tokens"])
 
     async def release(self, program: str, branch: str | None = None) -> None:
@@ -130,7 +139,7 @@ class Endpoint(Backend):
 
     # --- requests ---
 
-    def _common(self, hint: Hint | None, timeout_s: float | None) -> dict[str, Any]:
+    def _common(self, hint: ProgramHint | None, timeout_s: float | None) -> dict[str, Any]:
         fields: dict[str, Any] = {"timeout": self._timeout_s if timeout_s is None else timeout_s}
         if self._model is not None:
             fields["model"] = self._model
@@ -140,7 +149,7 @@ class Endpoint(Backend):
 
     async def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         fields: dict[str, Any] = msgspec.to_builtins(sampling)
-        if sampling.max_tokens is None:  # which the wire has no word for; the context ends it first
+        if sampling.max_tokens is None:  # HTTP has no value for "no limit"; the context is the limit
             fields["max_tokens"] = await self._context_length()
         return fields
 
@@ -152,13 +161,13 @@ class Endpoint(Backend):
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
         async with self._post(path, body, None, method=method) as response:
-            return decoded(await response.aread())
+            return _decoded(await response.aread())
 
     @asynccontextmanager
     async def _post(
         self, path: str, body: Any, timeout_s: float | None, *, method: str = "POST"
     ) -> AsyncGenerator[httpx.Response, None]:
-        """A response with status 200; anything else is raised, but for a full queue, which is waited for."""
+        """Yield a response with status 200; a full queue is waited for, any other status is raised."""
         data = None if body is None else msgspec.json.encode(body)
         limit = self._timeout_s if timeout_s is None else timeout_s
         deadline = asyncio.get_running_loop().time() + limit
@@ -169,7 +178,7 @@ class Endpoint(Backend):
                         if response.status_code == 200:
                             yield response
                             return
-                        error = refusal_of(response.status_code, await response.aread(), path)
+                        error = _refusal(response.status_code, await response.aread(), path)
                         wait = _wait(response.headers.get("retry-after"))
                     if error.status != 429 or asyncio.get_running_loop().time() + wait > deadline:
                         break
@@ -183,19 +192,10 @@ class Endpoint(Backend):
         raise error
 
 
-# --- what is sent ---
+# --- requests and answers as JSON ---
 
 
-def _wire_parts(parts: Sequence[Part]) -> list[Any]:
-    """Strings, lists of ids and {"template": text}."""
-    return [part if isinstance(part, str) else _wire_part(part) for part in parts]
-
-
-def _wire_part(part: Sequence[int] | TemplateText) -> Any:
-    return part if isinstance(part, TemplateText) else list(part)
-
-
-def _wire_hint(hint: Hint) -> dict[str, Any]:
+def _wire_hint(hint: ProgramHint) -> dict[str, Any]:
     return {
         "id": hint.program,
         "branch": hint.branch,
@@ -206,9 +206,76 @@ def _wire_hint(hint: Hint) -> dict[str, Any]:
 
 
 def _wait(retry_after: str | None) -> float:
-    """Seconds until a call that was refused by a full queue is sent again."""
+    """Seconds until a call that a full queue refused is sent again."""
     try:
         least = float(retry_after or FULL_WAIT_S)
     except ValueError:
         least = FULL_WAIT_S
     return least + random.uniform(0.0, FULL_WAIT_S)
+
+
+def _as_output(answer: Mapping[str, Any]) -> RequestOutput:
+    """Convert an answer of /generate, or an event of its stream."""
+    meta = answer["meta_info"]
+    finish, prompt_ids, logprobs = meta["finish_reason"], answer.get("prompt_ids"), None
+    if "output_token_logprobs" in meta:
+        rows = zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True)
+        logprobs = [_logprob(row, top) for row, top in rows]
+    output = RequestOutput(
+        "",
+        answer["text"],
+        pack_i32(answer["output_ids"]),
+        logprobs=logprobs,
+        prompt_ids=None if prompt_ids is None else pack_i32(prompt_ids),
+    )
+    if finish is None:
+        return output
+    enforced = meta.get("radixrt")
+    constraint = None
+    if enforced is not None:
+        names = ("backend", "ignored", "forced_tokens", "closing_tokens")
+        constraint = ConstraintInfo(**{name: enforced[name] for name in names})
+    forced_close = enforced is not None and enforced["forced_close"]
+    return msgspec.structs.replace(
+        output,
+        finish=Finish(finish["type"], finish["matched"], forced_close=forced_close),
+        usage=_usage(meta),
+        timings=Timings(meta["queue_s"], meta["prefill_s"], meta["decode_s"], meta["retractions"]),
+        constraint=constraint,
+        kept=meta.get("kept"),
+        tail=meta.get("tail", ""),
+    )
+
+
+def _usage(meta: Mapping[str, Any]) -> Usage:
+    return Usage(meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"])
+
+
+def _logprob(row: Sequence[Any], top: Sequence[Sequence[Any]] = ()) -> TokenLogprob:
+    logprob, token_id, text = row
+    return TokenLogprob(token_id, text, text.encode(), logprob, [_logprob(other) for other in top])
+
+
+def _decoded(data: bytes) -> Any:
+    """Decode JSON; raises EngineError if it is not JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"the server's answer is not JSON: {error}; is it a radixrt server?") from None
+
+
+def _refusal(status: int, body: bytes, path: str) -> RequestError:
+    """The error of an answer whose status is not 200."""
+    try:
+        return _error_of(msgspec.json.decode(body)["error"], status)
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        what = body[:200].decode(errors="replace")
+        return RequestError(f"{path} answered with status {status}: {what}; is it a radixrt server?", status=status)
+
+
+def _error_of(body: Mapping[str, Any], status: int) -> RequestError:
+    """Convert an error; fields of `SamplingParams` lose their prefix."""
+    message, param = str(body["message"]), body.get("param")
+    if param is not None:
+        message, param = message.removeprefix(SAMPLING), param.removeprefix(SAMPLING)
+    return RequestError(message, param=param, code=body.get("code"), status=status)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixrt.client.answers import raise_for_error
-from radixrt.client.collector import OutputCollector
-from radixrt.client.requests import NO_DEADLINE_S, new_rid, pack_parts
+from radixrt.client.answers import Decision, raise_for_error
+from radixrt.client.requests import NO_DEADLINE_S, Part, new_rid, pack_parts
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, Result, SelectMethod
+from radixrt.lang.backends.base import Backend, Call, Prompt
 from radixrt.messages.client import GenerateReq, RequestOutput
-from radixrt.messages.parts import ProgramHint, Timings, Usage
+from radixrt.messages.parts import ProgramHint, SelectMethod
 
 if TYPE_CHECKING:
     from radixrt.engine.engine import Engine
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
     from radixrt.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT_CHARS = 100_000
-"""Above this a text is tokenized in a thread, so that the event loop goes on."""
+"""Longer texts are tokenized in a thread, so that the event loop is not blocked."""
 
 
 class EngineBackend(Backend):
-    """See the module's docstring. The engine stays its owner's, who closes it."""
+    """See the module's docstring. The engine belongs to its owner, who closes it."""
 
     tokens = True
 
@@ -38,39 +36,30 @@ class EngineBackend(Backend):
         info = engine.client.info
         self.name = f"engine {info.model if info is not None else engine.settings.model_name}"
 
-    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         request = GenerateReq(
             new_rid(),
             call.sampling,
             parts=pack_parts(call.prompt.parts),
             stream=call.stream,
             timeout_s=NO_DEADLINE_S if call.timeout_s is None else call.timeout_s,
-            program=_program_hint(call.hint),
+            program=call.hint,
         )
-        collector = OutputCollector()
         async with self._open:
             try:
-                async with aclosing(self._engine.client.astream(request)) as increments:
-                    async for increment in increments:
-                        whole = collector.add(increment)
-                        result = None if whole is None else _result(whole)
-                        yield Delta(increment.text, increment.token_ids, result)
+                async with aclosing(self._engine.client.astream(request)) as outputs:
+                    async for output in outputs:
+                        if output.finish is not None:
+                            raise_for_error(output.finish)
+                        yield output
             except RequestError as error:
-                raise _as_engine_error(error) from None
+                raise EngineError(error.message) if error.code == "engine_dead" else error from None
 
-    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
+    ) -> Decision:
         async with self._open:
-            scored = await self._engine.async_score(prompt.parts, choices, method, program=_program_hint(hint))
-        return Decision(
-            scored.choice,
-            scored.logprobs,
-            scored.scores,
-            scored.probabilities,
-            scored.token_ids,
-            scored.kept,
-            scored.prompt_token_ids,
-            scored.usage,
-        )
+            return await self._engine.async_score(prompt.parts, choices, method, program=hint)
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         template = self._tokenizer.chat_template
@@ -92,8 +81,7 @@ class EngineBackend(Backend):
     async def aclose(self) -> None:
         return None
 
-    # The engine's own tokenizer lives in another process; what programs need of one is so little and so often that they
-    # have their own.
+    # The engine's own tokenizer is in another process. Programs tokenize so often and so little that they have another.
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -108,34 +96,3 @@ class EngineBackend(Backend):
         from radixrt.tokenizer.prompt_parts import PartsEncoder
 
         return PartsEncoder(self._tokenizer)
-
-
-def _result(output: RequestOutput) -> Result:
-    """Convert a whole output; raises RequestError if the request ended with an error."""
-    finish = output.finish
-    assert finish is not None
-    raise_for_error(finish)
-    return Result(
-        text=output.text,
-        token_ids=output.token_ids,
-        prompt_ids=None if output.prompt_ids is None else array("i", output.prompt_ids),
-        finish_reason=finish.reason,
-        usage=output.usage or Usage(),
-        timings=output.timings or Timings(),
-        matched_stop=finish.matched,
-        logprobs=output.logprobs,
-        forced_close=finish.forced_close,
-        constraint=output.constraint,
-        kept=output.kept,
-        tail=output.tail,
-    )
-
-
-def _as_engine_error(error: RequestError) -> RequestError | EngineError:
-    return EngineError(error.message) if error.code == "engine_dead" else error
-
-
-def _program_hint(hint: Hint | None) -> ProgramHint | None:
-    if hint is None:
-        return None
-    return ProgramHint(hint.program, hint.branch, hint.fork_len, hint.siblings, hint.will_continue)

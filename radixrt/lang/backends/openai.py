@@ -12,11 +12,17 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
+
+from radixrt.client.answers import Decision
+from radixrt.client.requests import Part
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Decision, Delta, Hint, Part, Prompt, SelectMethod, Unsupported
-from radixrt.lang.backends.openai_answers import Reading, errors
+from radixrt.lang.backends.base import Backend, Call, ChatOutput, Prompt, Unsupported
+from radixrt.lang.backends.openai_answers import AnswerReader, errors
 from radixrt.lang.backends.openai_schema import Format, response_format
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import ProgramHint, SelectMethod, Timings, Usage
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -95,32 +101,34 @@ class OpenAI(Backend):
 
     # --- calls ---
 
-    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         """See `Backend.generate`. A typed answer that is wrapped in an object does not stream."""
         constraint = call.sampling.constraint
         if call.tools and constraint is not None and constraint.kind == "structural_tag":
             constraint = None  # the format of tool calls is the server's business
         form = None if constraint is None else response_format(constraint)
         fields = self._fields(call, form)
-        reading = Reading(form)
+        reader = AnswerReader(form)
         with errors():
             if not call.stream:
                 answer = await self._client().chat.completions.create(**fields)
-                reading.whole(answer)
+                reader.whole(answer)
             else:
                 stream = await self._client().chat.completions.create(
                     **fields, stream=True, stream_options={"include_usage": True}
                 )
                 async with stream:
                     async for chunk in stream:
-                        text = reading.add(chunk)
+                        text = reader.add(chunk)
                         if text and (form is None or not form.wrapped):
-                            yield Delta(text)
-        result = reading.result()
+                            yield ChatOutput("", text)
+        output = reader.output()
         streamed = call.stream and (form is None or not form.wrapped)
-        yield Delta("" if streamed else result.text, result=result)
+        yield msgspec.structs.replace(output, text="") if streamed else output
 
-    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
+    ) -> Decision:
         """Have the model generate one of the choices, if `select="constrained"`. The lists of scores are empty."""
         if self._select == "refuse":
             raise Unsupported(
@@ -129,18 +137,16 @@ class OpenAI(Backend):
                 "Engine or rt.Endpoint scores them exactly"
             )
         sampling = SamplingParams(choices=tuple(choices), temperature=0.0, max_tokens=SELECT_TOKENS)
-        result = None
-        async for delta in self.generate(Call(prompt, sampling)):
-            result = delta.result
-        assert result is not None
-        if result.text not in choices:
+        (output,) = [output async for output in self.generate(Call(prompt, sampling))]
+        if output.text not in choices:
             raise RequestError(
-                f"the server answered {result.text[:100]!r}, which is none of the choices; it may not enforce "
+                f"the server answered {output.text[:100]!r}, which is none of the choices; it may not enforce "
                 "response_format",
                 param="choices",
                 status=502,
             )
-        return Decision(list(choices).index(result.text), [], [], [], [], 0, None, result.usage)
+        chosen, usage = list(choices).index(output.text), output.usage or Usage()
+        return Decision(chosen, output.text, [], [], [], [], 0, [], usage, Timings())
 
     async def chat_template(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answers, as results and errors of the language."""
+"""Answers and errors of OpenAI-compatible servers, converted to those of the language."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Result
+from radixrt.lang.backends.base import ChatOutput
 from radixrt.lang.backends.openai_schema import Format
 from radixrt.messages.client import TokenLogprob
-from radixrt.messages.parts import ConstraintInfo, Usage
+from radixrt.messages.parts import ConstraintInfo, Finish, Timings, Usage
 
 
-class Reading:
-    """Puts an answer together, whole or from its chunks."""
+class AnswerReader:
+    """Reads an answer, whole or in chunks."""
 
     def __init__(self, form: Format | None) -> None:
         self._form = form
@@ -28,13 +28,13 @@ class Reading:
         self._enforced: Mapping[str, Any] | None = None
 
     def whole(self, answer: Any) -> None:
-        """Take an answer that is not streamed."""
+        """Read an answer that is not streamed."""
         self._usage = usage_of(answer.usage)
         choice = answer.choices[0]
         self._choice(choice, choice.message)
 
     def add(self, chunk: Any) -> str:
-        """The chunk's new text."""
+        """Read a chunk; return its new text."""
         if chunk.usage is not None:
             self._usage = usage_of(chunk.usage)
         return self._choice(chunk.choices[0], chunk.choices[0].delta) if chunk.choices else ""
@@ -61,34 +61,32 @@ class Reading:
             made["function"]["name"] = call.function.name or made["function"]["name"]
             made["function"]["arguments"] += call.function.arguments or ""
 
-    def result(self) -> Result:
-        """All of it. Raises EngineError if it broke off, RequestError if the server withheld it."""
+    def output(self) -> ChatOutput:
+        """The whole output. Raises EngineError if it is incomplete, RequestError if the server withheld it."""
         if self._finish is None:
             raise EngineError("the server's answer ended before it was finished")
         if self._finish == "content_filter":
             raise RequestError("the server's content filter ended the answer", code="content_filter", status=422)
         text = "".join(self._texts)
         enforced = self._enforced
-        info = None
+        info, forced_close = None, False
         if enforced is not None:
             fields = {name: enforced[name] for name in ("backend", "ignored", "forced_tokens", "closing_tokens")}
-            info = ConstraintInfo(**fields)
-        return Result(
-            text=text if self._form is None else self._form.text(text),
-            token_ids=None,
-            prompt_ids=None,
-            finish_reason="length" if self._finish == "length" else "stop",
+            info, forced_close = ConstraintInfo(**fields), bool(enforced["forced_close"])
+        return ChatOutput(
+            "",
+            text if self._form is None else self._form.text(text),
+            finish=Finish("length" if self._finish == "length" else "stop", self._stop, forced_close=forced_close),
             usage=self._usage,
-            matched_stop=self._stop,
+            timings=Timings(),
             logprobs=self._logprobs,
-            forced_close=enforced is not None and bool(enforced["forced_close"]),
             constraint=info,
             tool_calls=[self._calls[index] for index in sorted(self._calls)],
         )
 
 
 def usage_of(usage: Any) -> Usage:
-    """Ours of the API's; zeros where the server tells none."""
+    """Convert the usage; zeros if the server reports none."""
     if usage is None:
         return Usage()
     details = usage.prompt_tokens_details
@@ -104,7 +102,7 @@ def _logprob(row: Any) -> TokenLogprob:
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """The openai package's exceptions as ours: a call that failed is a RequestError, no server an EngineError."""
+    """Convert exceptions of the openai package: a failed call is a RequestError, a missing server an EngineError."""
     import openai
 
     try:

@@ -7,12 +7,12 @@ import time
 from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixrt.lang.backends.base import Call, Decision, Hint, Result
+from radixrt.client.collector import OutputCollector
+from radixrt.lang.backends.base import Call, ChatOutput
 from radixrt.lang.core.branch import Branch, Failure, Step
 from radixrt.lang.core.primitives import Gen, Select
 from radixrt.lang.core.prompt import Composed
@@ -23,6 +23,8 @@ from radixrt.lang.core.transcript import Answer, Known, append, last_call
 from radixrt.lang.core.values import Meta, Slot
 from radixrt.lang.errors import describe
 from radixrt.lang.observe.run_log import CallRecord
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import FINISH_ABORT, ProgramHint, Timings, Usage
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -53,17 +55,17 @@ class Generate(Step):
         if self._gen.tools is not None and dialect is not None:
             self._sampling = constrained_by_tools(self._sampling, self._gen.tools, dialect)
         made = [self._record(branch, composed, index) for index in range(self._gen.n)]
-        results = await self._all(branch, composed, made)
-        read = [self._read(result, record, dialect) for result, record in zip(results, made, strict=True)]
-        known = _known(composed, results[0], made[0])
+        outputs = await self._all(branch, composed, made)
+        read = [self._read(output, record, dialect) for output, record in zip(outputs, made, strict=True)]
+        known = _known(composed, outputs[0], made[0])
         calls = read[0][1].tool_calls
-        branch.transcript = append(branch.transcript, Answer(results[0].text, made[0].id, known, calls))
+        branch.transcript = append(branch.transcript, Answer(outputs[0].text, made[0].id, known, calls))
         branch.joined = []
         values = [value for value, _ in read]
         branch.program.publish(made[0], branch.record, self._gen.type, Streamed.done(values))
         self._slot.fill(values[0] if self._gen.n == 1 else values, [meta for _, meta in read])
 
-    async def _all(self, branch: Branch, composed: Composed, made: Sequence[CallRecord]) -> list[Result]:
+    async def _all(self, branch: Branch, composed: Composed, made: Sequence[CallRecord]) -> list[RequestOutput]:
         if len(made) == 1:
             return [await self._one(branch, composed, made[0])]
         tasks = [asyncio.ensure_future(self._one(branch, composed, record)) for record in made]
@@ -76,15 +78,16 @@ class Generate(Step):
             for record in made:  # a call that was cancelled before it began has recorded nothing
                 _failed(branch, record, asyncio.CancelledError())
 
-    def _read(self, result: Result, record: CallRecord, dialect: Dialect | None) -> tuple[Any, Meta]:
+    def _read(self, output: RequestOutput, record: CallRecord, dialect: Dialect | None) -> tuple[Any, Meta]:
         """The value and its meta; raises ValueError if the text is not a value of the type."""
         if self._gen.tools is not None and dialect is not None:
-            said, calls = read_tool_calls(result.text, self._gen.tools, dialect)
-            return said, replace(_meta(result, record), tool_calls=calls)
+            said, calls = read_tool_calls(output.text, self._gen.tools, dialect)
+            return said, _meta(output, record, calls)
         marker = self._sampling.structured.reasoning_end
-        text = result.text if marker is None else result.text.partition(marker)[2]
+        text = output.text if marker is None else output.text.partition(marker)[2]
+        tool_calls = output.tool_calls if isinstance(output, ChatOutput) else ()
         try:
-            return self._gen.type.read(text), _meta(result, record)
+            return self._gen.type.read(text), _meta(output, record, tool_calls)
         except ValueError as error:
             record.error = describe(error)
             raise
@@ -97,7 +100,7 @@ class Generate(Step):
         record.index, record.type, record.sampling = index, self._gen.type.name, sampling
         return record
 
-    async def _one(self, branch: Branch, composed: Composed, record: CallRecord) -> Result:
+    async def _one(self, branch: Branch, composed: Composed, record: CallRecord) -> RequestOutput:
         assert record.sampling is not None
         program = branch.program
         call = Call(
@@ -110,20 +113,23 @@ class Generate(Step):
             tools=() if self._gen.tools is None else self._gen.tools.given,
             tool_choice="auto" if self._gen.tools is None else self._gen.tools.choice,
         )
+        collector = OutputCollector()
         try:
-            async with aclosing(program.backend.generate(call)) as deltas:
-                async for delta in deltas:
-                    if delta.text and record.first_token is None and call.stream:
+            async with aclosing(program.backend.generate(call)) as outputs:
+                async for output in outputs:
+                    if output.text and record.first_token is None and call.stream:
                         record.first_token = time.monotonic()
-                    record.text += delta.text
-                    if program.streams and delta.text:
-                        program.publish(record, branch.record, self._gen.type, Streamed(delta.text, record.text))
-                    if delta.result is not None:
-                        _finish(branch, record, delta.result)
-                        if delta.result.finish_reason == "abort":
+                    record.text += output.text
+                    if program.streams and output.text:
+                        streamed = Streamed(output.text, record.text)
+                        program.publish(record, branch.record, self._gen.type, streamed)
+                    whole = collector.add(output)
+                    if whole is not None:
+                        _finish(branch, record, whole)
+                        if whole.finish_reason == FINISH_ABORT:
                             raise RuntimeError("the request was aborted")
-                        return delta.result
-            raise RuntimeError(f"{program.backend.name} ended the answer without a result")
+                        return whole
+            raise RuntimeError(f"{program.backend.name} ended the answer without a finish")
         except BaseException as error:
             _failed(branch, record, error)
             raise
@@ -154,40 +160,34 @@ class Choose(Step):
         except BaseException as error:
             _failed(branch, record, error)
             raise
-        chosen = select.choices[decision.choice]
-        self._note(branch, record, decision, chosen)
-        known = None
-        if decision.prompt_ids is not None:
-            ids = array("i", decision.prompt_ids[: decision.kept])
-            ids.extend(decision.token_ids[decision.choice])
-            known = Known(ids, composed.text + chosen)
+        chosen, ids = decision.text, array("i", decision.prompt_token_ids)
+        known = output_ids = None
+        if ids:
+            output_ids = array("i", decision.token_ids[decision.choice])
+            known = Known(ids[: decision.kept] + output_ids, composed.text + chosen)
+            record.prompt_ids, record.output_ids = ids, output_ids
+        record.end = time.monotonic()
+        record.text, record.finish = chosen, "choice"
+        record.probabilities = tuple(decision.probabilities)
+        _count_tokens(record, decision.usage)
+        program.log.emit("call_end", record)
         branch.transcript = append(branch.transcript, Answer(chosen, record.id, known))
         branch.joined = []
         meta = Meta(
-            chosen,
-            record.id,
-            record.output_ids.tolist() if record.output_ids is not None else None,
-            "choice",
-            decision.usage,
+            rid="",
+            text=chosen,
+            output_ids=b"" if output_ids is None else output_ids.tobytes(),
+            prompt_ids=ids.tobytes() if ids else None,
+            usage=decision.usage,
+            timings=decision.timings,
+            call=record.id,
             choices=select.choices,
             probabilities=decision.probabilities,
             scores=decision.scores,
             choice_logprobs=decision.logprobs,
         )
-        program.publish(record, branch.record, None, replace(Streamed.done([chosen]), text=chosen, so_far=chosen))
+        program.publish(record, branch.record, None, Streamed(chosen, chosen, [chosen]))
         self._slot.fill(chosen, [meta])
-
-    def _note(self, branch: Branch, record: CallRecord, decision: Decision, chosen: str) -> None:
-        record.end = time.monotonic()
-        record.text, record.finish = chosen, "choice"
-        record.probabilities = tuple(decision.probabilities)
-        usage = decision.usage
-        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
-        record.completion_tokens = usage.completion_tokens
-        if decision.prompt_ids is not None:
-            record.prompt_ids = array("i", decision.prompt_ids)
-            record.output_ids = array("i", decision.token_ids[decision.choice])
-        branch.program.log.emit("call_end", record)
 
 
 def _record(branch: Branch, composed: Composed, name: str | None, kind: str, queued: float) -> CallRecord:
@@ -200,35 +200,33 @@ def _record(branch: Branch, composed: Composed, name: str | None, kind: str, que
     return record
 
 
-def _start(branch: Branch, record: CallRecord) -> Hint:
+def _start(branch: Branch, record: CallRecord) -> ProgramHint:
     record.start = time.monotonic()
     record.fork_len, record.siblings = branch.group
-    branch.program.log.emit("call_start", record)
-    return Hint(
-        branch.program.log.program,
-        branch.id,
-        fork_len=record.fork_len,
-        siblings=record.siblings,
-        will_continue=branch.will_continue,
-    )
+    log = branch.program.log
+    log.emit("call_start", record)
+    return ProgramHint(log.program, branch.id, record.fork_len, record.siblings, branch.will_continue)
 
 
-def _finish(branch: Branch, record: CallRecord, result: Result) -> None:
+def _finish(branch: Branch, record: CallRecord, output: RequestOutput) -> None:
     record.end = time.monotonic()
-    record.text, record.finish = result.text, result.finish_reason
-    record.prompt_tokens, record.cached_tokens = result.usage.prompt_tokens, result.usage.cached_tokens
-    record.completion_tokens = result.usage.completion_tokens
-    record.forced_tokens = 0 if result.constraint is None else result.constraint.forced_tokens
-    if result.timings.prefill_s and record.start is not None:
-        record.admitted = min(record.start + result.timings.queue_s, record.end)
+    record.text, record.finish = output.text, output.finish_reason or ""
+    _count_tokens(record, output.usage or Usage())
+    record.forced_tokens = 0 if output.constraint is None else output.constraint.forced_tokens
+    timings = output.timings or Timings()
+    if timings.prefill_s and record.start is not None:
+        record.admitted = min(record.start + timings.queue_s, record.end)
         if record.first_token is None:
-            record.first_token = min(record.admitted + result.timings.prefill_s, record.end)
-    if result.prompt_ids is not None:
-        ids = result.prompt_ids
-        record.prompt_ids = ids if isinstance(ids, array) else array("i", ids)
-    if result.token_ids is not None:
-        record.output_ids = array("i", result.token_ids)
+            record.first_token = min(record.admitted + timings.prefill_s, record.end)
+    if output.prompt_ids is not None:
+        record.prompt_ids = array("i", output.prompt_ids)
+        record.output_ids = array("i", output.output_ids)
     branch.program.log.emit("call_end", record)
+
+
+def _count_tokens(record: CallRecord, usage: Usage) -> None:
+    record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+    record.completion_tokens = usage.completion_tokens
 
 
 def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:
@@ -240,36 +238,17 @@ def _failed(branch: Branch, record: CallRecord, error: BaseException) -> None:
         branch.program.log.emit("call_end", record)
 
 
-def _known(composed: Composed, result: Result, record: CallRecord) -> Known | None:
+def _known(composed: Composed, output: RequestOutput, record: CallRecord) -> Known | None:
     """Token ids up to the end of the answer: the prompt's, and those of the output whose text is kept whole."""
-    if record.prompt_ids is None or result.token_ids is None:
+    if record.prompt_ids is None or record.output_ids is None:
         return None
-    if result.kept is not None:
-        kept, text = result.kept, result.text.removesuffix(result.tail)
-    elif isinstance(result.matched_stop, str):
+    kept, text = output.kept or 0, output.text.removesuffix(output.tail)
+    if not kept or (composed.text.endswith(HALF) and text.startswith(HALF)):  # together they may be other characters
         kept, text = 0, ""
-    elif isinstance(result.matched_stop, int):
-        kept, text = len(result.token_ids) - 1, result.text
-    else:
-        kept, text = len(result.token_ids), result.text
-    if composed.text.endswith(HALF) and text.startswith(HALF):  # together their tokens may be another character
-        kept, text = 0, ""
-    ids = record.prompt_ids[:]
-    ids.extend(result.token_ids[:kept])
-    return Known(ids, composed.text + text)
+    return Known(record.prompt_ids + record.output_ids[:kept], composed.text + text)
 
 
-def _meta(result: Result, record: CallRecord) -> Meta:
-    return Meta(
-        result.text,
-        record.id,
-        result.token_ids,
-        result.finish_reason,
-        result.usage,
-        result.timings,
-        matched_stop=result.matched_stop,
-        logprobs=result.logprobs,
-        forced_close=result.forced_close,
-        constraint=result.constraint,
-        tool_calls=result.tool_calls,
-    )
+def _meta(output: RequestOutput, record: CallRecord, tool_calls: Sequence[dict[str, Any]]) -> Meta:
+    fields = {name: getattr(output, name) for name in RequestOutput.__struct_fields__}
+    fields["usage"], fields["timings"] = output.usage or Usage(), output.timings or Timings()
+    return Meta(**fields, call=record.id, tool_calls=tool_calls)

@@ -14,9 +14,10 @@ import msgspec
 from radixrt.client.requests import as_sampling_params
 from radixrt.constrained.well_formed import check_well_formed
 from radixrt.errors import RequestError, shown
-from radixrt.lang.backends.base import SelectMethod, Unsupported
+from radixrt.lang.backends.base import Unsupported
 from radixrt.lang.core.answer_type import VALUE_TOKENS, AnswerType, answer_type
 from radixrt.lang.errors import ProgramError
+from radixrt.messages.parts import SelectMethod
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,10 +8,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from radixrt.chat.prompt import tool_instructions, with_instructions
+from radixrt.client.requests import Part
 from radixrt.errors import RequestError
-from radixrt.lang.backends.base import Part, Prompt, TemplateText
+from radixrt.lang.backends.base import Prompt
 from radixrt.lang.core.chat_format import ChatFormat, Piece
 from radixrt.lang.core.transcript import Answer, Conversation, Known, Message, Transcript, backwards, fold
+from radixrt.messages.parts import TemplateText
 
 if TYPE_CHECKING:
     from radixrt.chat.dialect import Dialect

@@ -17,7 +17,8 @@ from radixrt.chat.tool_parser import read_tool_calls
 from radixrt.chat.tools import OfferedTools, offer_tools
 from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
 from radixrt.errors import RequestError
-from radixrt.lang.backends.base import Backend, TemplateText, Unsupported
+from radixrt.lang.backends.base import Backend, Unsupported
+from radixrt.messages.parts import TemplateText
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.chat_template import ChatTemplate
 

@@ -4,45 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.lang.errors import CallError, ProgramCancelled
-from radixrt.messages.client import TokenLogprob
-from radixrt.messages.parts import ConstraintInfo, Timings, Usage
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import Timings, Usage
+from radixrt.messages.wire import unpack_i32
 
 
-@dataclass(frozen=True)
-class Meta:
-    """Everything about an answer beside its value.
+class Meta(RequestOutput, frozen=True, kw_only=True):
+    """The output of a call, beside the value that was read from it.
 
     Attributes:
         text: output of the model, or the choice.
-        call: id of the call in the run's log.
         token_ids: ids of the output, or of the choice; None where the backend reports none.
         finish_reason: "stop", "length", "abort" or "choice" (a select).
-        matched_stop: the stop string or token id that ended the output.
-        logprobs: one entry for each token, if requested.
-        forced_close: a constrained output was completed along its shortest completion because its tokens ran out.
+        call: id of the call in the run's log.
         tool_calls: as in the OpenAI API.
         choices, probabilities, scores, choice_logprobs: one for each choice of a select; see `Decision`.
+        others: see `RequestOutput`.
     """
 
-    text: str
-    call: int
-    token_ids: list[int] | None
-    finish_reason: str
     usage: Usage
-    timings: Timings = field(default_factory=Timings)
-    matched_stop: int | str | None = None
-    logprobs: list[TokenLogprob] | None = None
-    forced_close: bool = False
-    constraint: ConstraintInfo | None = None
+    timings: Timings
+    call: int
     tool_calls: Sequence[dict[str, Any]] = ()
     choices: Sequence[str] = ()
     probabilities: Sequence[float] = ()
     scores: Sequence[float] = ()
     choice_logprobs: Sequence[float] = ()
+
+    @property
+    def token_ids(self) -> list[int] | None:  # type: ignore[override]
+        return None if self.prompt_ids is None else unpack_i32(self.output_ids).tolist()
+
+    @property
+    def finish_reason(self) -> str:
+        return "choice" if self.finish is None else self.finish.reason
 
 
 class Slot:

@@ -13,25 +13,18 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from radixrt.client.answers import Decision
+from radixrt.client.requests import Part
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.regex import RegexError, parse_regex
 from radixrt.constrained.schema import normalize
 from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
-from radixrt.lang.backends.base import (
-    Backend,
-    Call,
-    Decision,
-    Delta,
-    Hint,
-    Part,
-    Prompt,
-    Result,
-    SelectMethod,
-    TemplateText,
-)
-from radixrt.messages.parts import Usage
+from radixrt.lang.backends.base import Backend, Call, Prompt
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Timings, Usage
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
 Variant = Literal[0, 1]
@@ -84,22 +77,27 @@ class DryRun(Backend):
         self._variant = variant
         self._calls: Counter[str] = Counter()
 
-    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         self._count(call.hint)
         text = placeholder(call.sampling, self._variant)
         prompt_ids = await self.tokenize(call.prompt.parts)
         token_ids = await self.tokenize([TemplateText(text)])
         usage = Usage(len(prompt_ids), len(token_ids))
-        yield Delta(text, token_ids, Result(text, token_ids, prompt_ids, "stop", usage, kept=len(token_ids)))
+        yield RequestOutput(
+            "", text, pack_i32(token_ids), Finish("stop"), usage, prompt_ids=pack_i32(prompt_ids), kept=len(token_ids)
+        )
 
-    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
+    ) -> Decision:
         self._count(hint)
         chosen = -self._variant % len(choices)
         prompt_ids = await self.tokenize(prompt.parts)
         token_ids = [await self.tokenize([TemplateText(choice)]) for choice in choices]
         even = [1 / len(choices)] * len(choices)
         usage = Usage(len(prompt_ids), sum(map(len, token_ids)))
-        return Decision(chosen, even, even, even, token_ids, len(prompt_ids), prompt_ids, usage)
+        kept = len(prompt_ids)
+        return Decision(chosen, choices[chosen], even, even, even, token_ids, kept, prompt_ids, usage, Timings())
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         return await self._inner.chat_template() if self._inner.tokens else ROLES
@@ -119,7 +117,7 @@ class DryRun(Backend):
     async def aclose(self) -> None:
         """The inner backend is its owner's."""
 
-    def _count(self, hint: Hint | None) -> None:
+    def _count(self, hint: ProgramHint | None) -> None:
         branch = "" if hint is None else hint.branch
         self._calls[branch] += 1
         if self._calls[branch] > MAX_CALLS_OF_A_BRANCH or self._calls.total() > MAX_CALLS:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from radixrt.errors import ConfigError
-from radixrt.lang.backends.base import Hint
 from radixrt.lang.observe.replay_target import Answered, Question, Target
 from radixrt.lang.observe.run_log import CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
+from radixrt.messages.parts import ProgramHint
 
 # --- the plan: what is sent, when, and after what ---
 
@@ -201,7 +201,7 @@ class _Run:
         hint = None
         if self._hints:
             call = one.call
-            hint = Hint(self._programs[one.key[0]], call.branch, call.fork_len, call.siblings, one.continues)
+            hint = ProgramHint(self._programs[one.key[0]], call.branch, call.fork_len, call.siblings, one.continues)
         ids = one.ids(self._done) if self._target.ids else []
         return Question(one.call, ids, one.text(self._done), hint)
 

@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.client.collector import OutputCollector
 from radixrt.errors import ConfigError, EngineError, RequestError
-from radixrt.lang.backends.base import Call, Hint, Prompt, SelectMethod, TemplateText
+from radixrt.lang.backends.base import Call, Prompt
 from radixrt.lang.backends.endpoint import Endpoint
 from radixrt.lang.backends.http import HttpClient, events
 from radixrt.lang.observe.run_log import CallRecord
+from radixrt.messages.parts import ProgramHint, SelectMethod, TemplateText, Usage
 from radixrt.sampling_params import SamplingParams
 
 Send = Literal["auto", "ids", "text"]
@@ -28,7 +30,7 @@ class Question:
     call: CallRecord
     ids: Sequence[int]
     text: str
-    hint: Hint | None
+    hint: ProgramHint | None
 
 
 @dataclass
@@ -91,13 +93,14 @@ class RadixrtTarget(Target):
             usage, answer.text = decision.usage, call.choices[decision.choice]
         else:
             request = Call(prompt, _sampling(call), stream=True, hint=question.hint)
-            async with aclosing(self._endpoint.generate(request)) as deltas:
-                async for delta in deltas:
+            collector, whole = OutputCollector(), None
+            async with aclosing(self._endpoint.generate(request)) as outputs:
+                async for output in outputs:
                     if answer.first_s is None:
                         answer.first_s = time.perf_counter() - start
-                    result = delta.result
-            assert result is not None  # the last delta has it
-            usage, answer.text, answer.ids = result.usage, result.text, result.token_ids or ()
+                    whole = collector.add(output)
+            assert whole is not None  # the endpoint raises if the answer is incomplete
+            usage, answer.text, answer.ids = whole.usage or Usage(), whole.text, whole.token_ids
         answer.prompt_tokens, answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         answer.output_tokens = usage.completion_tokens
 

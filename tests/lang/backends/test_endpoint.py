@@ -11,9 +11,12 @@ import httpx
 import pytest
 
 import radixrt as rt
+from radixrt.client.collector import OutputCollector
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Delta, Hint, Prompt, Result, TemplateText
+from radixrt.lang.backends.base import Backend, Call, Prompt
 from radixrt.lang.backends.endpoint import Endpoint
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
 
 ASK = Prompt(
@@ -30,19 +33,28 @@ async def backend(server_url: str) -> AsyncIterator[Endpoint]:
 
 async def deltas(
     backend: Backend, prompt: Prompt = ASK, *, stream: bool = False, timeout_s: float | None = None, **sampling: Any
-) -> list[Delta]:
+) -> list[RequestOutput]:
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling})
-    hint = Hint("p-1", "0/1", fork_len=5, siblings=2, will_continue=True)
+    hint = ProgramHint("p-1", "0/1", fork_len=5, siblings=2, will_continue=True)
     call = Call(prompt, params, stream=stream, timeout_s=timeout_s, hint=hint)
     return [delta async for delta in backend.generate(call)]
 
 
-async def generate(backend: Backend, prompt: Prompt = ASK, **options: Any) -> Result:
+async def generate(backend: Backend, prompt: Prompt = ASK, **options: Any) -> RequestOutput:
     found = await deltas(backend, prompt, **options)
-    result = found[-1].result
-    assert result is not None
+    result = collected(found)
     assert "".join(delta.text for delta in found) == result.text
     assert [token for delta in found for token in delta.token_ids] == result.token_ids
+    return result
+
+
+def collected(found: list[RequestOutput]) -> RequestOutput:
+    """The whole output; only the last increment ends it."""
+    collector = OutputCollector()
+    *before, result = [collector.add(output) for output in found]
+    assert not any(before)
+    assert result is not None
+    assert result.usage is not None
     return result
 
 
@@ -56,7 +68,7 @@ async def test_a_call(backend: Endpoint, server_url: str) -> None:
     with_system = [TemplateText(f"<|im_start|>system\n{system}<|im_end|>\n"), *ASK.parts]
     assert (await generate(backend, Prompt(with_system))).text == chat["choices"][0]["message"]["content"]
     assert result.prompt_ids is not None
-    assert result.usage.prompt_tokens == len(result.prompt_ids)
+    assert result.usage.prompt_tokens == len(result.prompt_token_ids)
     assert result.token_ids is not None
     assert result.usage.completion_tokens == len(result.token_ids)
     assert result.timings.decode_s > 0
@@ -66,9 +78,12 @@ async def test_a_stream_is_the_same(backend: Endpoint) -> None:
     whole = await generate(backend, logprobs=1)
     pieces = await deltas(backend, stream=True, logprobs=1)
     assert len(pieces) > 2
-    result = pieces[-1].result
-    assert result is not None
-    assert (result.text, result.token_ids, result.prompt_ids) == (whole.text, whole.token_ids, whole.prompt_ids)
+    result = collected(pieces)
+    assert (result.text, result.token_ids, result.prompt_token_ids) == (
+        whole.text,
+        whole.token_ids,
+        whole.prompt_token_ids,
+    )
     assert result.logprobs is not None
     assert whole.logprobs is not None
     assert [row.token_id for row in result.logprobs] == [row.token_id for row in whole.logprobs]
@@ -79,10 +94,10 @@ async def test_going_on_from_token_ids_is_a_hit(backend: Endpoint) -> None:
     first = await generate(backend)
     assert first.prompt_ids is not None
     assert first.token_ids is not None
-    ids = first.prompt_ids + first.token_ids
+    ids = first.prompt_token_ids + first.token_ids
     second = await generate(backend, Prompt([ids, TemplateText("<|im_end|>\n")]))
     assert second.prompt_ids is not None
-    assert second.prompt_ids[: len(ids)] == ids
+    assert second.prompt_token_ids[: len(ids)] == ids
     assert second.usage.cached_tokens >= len(ids) - 1
 
 
@@ -108,7 +123,7 @@ async def test_control_tokens_in_a_users_text_are_text(backend: Endpoint) -> Non
     control = await generate(backend, Prompt([TemplateText("<|im_end|>")]), max_tokens=1)
     assert plain.prompt_ids is not None
     assert control.prompt_ids is not None
-    assert len(plain.prompt_ids) > len(control.prompt_ids)
+    assert len(plain.prompt_token_ids) > len(control.prompt_token_ids)
 
 
 async def test_the_tokens_that_are_in_the_text(backend: Endpoint) -> None:
@@ -123,7 +138,7 @@ async def test_the_tokens_that_are_in_the_text(backend: Endpoint) -> None:
     assert again.prompt_ids is not None
     async with httpx.AsyncClient() as client:
         url = backend.name.removeprefix("Endpoint ")
-        text = (await client.post(f"{url}/detokenize", json={"tokens": again.prompt_ids})).json()["prompt"]
+        text = (await client.post(f"{url}/detokenize", json={"tokens": again.prompt_token_ids})).json()["prompt"]
     assert text == cut.text
     for options in ({"stop": stop, "include_stop_str_in_output": True, "max_tokens": 10}, {"max_tokens": 3}):
         result = await generate(backend, **options)
@@ -137,8 +152,8 @@ async def test_select(backend: Endpoint) -> None:
     decision = await backend.select(prompt, [" green", " rectangular", " x"], "token_length_normalized", None)
     assert decision.choice == 0
     assert sum(decision.probabilities) == pytest.approx(1.0)
-    assert decision.prompt_ids is not None
-    assert decision.kept == len(decision.prompt_ids)
+    assert decision.prompt_token_ids
+    assert decision.kept == len(decision.prompt_token_ids)
     assert len(decision.token_ids) == 3
     other = await backend.select(prompt, [" green", " x"], "unconditional_likelihood_normalized", None)
     assert other.logprobs[0] == pytest.approx(decision.logprobs[0], abs=1e-3)
@@ -233,7 +248,7 @@ async def test_many_at_once(backend: Endpoint) -> None:
     prompts = [Prompt([f"{i} is a number, and"]) for i in range(24)]
     results = await asyncio.gather(*(generate(backend, prompt, max_tokens=3) for prompt in prompts))
     assert [await generate(backend, prompt, max_tokens=3) for prompt in prompts[:3]] != []
-    assert len({tuple(result.prompt_ids or ()) for result in results}) == 24
+    assert len({tuple(result.prompt_token_ids) for result in results}) == 24
 
 
 async def test_no_server_and_another_kind_of_server() -> None:

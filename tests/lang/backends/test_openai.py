@@ -11,10 +11,12 @@ from typing import Any, Literal
 import openai
 import pytest
 
+from radixrt.client.collector import OutputCollector
 from radixrt.errors import ConfigError, EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Delta, Prompt, Result, Unsupported
+from radixrt.lang.backends.base import Backend, Call, Prompt, Unsupported
 from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.backends.openai_schema import response_format
+from radixrt.messages.client import RequestOutput
 from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
 
@@ -32,16 +34,18 @@ def backend(server_url: str, model_name: str) -> OpenAI:
     return OpenAI(f"{server_url}/v1", model_name, max_retries=0, timeout_s=60)
 
 
-async def deltas(backend: Backend, prompt: Prompt = ASK, *, stream: bool = False, **sampling: Any) -> list[Delta]:
+async def deltas(
+    backend: Backend, prompt: Prompt = ASK, *, stream: bool = False, **sampling: Any
+) -> list[RequestOutput]:
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling})
     return [delta async for delta in backend.generate(Call(prompt, params, stream=stream))]
 
 
-async def generate(backend: Backend, prompt: Prompt = ASK, **sampling: Any) -> Result:
+async def generate(backend: Backend, prompt: Prompt = ASK, **sampling: Any) -> RequestOutput:
     (delta,) = await deltas(backend, prompt, **sampling)
-    assert delta.result is not None
-    assert delta.text == delta.result.text
-    return delta.result
+    assert delta.finish is not None
+    assert delta.usage is not None
+    return delta
 
 
 def ending(text: str) -> Prompt:
@@ -51,7 +55,8 @@ def ending(text: str) -> Prompt:
 async def test_text(backend: OpenAI) -> None:
     result = await generate(backend)
     assert result.text
-    assert result.token_ids is result.prompt_ids is None
+    assert result.token_ids == []
+    assert result.prompt_ids is None
     assert result.finish_reason in ("stop", "length")
     assert result.usage.prompt_tokens > 5
     assert 1 <= result.usage.completion_tokens <= 8
@@ -65,9 +70,13 @@ async def test_a_stream_is_the_same_text(backend: OpenAI) -> None:
     pieces = await deltas(backend, stream=True)
     assert "".join(piece.text for piece in pieces) == whole.text
     assert len(pieces) > 2
-    assert pieces[-1].result is not None
-    assert pieces[-1].result.text == whole.text
-    assert pieces[-1].result.usage.completion_tokens == whole.usage.completion_tokens
+    collector = OutputCollector()
+    *_, merged = [collector.add(piece) for piece in pieces]
+    assert merged is not None
+    assert merged.text == whole.text
+    assert merged.usage is not None
+    assert whole.usage is not None
+    assert merged.usage.completion_tokens == whole.usage.completion_tokens
 
 
 async def test_an_open_message_without_text_is_the_servers_own_beginning(backend: OpenAI) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 import radixrt as rt
-from radixrt.lang.backends.base import Call, Decision, Delta, Hint, Prompt, SelectMethod
+from radixrt.client.answers import Decision
+from radixrt.lang.backends.base import Call, Prompt
 from radixrt.lang.backends.engine import EngineBackend
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import ProgramHint, SelectMethod
 from tests.engine.helpers import LONG
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 3}
@@ -20,16 +23,18 @@ class Told(EngineBackend):
 
     def __init__(self, engine: rt.Engine) -> None:
         super().__init__(engine)
-        self.hints: list[Hint] = []
+        self.hints: list[ProgramHint] = []
         self.released: list[str | None] = []
 
-    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         assert call.hint is not None
         self.hints.append(call.hint)
         async for delta in super().generate(call):
             yield delta
 
-    async def select(self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: Hint | None) -> Decision:
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: SelectMethod, hint: ProgramHint | None
+    ) -> Decision:
         assert hint is not None
         self.hints.append(hint)
         return await super().select(prompt, choices, method, hint)
@@ -54,7 +59,7 @@ def test_forks_prefixes_siblings_and_what_goes_on(engine: rt.Engine) -> None:
         s += rt.user("End") + rt.assistant(rt.gen("d")) + rt.user("Now") + rt.assistant(rt.gen("e"))
 
     state = program.run(backend=backend)
-    by_branch: dict[str, list[Hint]] = {}
+    by_branch: dict[str, list[ProgramHint]] = {}
     for hint in backend.hints:
         assert hint.program == state.log.program
         by_branch.setdefault(hint.branch, []).append(hint)

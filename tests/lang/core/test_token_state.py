@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import radixrt as rt
+from radixrt.client.requests import Part
 from radixrt.engine.engine import Engine
-from radixrt.lang.backends.base import Call, Delta, Part
+from radixrt.lang.backends.base import Call
 from radixrt.lang.backends.engine import EngineBackend
 from radixrt.lang.observe.run_log import CallRecord
+from radixrt.messages.client import RequestOutput
 from radixrt.tokenizer.prompt_parts import PartsEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.engine.helpers import one
@@ -37,10 +39,10 @@ class Recording(EngineBackend):
         super().__init__(engine)
         self.sent: list[tuple[Sequence[Part], Sequence[int] | None]] = []
 
-    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+    async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         async for delta in super().generate(call):
-            if delta.result is not None:
-                self.sent.append((call.prompt.parts, delta.result.prompt_ids))
+            if delta.prompt_ids is not None:
+                self.sent.append((call.prompt.parts, delta.prompt_token_ids))
             yield delta
 
 
