@@ -1,1 +1,1 @@
-"""Every message that crosses a process boundary, one module for each link."""
+"""Messages that cross a process boundary, one module for each link."""

@@ -34,22 +34,22 @@ from radixrt.sampling_params import SamplingParams
 
 
 class GenerateReq(Message, frozen=True, array_like=True, tag=True):
-    """One completion to generate. Exactly one of prompt, input_ids, chat and parts is set.
+    """Request for one completion. Exactly one of prompt, input_ids, chat and parts is set.
 
     Attributes:
         rid: unique id of the request, at most 128 characters.
-        prompt: text, tokenized with the model's own special tokens added.
-        input_ids: int32[n] column.
+        prompt: text; the tokenizer adds the model's own special tokens.
+        input_ids: int32[n] column of token ids.
         chat: conversation for the chat template.
-        parts: the prompt in parts, in order. Neighbouring texts are tokenized as one; the model's own special tokens
-            come before a user's text that begins the prompt.
-        sampling: n is 1 here; the client sends n requests for n completions.
-        stream: text is wanted as it comes; otherwise one RequestOutput ends the request and carries everything.
-        priority: higher is scheduled first, and kept longer by priority eviction.
-        cache_salt: namespace of the radix cache; requests share prefixes only within one.
-        timeout_s: the request ends with an error after this long, wherever it is; None for the engine's default.
-        program: where it stands in a program.
-        return_prompt_ids: its first RequestOutput brings the prompt's token ids; False for a client that has them.
+        parts: the prompt in parts, in order. Adjacent texts are tokenized as one text. If the first part is a user's
+            text, the model's own special tokens are added before it.
+        sampling: sampling parameters with n = 1; the client sends n requests for n completions.
+        stream: send an increment for every step; otherwise one RequestOutput carries the whole output.
+        priority: requests with a higher priority are scheduled first and evicted later by priority eviction.
+        cache_salt: namespace of the radix cache; requests share prefixes only within the same namespace.
+        timeout_s: seconds after which the request ends with an error; None for the engine's default.
+        program: position of the request in a program.
+        return_prompt_ids: the first RequestOutput carries the prompt's token ids; False for a client that has them.
     """
 
     rid: str
@@ -67,12 +67,15 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class ScoreReq(Message, frozen=True, array_like=True, tag=True):
-    """Choices to be scored after a prompt. Exactly one of prompt, input_ids, chat and parts is set.
+    """Request to score choices after a prompt. Exactly one of prompt, input_ids, chat and parts is set.
+
+    Other attributes: see `GenerateReq`.
 
     Attributes:
-        choices: texts that may follow the prompt, at least one, all different and none empty. Control tokens in them
-            are not read. Where the prompt ends in a text, its last run of texts is tokenized together with each choice.
-        others: see `GenerateReq`.
+        choices: texts that may follow the prompt, at least one, all distinct and none empty. They are plain text:
+            control tokens in them are not recognized. If the prompt ends in a text, its last run of texts is tokenized
+            together with each choice.
+        method: how one choice is selected; see `radixrt.tokenizer.selection`.
     """
 
     rid: str
@@ -89,7 +92,7 @@ class ScoreReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
-    """The token ids of a prompt, given as in `GenerateReq`; answered by one RequestOutput with `prompt_ids`."""
+    """Request for the token ids of a prompt, given as in `GenerateReq`; the RequestOutput has `prompt_ids`."""
 
     rid: str
     prompt: str | None = None
@@ -99,7 +102,7 @@ class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class DetokenizeReq(Message, frozen=True, array_like=True, tag=True):
-    """The text of token ids (int32 column); answered by one RequestOutput with `text`."""
+    """Request for the text of token ids (int32[n] column); the RequestOutput has `text`."""
 
     rid: str
     token_ids: bytes
@@ -107,7 +110,12 @@ class DetokenizeReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One token with its log-probability (None for a prompt's first token) and the alternatives at its position."""
+    """Log-probability of one token (None for the first token of a prompt), with the alternatives at its position.
+
+    Attributes:
+        text, data: the token as text (with U+FFFD for bytes that are not UTF-8) and as bytes.
+        top: the most probable tokens at the position, best first.
+    """
 
     token_id: int
     text: str
@@ -117,16 +125,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
-    """The scored choices of a ScoreReq, in its order.
+    """Scores of the choices of a ScoreReq, in its order.
 
     Attributes:
-        choice: index of the selected one.
+        choice: index of the selected choice.
         logprobs: natural logarithm of the probability of each choice's tokens.
-        scores: what the method compares, higher is better.
+        scores: value of each choice that the method compares; the highest is selected.
         probabilities: softmax of `scores`.
-        token_ids: of each choice, as scored: what follows the prompt's first `kept` tokens.
-        kept: tokens of the prompt before the choices; fewer than it has where its last text is tokenized otherwise with
-            a choice behind it.
+        token_ids: token ids of each choice as scored, after the prompt's first `kept` tokens.
+        kept: number of prompt tokens before the choices; fewer than the prompt has if the end of its last text is
+            tokenized differently together with a choice.
     """
 
     choice: int
@@ -205,10 +213,14 @@ class OutputBatch(Message, frozen=True, array_like=True, tag=True):
 
 
 class EngineReady(Message, frozen=True, array_like=True, tag=True):
-    """Tokenizer, scheduler and runners are ready (tokenizer to main).
+    """Announcement that tokenizer, scheduler and runners are ready (tokenizer to client).
 
-    max_input_tokens is the longest prompt that can be served: the context and the KV pool both bound it.
-    chat_templates holds Jinja sources by name ("default", ...), special_tokens texts by name ("bos_token", ...).
+    Attributes:
+        vocab_size, context_length: sizes of the model, in tokens.
+        max_input_tokens: length of the longest prompt that can be served, bounded by the context and the KV pool.
+        num_slots: tokens that the KV pool holds.
+        chat_templates: Jinja sources by name, e.g. "default".
+        special_tokens: texts of special tokens by name, e.g. "bos_token".
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Structs that messages of several links carry: prompts, finish reasons, usage, timings and log-probabilities."""
+"""Structs that messages of several links share: prompts, finish reasons, usage, timings and log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FINISH_ERROR: Final = "error"
 
 
 class FinishError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a request ended with an error: what `RequestError` is before a request is sent."""
+    """Error that ended a request; the client raises it as a `RequestError` with the same fields."""
 
     message: str
     param: str | None = None
@@ -22,15 +22,15 @@ class FinishError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
-    """The one end of a request.
+    """Finish of a request; every request has exactly one.
 
     Attributes:
         reason: "stop" (end token, stop token or stop string), "length" (max_tokens or the context's end), "abort"
-            (the client went away or asked), "error" (see `error`).
-        matched: the stop token id or stop string that ended it, if one did.
-        error: set exactly when `reason` is "error".
-        forced_close: the output of a constrained request was brought to its end along the grammar's shortest way,
-            because the end of max_tokens, of the context or of its time was near.
+            (the client disconnected or aborted it), "error" (see `error`).
+        matched: stop token id or stop string that ended the request, if one did.
+        error: set if and only if `reason` is "error".
+        forced_close: the output of a constrained request was closed early along the grammar's shortest completion,
+            because max_tokens, the context or its time was nearly used up.
     """
 
     reason: Literal["stop", "length", "abort", "error"]
@@ -40,8 +40,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one request. `cached_tokens` counts prompt tokens whose keys and values were found in the radix cache
-    at first admission (a re-admission after retraction is not a hit)."""
+    """Token counts of one request. `cached_tokens` counts prompt tokens whose keys and values were found in the radix
+    cache at first admission (a re-admission after retraction is not a hit)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -49,15 +49,15 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):
-    """How a request's constraint was enforced, with its finish.
+    """Report on the enforcement of a request's constraint, sent with its finish.
 
     Attributes:
-        backend: whose masks were used.
-        ignored: what was not enforced because the client said so: "pointer: keyword" each.
-        forced_tokens: output tokens that the grammar left no choice about and that were not sampled.
-        closing_tokens: output tokens appended to end the output early.
-        compile_s: seconds from the request's arrival at the scheduler to its usable grammar.
-        cached: the grammar was there already.
+        backend: grammar library that computed the masks.
+        ignored: keywords that were not enforced, at the client's request, each as "pointer: keyword".
+        forced_tokens: output tokens that the grammar determined and that were appended without sampling.
+        closing_tokens: output tokens appended to close the output early.
+        compile_s: seconds from the request's arrival at the scheduler until its grammar was ready.
+        cached: the compiled grammar was already in memory.
     """
 
     backend: str = ""
@@ -69,13 +69,13 @@ class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds spent by one request, measured by the scheduler.
+    """Times of one request in seconds, measured by the scheduler.
 
     Attributes:
         queue_s: from arrival at the scheduler to first admission into a batch.
         prefill_s: from first admission to the first output token.
         decode_s: from the first output token to the last.
-        retractions: how often the request was put back to waiting under memory pressure.
+        retractions: number of times the request was returned to the waiting queue under memory pressure.
     """
 
     queue_s: float = 0.0
@@ -88,10 +88,10 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of n tokens, natural log of the model's own distribution (before temperature and penalties).
 
     Attributes:
-        token_logprobs: float32[n], of the token itself.
+        token_logprobs: float32[n], log-probability of each token.
         top_ids: int32[n * k], ids of the k most probable tokens at each position, best first.
-        top_logprobs: float32[n * k], theirs.
-        k: alternatives per position; may be 0.
+        top_logprobs: float32[n * k], log-probabilities of `top_ids`.
+        k: number of alternatives per position; may be 0.
     """
 
     token_logprobs: bytes
@@ -101,14 +101,14 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A conversation to be rendered by the model's chat template in the tokenizer process.
+    """Conversation that the tokenizer process renders with the model's chat template.
 
     Attributes:
-        messages: JSON array of {"role", "content", ...} objects, contents already plain strings (or null).
-        add_generation_prompt: end with the header of an assistant turn.
-        continue_final_message: leave the last message open, so that the answer goes on with it.
-        template_kwargs: JSON object of further template variables.
-        tools: JSON array of tool definitions offered to the template, or None.
+        messages: JSON array of {"role", "content", ...} objects whose contents are strings or null.
+        add_generation_prompt: end the prompt with the header of an assistant turn.
+        continue_final_message: leave the last message open, so that the output continues it.
+        template_kwargs: JSON object of additional template variables.
+        tools: JSON array of tool definitions for the template, or None.
     """
 
     messages: bytes
@@ -119,25 +119,25 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TemplateText(msgspec.Struct, frozen=True):
-    """Part of a prompt that the model's chat template wrote: control tokens in it are control tokens."""
+    """Part of a prompt that the chat template wrote: control tokens in it are recognized."""
 
     template: str
 
 
 PromptPart = str | list[int] | TemplateText
-"""Part of a prompt: a user's text, in which nothing is a control token; token ids, taken as they are; or a template's
-text."""
+"""Part of a prompt: a user's text, in which control tokens are not recognized; token ids, used unchanged; or a text of
+the chat template."""
 
 
 class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a request's place in a program of many. Harmless when absent or wrong.
+    """Hint about a request's position in a program of many requests. An absent or wrong hint affects speed only.
 
     Attributes:
         program: id of one run of a program, at most 128 characters.
-        branch: id of the branch within it, at most 1,024 characters.
-        fork_len: tokens at the start of the prompt that sibling branches start with too; 0 for none or not known.
-        siblings: branches of that fork that are still to send calls, this one included.
-        will_continue: another call is likely to go on from this one's output.
+        branch: id of the branch within the program, at most 1,024 characters.
+        fork_len: number of tokens at the start of the prompt that sibling branches share; 0 if none or unknown.
+        siblings: number of branches of that fork that have not sent all their calls, this one included.
+        will_continue: another request is likely to continue from this one's output.
     """
 
     program: str
@@ -148,4 +148,4 @@ class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
-"""How one of several choices is selected by its tokens' log-probabilities; see `radixrt.tokenizer.selection`."""
+"""Method that selects one of several choices by its tokens' log-probabilities; see `radixrt.tokenizer.selection`."""

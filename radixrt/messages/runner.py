@@ -13,7 +13,11 @@ from radixrt.messages.wire import Message
 
 
 class RowWrite(msgspec.Struct, frozen=True, array_like=True):
-    """req_to_token[req_pool_idx, start : start + len(slots)] = slots, on the runner's mirror, before the step runs."""
+    """Write to the runner's mirror before the step: req_to_token[req_pool_idx, start : start + len(slots)] = slots.
+
+    Attributes:
+        slots: int32[n] column of KV slots.
+    """
 
     req_pool_idx: int
     start: int
@@ -21,13 +25,13 @@ class RowWrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
-    """A request's sampling parameters, written into the runner's tables at req_pool_idx before the step runs.
+    """Sampling parameters of a request, written into the runner's tables at req_pool_idx before the step runs.
 
     Attributes:
-        seed: always set, 64-bit.
-        min_seq_len: no end or stop token is sampled while the sequence is shorter than this.
-        stop_ids: int32[m], the ids held back by min_seq_len (empty when it does not apply).
-        prompt_ids, output_ids: int32 columns, the tokens so far; only for a request with penalties.
+        seed: 64-bit seed; always set.
+        min_seq_len: end and stop tokens are not sampled while the sequence is shorter than this many tokens.
+        stop_ids: int32[m], token ids that min_seq_len suppresses (empty if it does not apply).
+        prompt_ids, output_ids: int32 columns of the tokens so far; only for a request with penalties.
         logprobs: alternatives per output token, or -1 for no log-probabilities.
         prompt_logprobs: alternatives per prompt token, or -1.
     """
@@ -51,31 +55,32 @@ class SamplingRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForwardStep(Message, frozen=True, array_like=True, tag=True):
-    """One step for every rank, in order. B rows; T = sum of extend_lens new tokens.
+    """One forward step, sent to every rank, for B rows with T = sum(extend_lens) new tokens.
 
     Attributes:
-        mode: a `ForwardMode` value. In DECODE every row extends by its one future token: extend_lens and input_ids are
-            empty, and every row samples.
-        req_pool_idx: int32[B].
+        mode: a `ForwardMode` value. In DECODE every row has one new token, which is its future token: extend_lens and
+            input_ids are empty, and every row samples.
+        req_pool_idx: int32[B], row of each request in req_to_token.
         seq_lens: int32[B], length of each sequence including this step's tokens.
-        out_cache_loc: int32[T], the slots that the new keys and values go to; also what the mirror of req_to_token gets
-            at positions [seq_len - extend_len, seq_len).
-        extend_lens: int32[B], new tokens of each row.
-        input_ids: int32[T]; -1 means the row's future token.
-        samples: uint8[B], 1 for a row whose last position is sampled (a chunk in mid-prompt samples nothing).
-        row_writes: what else changes in req_to_token, applied first.
-        sampling_rows: parameters of rows that are new or changed, applied first.
-        logprob_rows: int32[P], rows whose prompt log-probabilities are wanted at every new position.
-        logprob_targets: int32[sum of their extend_lens], the next prompt token at each position, -1 at a prompt's last.
-        score_index: int32[Q] ascending, which of the T new tokens are followed by something that is to be scored.
-        score_targets: int32[Q], the token to score at each.
-        has_grammar: a GrammarMask for this step follows; the runner samples only when it has come.
+        out_cache_loc: int32[T], slots for the new keys and values; the mirror of req_to_token gets them at positions
+            [seq_len - extend_len, seq_len) of each row.
+        extend_lens: int32[B], number of new tokens of each row.
+        input_ids: int32[T], new tokens; -1 stands for the row's future token, sampled by an earlier step.
+        samples: uint8[B], 1 for a row whose last position is sampled (a chunk inside a prompt samples nothing).
+        row_writes: other changes to req_to_token, applied before the step.
+        sampling_rows: sampling parameters of new or changed rows, applied before the step.
+        logprob_rows: int32[P], rows that need prompt log-probabilities at every new position.
+        logprob_targets: int32[sum of their extend_lens], next prompt token at each position, -1 at a prompt's last.
+        score_index: int32[Q], ascending indices of the new tokens after which a token is scored.
+        score_targets: int32[Q], token to score at each index.
+        has_grammar: a GrammarMask for this step follows; the runner samples only after it has arrived.
         shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
-            hold the same slots for the rows shared_rows[first : first + count], two or more. Groups of one row are
-            disjoint in positions; together they cover a prefix of it, without this step's tokens. Empty where sharing
-            does not pay. In an EXTEND step the rows of a group have either several new tokens each, or one each.
-        shared_rows: int32[N], indices of the step's rows, in depth-first order: of two groups, the rows are apart or
-            those of one are a part of the other's.
+            hold the same slots for the rows shared_rows[first : first + count], two or more. Groups that contain the
+            same row cover disjoint positions, and together a prefix of the row without this step's tokens. Empty if
+            attention over shared prefixes is not faster. In an EXTEND step the rows of a group have either several new
+            tokens each, or one each.
+        shared_rows: int32[N], indices of the step's rows in depth-first order: the rows of two groups are disjoint, or
+            one group's rows are a subset of the other's.
     """
 
     step_id: int
@@ -98,14 +103,15 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):
-    """Allowed tokens of the constrained rows of one step. A mask that several rows have is there once.
+    """Masks of allowed tokens for the constrained rows of one step. Rows with equal masks share one.
 
     Attributes:
-        rows: int32[m], distinct indices among the step's sampling rows. Any other row may sample anything.
-        index: int32[m], which of the masks each row has.
+        rows: int32[m], distinct indices among the step's sampling rows. All other rows are unconstrained.
+        index: int32[m], index of each row's mask.
         bits: uint32[num_masks * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
-            Empty where the ranks map a `radixrt.executor.mask_buffer.MaskBuffer`: then they are at `offset` there.
-        num_masks: how many there are.
+            Empty if the ranks map a `radixrt.executor.mask_buffer.MaskBuffer`: it holds the masks at `offset`.
+        num_masks: number of masks.
+        offset: position of the masks in the MaskBuffer; -1 if `bits` carries them.
     """
 
     step_id: int
@@ -170,7 +176,7 @@ class CascadeCosts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunnerReady(Message, frozen=True, array_like=True, tag=True):
-    """A rank can take steps.
+    """Announcement that a rank is ready for steps.
 
     Attributes:
         cascade: costs of computing shared prefixes once on this rank's device; None if no layer can share.
@@ -185,16 +191,16 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):
-    """What a step sampled. S rows, the step's rows with samples == 1, in order.
+    """Result of one step for its S sampling rows: the rows with samples == 1, in order.
 
     Attributes:
-        token_ids: int32[S].
-        logprobs: one entry for each sampling row that asked for logprobs, in order; each holds one position.
+        token_ids: int32[S], sampled tokens.
+        logprobs: one entry of one position for each sampling row that requested log-probabilities, in order.
         prompt_logprobs: one entry for each of the step's logprob_rows, in order.
         scores: float32[Q], log-probability of each of the step's score_targets.
-        row_errors: (sampling row, message) of rows whose sampling failed (their logits were not finite); their token id
-            is 0 and means nothing.
-        forward_s: seconds from the runner's taking the step to its having the answer.
+        row_errors: (sampling row, message) of rows whose sampling failed because their logits were not finite; their
+            token id is 0 and has no meaning.
+        forward_s: seconds from the runner's receipt of the step until its result was on the host.
     """
 
     step_id: int
@@ -207,8 +213,12 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
 
 
 class StepFailed(Message, frozen=True, array_like=True, tag=True):
-    """A step raised on a rank. Not fatal: the device's state is intact and only that step's requests are lost; so it is
-    on a rank that has the model to itself."""
+    """Report that a step raised an exception on a rank.
+
+    Attributes:
+        fatal: the rank cannot continue. False on a rank that holds the whole model: the device's state is intact, and
+            only the requests of that step are lost.
+    """
 
     step_id: int
     rank: int
@@ -217,14 +227,19 @@ class StepFailed(Message, frozen=True, array_like=True, tag=True):
 
 
 class DebugReq(Message, frozen=True, array_like=True, tag=True):
-    """Asks a runner for its mirror of req_to_token (tests): rows int32[m], lens int32[m]."""
+    """Request for rows of a runner's mirror of req_to_token, for tests.
+
+    Attributes:
+        rows: int32[m], row indices.
+        lens: int32[m], number of slots to return of each row.
+    """
 
     rows: bytes
     lens: bytes
 
 
 class DebugReply(Message, frozen=True, array_like=True, tag=True):
-    """The rows' slots, concatenated."""
+    """Slots of the requested rows, concatenated; an int32 column."""
 
     slots: bytes
 

@@ -16,7 +16,10 @@ from radixrt.sampling_params import SamplingParams
 
 
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
-    """A request whose prompt is token ids, all within the vocabulary and the context. See `GenerateReq`."""
+    """Generation request whose prompt is an int32[n] column of token ids, all within the vocabulary and the context.
+
+    Other attributes: see `GenerateReq`.
+    """
 
     rid: str
     input_ids: bytes
@@ -28,13 +31,13 @@ class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class ScoreRow(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence to compute, and what is wanted of it.
+    """Sequence of a scoring request, and the tokens to score in it.
 
     Attributes:
-        prefix: index into the request's prefixes; the sequence begins with that.
-        path: int32[m], the tokens behind the prefix; may be empty.
-        positions: int32[q] ascending, positions of the sequence.
-        targets: int32[q], for each of them a token whose log-probability as the next one is wanted.
+        prefix: index of the prefix that the sequence begins with, among the request's prefixes.
+        path: int32[m], tokens after the prefix; may be empty.
+        positions: int32[q], ascending positions in the sequence.
+        targets: int32[q], token at each position whose log-probability as the next token is returned.
     """
 
     prefix: int
@@ -44,11 +47,11 @@ class ScoreRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
-    """Rows to be scored. Answered by one TokenDelta, whose `scores` holds their log-probabilities, row by row.
+    """Request to score rows. One TokenDelta answers it; its `scores` are the log-probabilities, row by row.
 
     Attributes:
-        prefixes: int32 columns, none of them empty.
-        rows: those of one prefix are neighbours.
+        prefixes: int32 columns of token ids, none of them empty.
+        rows: sequences to score; those with the same prefix are adjacent.
     """
 
     rid: str
@@ -61,25 +64,32 @@ class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class AbortReq(Message, frozen=True, array_like=True, tag=True):
-    """Stop generating for rid; an unknown rid is not an error. reason "stop" means that the tokenizer saw a stop string
-    and has already ended the request towards its client."""
+    """Request to stop generating for `rid`; an unknown `rid` is not an error.
+
+    Attributes:
+        reason: "stop" if the tokenizer found a stop string, so that the output is complete; otherwise "abort".
+    """
 
     rid: str
     reason: Literal["abort", "stop"] = "abort"
 
 
 class ReleaseReq(Message, frozen=True, array_like=True, tag=True):
-    """A program (see `ProgramHint`), or one branch of it, makes no more calls. Not answered; unknown ids do nothing."""
+    """Notice that a program (see `ProgramHint`), or one branch of it, sends no more requests.
+
+    Unknown ids have no effect, and there is no reply.
+    """
 
     program: str
     branch: str | None = None
 
 
 class ControlReq(Message, frozen=True, array_like=True, tag=True):
-    """An operator's question or order to the scheduler, answered by one ControlReply with the same id.
+    """Command of an operator to the scheduler, answered by one ControlReply with the same id.
 
-    op: "flush_cache" drops everything unlocked from the prefix cache; "check" runs the invariants and answers with the
-    first that fails; "drain" refuses new requests from now on and answers when the last running one has ended.
+    Attributes:
+        op: "flush_cache" evicts all unlocked nodes of the prefix cache; "check" checks the invariants and reports the
+            first that fails; "drain" refuses new requests from now on and replies when the last request has finished.
     """
 
     id: str
@@ -90,12 +100,12 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request (scheduler to tokenizer).
 
     Attributes:
-        token_ids: int32[n] column of new output tokens; the stop token that ended the request is the last of them.
-        finish: set on the request's last delta, and there only.
-        usage, timings: set together with finish; `constraint` too, for a request that has one.
-        logprobs: n rows, for a request that asked.
-        prompt_logprobs: once, with the first output; rows for prompt tokens 1..len-1 (the first has none).
-        scores: float32 column, the answer to a TokenizedScoreReq that did not end with an error or an abort.
+        token_ids: int32[n] column of new output tokens; a stop token that ended the request is the last of them.
+        finish: set on the request's last delta only.
+        usage, timings: set together with `finish`; `constraint` too, if the request has one.
+        logprobs: n rows, if requested.
+        prompt_logprobs: rows for prompt tokens 1..len-1 (the first has none), if requested; on the first delta.
+        scores: float32 column of log-probabilities for a TokenizedScoreReq; None after an error or an abort.
     """
 
     rid: str
@@ -110,12 +120,12 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
-    """New tokens of a step (scheduler to tokenizer); a request is in one of the two forms, and only once.
+    """New tokens of one step (scheduler to tokenizer). Each request appears once, in one of two forms.
 
     Attributes:
-        deltas: of requests with more to say than one token.
-        rids: the others, which have got one output token each, and nothing else.
-        token_ids: int32[len(rids)] column of these tokens.
+        deltas: requests with anything other than a single output token.
+        rids: requests with exactly one output token and nothing else.
+        token_ids: int32[len(rids)] column of the output tokens of `rids`.
     """
 
     deltas: list[TokenDelta] = []
@@ -124,7 +134,7 @@ class TokenBatch(Message, frozen=True, array_like=True, tag=True):
 
 
 class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
-    """The scheduler and all its runners are ready (scheduler to tokenizer)."""
+    """Announcement that the scheduler and all its runners are ready (scheduler to tokenizer)."""
 
     num_slots: int
     max_running_requests: int
@@ -139,15 +149,15 @@ class ControlReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
-    """Compiled constraints since the scheduler started.
+    """Counters of constraint compilation since the scheduler started, and the size of the grammar cache.
 
     Attributes:
-        compiles: constraints compiled; `compile_s` is the time that took, summed.
-        hits: requests whose grammar was in memory, or being compiled for another request.
-        disk_hits: constraints found compiled on disk.
-        refusals: constraints refused, by the keyword at fault ("regex", "ebnf", ... where it is not a schema).
-        timeouts: compiles that were ended because they took too long.
-        cache_bytes, cache_entries: what is kept in memory.
+        compiles: constraints compiled, in `compile_s` seconds altogether.
+        hits: requests whose grammar was in memory, or was being compiled for another request.
+        disk_hits: compiled constraints found on disk.
+        refusals: refused constraints by the keyword at fault (by kind, e.g. "regex", if it is not a schema).
+        timeouts: compilations that exceeded their time limit.
+        cache_bytes, cache_entries: size of the grammars in memory, and their number.
     """
 
     compiles: int = 0
@@ -161,16 +171,16 @@ class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProgramStats(msgspec.Struct, frozen=True, array_like=True):
-    """What programs' hints have come to. The first three are of the moment, the others since the scheduler started.
+    """Statistics of program hints: three gauges, then counters since the scheduler started.
 
     Attributes:
-        programs: programs that are known now.
-        holds: nodes of the tree kept for one of their next calls; held_tokens is what these count for.
-        prompt_tokens, cached_tokens: of requests with a hint.
-        leases: fork prefixes that were held.
-        refused_holds: hints that were ignored because their program, or all of them, held too much already.
-        releases: programs and branches that said that they were done.
-        expired: programs that never did.
+        programs: programs known at present.
+        holds, held_tokens: nodes of the radix tree retained for a next request of a program, and their tokens.
+        prompt_tokens, cached_tokens: token counts of requests with a hint.
+        leases: fork prefixes that were retained.
+        refused_holds: hints ignored because their program, or all programs together, retained too many tokens.
+        releases: programs and branches that were released.
+        expired: programs that expired without a release.
     """
 
     programs: int = 0
@@ -185,7 +195,7 @@ class ProgramStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
-    """A snapshot: gauges of the moment, and counters since the scheduler started."""
+    """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds."""
 
     waiting: int
     running: int

@@ -1,7 +1,7 @@
-"""Wire form of all messages: msgpack arrays through msgspec, with columns of numbers as little-endian bytes.
+"""Wire format of all messages: msgpack arrays encoded by msgspec, with columns of numbers as little-endian bytes.
 
-A decode step of 256 rows is a few byte strings and no per-row objects. Nothing is pickled. A frame that does not decode
-(`radixrt.channel.UNDECODABLE`) is dropped by its reader, which continues.
+A decode step of 256 rows is a few byte strings without per-row objects. Nothing is pickled. A reader drops a frame that
+does not decode (`radixrt.channel.UNDECODABLE`) and continues.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ Float32Array = npt.NDArray[np.float32]
 
 
 def pack_i32(values: npt.ArrayLike) -> bytes:
+    """Encode integers as an int32 column."""
     return np.ascontiguousarray(values, dtype=I32).tobytes()
 
 
 def unpack_i32(data: bytes) -> Int32Array:
-    """A read-only int32 view of the column."""
+    """Return a read-only int32 view of a column."""
     return np.frombuffer(data, dtype=I32)
 
 
 def pack_f32(values: npt.ArrayLike) -> bytes:
+    """Encode numbers as a float32 column."""
     return np.ascontiguousarray(values, dtype=F32).tobytes()
 
 
 def unpack_f32(data: bytes) -> Float32Array:
-    """A read-only float32 view of the column."""
+    """Return a read-only float32 view of a column."""
     return np.frombuffer(data, dtype=F32)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all messages: a tagged array on the wire."""
+    """Base class of all messages; each is a tagged array on the wire."""
