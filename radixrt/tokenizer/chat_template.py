@@ -1,7 +1,7 @@
 """Chat templates: a conversation rendered to text the way transformers' `apply_chat_template` renders it.
 
-A template comes with a model and a conversation with a request; neither is trusted with more than the sandbox of
-`template_sandbox` gives.
+A template comes with a model and a conversation with a request. Neither is trusted: rendering runs in the sandbox of
+`template_sandbox`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_RENDER_CHARS = 64 * 1024 * 1024
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks the end of an open message in the rendered text, which is cut there. Its last space shows whether the template
-strips message contents."""
+"""Marker at the end of an open message in the rendered text, which is cut there. Its last space shows whether the
+template strips message contents."""
 
 
 class RenderedTooLong(RequestError):
-    """The rendered text is longer than the caller can use."""
+    """Error: the rendered text is longer than the caller's limit."""
 
 
 class ChatTemplate:
@@ -55,7 +55,7 @@ class ChatTemplate:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The templates' Jinja sources by name."""
+        """Jinja sources of the templates by name."""
         return dict(self._sources)
 
     @classmethod
@@ -67,9 +67,9 @@ class ChatTemplate:
         *,
         override: str | os.PathLike[str] | None = None,
     ) -> ChatTemplate | None:
-        """The templates of a model folder; None if it has none.
+        """Load the templates of a model folder; None if it has none.
 
-        chat_template.jinja and the files in additional_chat_templates/ come before the tokenizer config's entry.
+        chat_template.jinja and the files in additional_chat_templates/ take precedence over the tokenizer config.
 
         Args:
             config: contents of tokenizer_config.json.
@@ -95,13 +95,13 @@ class ChatTemplate:
         max_chars: int = MAX_RENDER_CHARS,
         max_seconds: float = MAX_RENDER_S,
     ) -> str:
-        """The text of a conversation.
+        """Render a conversation to text.
 
         Args:
-            messages: plain JSON values; keys whose value is None count as absent.
-            add_generation_prompt: end with the header of an assistant turn; not used with continue_final_message.
+            messages: plain JSON values; keys whose value is None are ignored.
+            add_generation_prompt: end with the header of an assistant turn; ignored with continue_final_message.
             continue_final_message: leave the last message open at the end of its content.
-            variables: further template variables.
+            variables: additional template variables.
 
         Raises:
             RenderedTooLong: the text is longer than max_chars.
@@ -157,7 +157,7 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _normalized(messages: Any) -> list[dict[str, Any]]:
-    """A copy without the keys whose value is None, and with a message's reasoning under every name for it."""
+    """Copy messages without keys whose value is None, and with their reasoning under each of its field names."""
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
     result = []
@@ -173,7 +173,7 @@ def _normalized(messages: Any) -> list[dict[str, Any]]:
 
 
 def _open_final_message(messages: list[dict[str, Any]], source: str) -> str:
-    """Tag the end of the last message's content, and return that content."""
+    """Append the tag to the content of the last message, and return the content without the tag."""
     content = messages[-1].get("content")
     if not isinstance(content, str):
         raise RequestError("continue_final_message needs a last message with text as its content", param="messages")

@@ -1,9 +1,9 @@
-"""The tokens of choices after a prompt, with the boundary between them healed.
+"""Tokenizes choices after a prompt, with token healing at the boundary between them.
 
-Where a prompt ends in a text, its last tokens are not those that it would have with a choice behind it: "Answer: " and
-"yes" are not tokenized as "Answer: yes". So its last run of texts is tokenized together with each choice, and what all
-of them have in common with the prompt alone is kept of it; the choices are what differs from there on. A prompt that
-ends in token ids stays as it is.
+If a prompt ends in a text, its last tokens may differ from those with a choice after it: "Answer: " and "yes" are not
+tokenized as "Answer: yes". Therefore the prompt's last run of texts is tokenized together with each choice. The tokens
+that all results share with the prompt alone are kept; the choices are the tokens after these. A prompt that ends in
+token ids is not changed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from radixrt.messages.parts import PromptPart
 from radixrt.tokenizer.prompt_parts import PartsEncoder, Text, pieces
 
 TAIL_CHARS = 128
-"""A long text is not tokenized again for each choice, only its end from the last word that begins this far back."""
+"""Only the end of a long text is tokenized again for each choice: from a word that begins at least so far back."""
 TAIL_TRIES = 8
 MAX_TOKENIZED_CHARS = 64 * 1024 * 1024
-"""Of the choices of one request, with what is tokenized again before each."""
+"""Limit for the choices of one request together with the text that is tokenized again before each."""
 
 
 @dataclass(frozen=True)
 class ChoiceTokens:
-    """A prompt and the choices after it.
+    """Token ids of a prompt and of the choices after it.
 
     Attributes:
-        prompt_ids: the prompt without any choice.
-        kept: tokens of it that stay in front of every choice.
-        token_ids: of each choice, what follows these; none is empty.
+        prompt_ids: token ids of the prompt without a choice.
+        kept: number of leading prompt tokens that precede every choice.
+        token_ids: token ids of each choice after these; none is empty.
     """
 
     prompt_ids: list[int]
@@ -47,8 +47,8 @@ def encode_choices(
         param: the client's name for the parts.
 
     Raises:
-        RequestError: naming the part or the choice; what `PartsEncoder.encode` raises, a choice that adds no token, or
-            too much text.
+        RequestError: a part is not valid (see `PartsEncoder.encode`), a choice adds no token, or there is too much
+            text; names the part or the choice.
     """
     ids = list(prefix)
     run: tuple[Text, ...] = ()
@@ -75,10 +75,13 @@ def encode_choices(
 def _cut(
     encoder: PartsEncoder, run: tuple[Text, ...], prompt_ids: list[int], start: int
 ) -> tuple[int, tuple[Text, ...]]:
-    """Where the run's last words begin: in tokens of the prompt, and the texts from there on.
+    """Find a point near the end of the run at which it can be cut without changing its tokens.
 
     Args:
-        start: tokens before the run.
+        start: number of prompt tokens before the run.
+
+    Returns:
+        The number of prompt tokens before that point, and the texts after it.
     """
     for at in _word_starts("".join(text for _, text, _ in run)):
         tail = _from(run, at)
@@ -90,7 +93,7 @@ def _cut(
 
 
 def _word_starts(text: str) -> Iterator[int]:
-    """Places at least TAIL_CHARS before the end at which a word begins, its space included; the last ones first."""
+    """Yield offsets of words (with their space) at least TAIL_CHARS before the end of the text, the last ones first."""
     at, tries = len(text) - TAIL_CHARS, 0
     while at > 0 and tries < TAIL_TRIES:
         if text[at].isspace() and not text[at - 1].isspace():
@@ -100,7 +103,7 @@ def _word_starts(text: str) -> Iterator[int]:
 
 
 def _from(run: tuple[Text, ...], at: int) -> tuple[Text, ...]:
-    """The texts from the character `at` on."""
+    """Return the texts from character `at` on."""
     rest = []
     for name, text, is_template in run:
         if at < len(text):

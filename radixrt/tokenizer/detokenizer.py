@@ -1,9 +1,9 @@
-"""Incremental detokenization: token ids in, text out, as early as it is certain.
+"""Incremental detokenization: converts token ids to text and emits text as soon as it is final.
 
-Whatever the chunks, the concatenation of all that `push` returned and of `flush` is the text of the whole sequence. It
-equals `tokenizers`' own decoding with one exception: a run of byte-fallback tokens that is invalid UTF-8 only in
-part. The library replaces the valid characters of such a run too, which cannot be known before the run ends; here they
-have been emitted, and only the invalid bytes become U+FFFD.
+For any split into chunks, the concatenated results of `push` and `flush` are the text of the whole sequence. That text
+equals the decoding of the `tokenizers` library, with one exception: a run of byte-fallback tokens that is only partly
+invalid UTF-8. The library also replaces the valid characters of such a run, which is unknown before the run ends; here
+they have been emitted already, and only the invalid bytes become U+FFFD.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 MAX_WINDOW_TOKENS = 64
-"""Tokens that `WindowDetokenizer` holds back at most while the text ends in U+FFFD."""
+"""Largest number of tokens that `WindowDetokenizer` holds back while the text ends in U+FFFD."""
 
 
 class Detokenizer(Protocol):
-    """The text of one sequence of tokens. Cost per token does not depend on the sequence's length."""
+    """Detokenizer of one sequence of tokens. The cost of a token does not depend on the sequence's length."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that these tokens complete; never half a code point. Ids that no token has add nothing."""
+        """Return the text that these tokens complete; never half a code point. Unknown ids add no text."""
 
     def flush(self) -> str:
-        """What is still held back, at the end: U+FFFD for bytes that were never completed."""
+        """Return the text that is held back at the end: U+FFFD for incomplete characters."""
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -36,14 +36,14 @@ codecs.register_error("radixrt_each_byte", _replace_each_byte)
 
 
 class ByteDetokenizer:
-    """For decoders under which a token is a fixed string of bytes (see `token_bytes`).
+    """Detokenizer for decoders that map each token to a fixed byte string (see `token_bytes`).
 
     Args:
-        table: bytes of each token id; b"" for tokens to leave out.
+        table: bytes of each token id; b"" for excluded tokens.
         errors: codec error handler for bytes that are not UTF-8.
-        first_bytes: bytes of a token that stands first, or None for one that is left out; None where the first token
-            is like any other.
-        strip_char, strip_left: stripped off the text's start.
+        first_bytes: function from a text's first token to its bytes, or to None for an excluded token; None if the
+            first token is converted like any other.
+        strip_char, strip_left: character to strip from the start of the text, and the largest number to strip.
     """
 
     __slots__ = ("_errors", "_first_bytes", "_pending", "_strip_char", "_strip_left", "_table")
@@ -66,7 +66,7 @@ class ByteDetokenizer:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes that wait for the rest of their character: 3 at most."""
+        """Number of bytes of an incomplete character that are held back: at most 3."""
         return len(self._pending)
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -111,7 +111,7 @@ class ByteDetokenizer:
 
 
 class IdsOnly:
-    """For an output whose text nobody wants."""
+    """Detokenizer of requests with detokenize=False: emits no text."""
 
     __slots__ = ()
 
@@ -123,14 +123,14 @@ class IdsOnly:
 
 
 class WindowDetokenizer:
-    """For any other decoder: decodes a short window of tokens twice and emits what the second has more.
+    """Detokenizer for any other decoder: decodes a short window of tokens with and without the new ones.
 
-    The window is the last chunk that was emitted, as context, and the tokens since. (The method of
-    text-generation-inference and vLLM, there called prefix_offset and read_offset.)
+    The window holds the tokens of the last emitted chunk, as context, and the tokens after it; the difference of the
+    two texts is emitted. This is the method of text-generation-inference and vLLM (prefix_offset and read_offset).
 
     Args:
-        decode: text of a list of tokens.
-        keeps: whether a token is part of the text at all.
+        decode: converts a list of tokens to text.
+        keeps: whether a token is part of the text.
     """
 
     __slots__ = ("_context", "_decode", "_keeps", "_window", "tokens_decoded")

@@ -1,4 +1,4 @@
-"""`PromptEncoder`: from a request's prompt, however it was given, to token ids that the engine can serve."""
+"""`PromptEncoder`: converts a request's prompt, in any of its forms, to token ids that the engine can serve."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from radixrt.tokenizer.prompt_parts import PartsEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 MAX_CHOICES = 10_000
-"""Of one scoring request."""
+"""Largest number of choices in one scoring request."""
 
 
 def max_input_tokens(context_length: int, num_slots: int) -> int:
-    """The longest prompt that can be served: it leaves room for one output token in the context and in the KV pool."""
+    """Length of the longest prompt that can be served: one output token must fit in the context and in the KV pool."""
     return max(min(context_length, num_slots) - 1, 0)
 
 
 class PromptEncoder:
-    """See the module's docstring.
+    """Encodes and checks prompts.
 
     Args:
-        vocab_size, context_length: the model's; ids are below the first, sequences no longer than the second.
+        vocab_size: token ids of prompts must be below this.
+        context_length: longest sequence of the model, in tokens.
 
     Attributes:
-        max_input_tokens: the longest prompt; the KV pool, whose size is known later, may make it shorter.
+        max_input_tokens: length of the longest prompt; lowered once the size of the KV pool is known.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, context_length: int) -> None:
@@ -44,7 +45,7 @@ class PromptEncoder:
         self.max_input_tokens = max_input_tokens(context_length, context_length)
 
     def input_ids(self, req: GenerateReq | TokenizeReq) -> bytes:
-        """The int32 column of the prompt. Raises RequestError naming the field."""
+        """Encode a prompt as an int32 column; raises RequestError naming the field."""
         _check_one(req)
         if req.input_ids is not None:
             return self._checked(req.input_ids, "input_ids")
@@ -58,7 +59,7 @@ class PromptEncoder:
         return self._checked(self._encode(req.prompt, "prompt", add_special_tokens=True), "prompt")
 
     def choices(self, req: ScoreReq) -> ChoiceTokens:
-        """The prompt and what each choice puts behind it. Raises RequestError naming the field."""
+        """Encode a prompt and the choices after it; raises RequestError naming the field."""
         _check_one(req)
         self._check_choices(req.choices)
         prefix, parts, param = self._scored_parts(req)
@@ -77,7 +78,7 @@ class PromptEncoder:
         return tokens
 
     def begins_text(self) -> tuple[int, ...]:
-        """What stands before a text that nothing precedes: what the tokenizer puts there, or bos, or an end token."""
+        """Token ids that begin a text: the tokenizer's prefix, or the bos token, or an end token."""
         if self._tokenizer.prefix_ids:
             return self._tokenizer.prefix_ids
         named = self._tokenizer.special_tokens.get("bos_token")
@@ -89,11 +90,11 @@ class PromptEncoder:
         return self._tokenizer.eos_ids[:1]
 
     def checked_ids(self, token_ids: bytes) -> Int32Array:
-        """Token ids to be detokenized; raises RequestError."""
+        """Check token ids that are to be detokenized; raises RequestError."""
         return unpack_i32(self._checked(token_ids, "tokens")) if token_ids else np.empty(0, np.int32)
 
     def _scored_parts(self, req: ScoreReq) -> tuple[tuple[int, ...], list[PromptPart], str]:
-        """Token ids in front, the parts behind them, and the client's name for these."""
+        """Return the token ids before the parts, the parts, and the client's name for the parts."""
         if req.parts is not None:
             self._check_parts(req.parts)
             begins = bool(req.parts) and isinstance(req.parts[0], str)
@@ -154,7 +155,7 @@ class PromptEncoder:
         return pack_i32(self._tokenizer.encode(text, add_special_tokens))
 
     def _check_length(self, num_bytes: int, param: str) -> None:
-        """Refuse what is far too long: it is not worth the seconds that tokenizing it would take from everyone else."""
+        """Refuse a text that is certainly too long before seconds are spent on tokenizing it."""
         per_token = self._tokenizer.max_bytes_per_token
         if per_token is not None and num_bytes > per_token * self.max_input_tokens:
             raise self._too_long(f"more than {self.max_input_tokens}", param)

@@ -1,9 +1,8 @@
-"""A prompt given in parts becomes token ids: users' texts, texts of the chat template, and ids as they are.
+"""Tokenizes prompts in parts: users' texts, texts of the chat template, and token ids.
 
-A run of neighbouring texts is tokenized as one, so that its ids are those of the whole text, as for a chat that is
-rendered and tokenized at once. A control token (a special token of the tokenizer) is read in a template's text alone:
-where a user's text holds one, or would complete one, each text of that run is tokenized by itself, the user's with the
-control tokens spelled out.
+A run of adjacent texts is tokenized as one text, so that its ids equal those of a chat that is rendered and tokenized
+at once. A control token (a special token of the tokenizer) is recognized only in a template's text: if a user's text
+contains or completes one, each text of that run is tokenized separately, the user's as plain text.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 Text = tuple[str, str, bool]
-"""Of a run: the client's name for the part, its text, and whether the chat template wrote it."""
+"""Text of a run: the client's name for the part, the text, and whether the chat template wrote it."""
 
 
 class PartsEncoder:
-    """Token ids of prompts in parts, for one tokenizer."""
+    """Encoder of prompts in parts for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -30,13 +29,13 @@ class PartsEncoder:
         self._never = tokenizer.special_ids - tokenizer.unknown_ids
 
     def encode(self, parts: Sequence[PromptPart], param: str) -> list[int]:
-        """The ids of a prompt; the tokens that begin a text (bos) come first where its first part is a user's text.
+        """Encode a prompt. If its first part is a user's text, the tokens that begin a text (bos) come first.
 
         Args:
-            param: the client's name for the list of parts, which errors name with an index.
+            param: the client's name for the list of parts; errors name it with an index.
 
         Raises:
-            RequestError: a text that is no text, or that this tokenizer cannot write without its control tokens.
+            RequestError: a text is not valid Unicode, or this tokenizer cannot encode it without control tokens.
         """
         ids = list(self._tokenizer.prefix_ids) if parts and isinstance(parts[0], str) else []
         for piece in pieces(parts, param):
@@ -44,7 +43,7 @@ class PartsEncoder:
         return ids
 
     def encode_run(self, run: Sequence[Text]) -> list[int]:
-        """The ids of neighbouring texts, without bos; raises as `encode` does."""
+        """Encode adjacent texts, without bos; raises as `encode` does."""
         for name, text, _ in run:
             _check_unicode(text, name)
         joined = "".join(text for _, text, _ in run)
@@ -56,7 +55,7 @@ class PartsEncoder:
         return [token for part in run for token in self._encode_alone(part)]
 
     def _count_special(self, run: Sequence[Text], joined: str) -> int | None:
-        """How many control tokens the run's templates hold; None if one reaches into a user's text."""
+        """Count the control tokens in the run's template texts; None if one extends into a user's text."""
         if self._special is None:
             return 0
         ends = list(accumulate(len(text) for _, text, _ in run))
@@ -86,7 +85,7 @@ class PartsEncoder:
 
 
 def pieces(parts: Sequence[PromptPart], param: str) -> Iterator[list[int] | tuple[Text, ...]]:
-    """The prompt's token ids and, between them, its runs of neighbouring texts."""
+    """Yield the prompt's token ids and runs of adjacent texts, in order."""
     for is_ids, group in groupby(enumerate(parts), key=lambda item: isinstance(item[1], list)):
         if is_ids:
             yield [token for _, part in group if isinstance(part, list) for token in part]

@@ -1,14 +1,14 @@
-"""Which of several scored choices is selected, and how probable each is, by the log-probabilities of its tokens.
+"""Selection among scored choices by the log-probabilities of their tokens, and the probability of each choice.
 
-The methods are SGLang's (arXiv 2312.07104), the last one with the unconditional likelihood of Brown et al. 2020
-(arXiv 2005.14165, section 2.4) taken token by token:
+The methods are those of SGLang (arXiv 2312.07104); the last one applies the unconditional likelihood of Brown et al.
+2020 (arXiv 2005.14165, section 2.4) to each token:
 
 - token_length_normalized: the highest mean log-probability of a choice's tokens.
-- greedy: token by token. At each one the choices that go on with the most probable next token stay; a choice that is at
-  its end while others go on is held against them with its mean log-probability. A choice's score is the logarithm of
-  the probability to arrive at it if each token were drawn among those of the choices that are left.
-- unconditional_likelihood_normalized: the highest mean of each token's log-probability minus the one that it has where
-  the choice stands alone, after bos.
+- greedy: token by token. At each position the choices with the most probable next token remain; a choice that ends
+  while others continue is compared to them by its mean log-probability. A choice's score is the logarithm of its
+  probability if each token were sampled among the next tokens of the remaining choices.
+- unconditional_likelihood_normalized: the highest mean difference between each token's log-probability and its
+  log-probability without the prompt, after bos.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def select(
     unconditional: Sequence[Sequence[float]] | None,
     kept: int,
 ) -> ChoiceScores:
-    """Select one of the choices; of equal ones the first.
+    """Select one of the choices; the first one among equals.
 
     Args:
-        token_ids, logprobs: of each choice, for each of its tokens.
-        unconditional: the same without the prompt, for the method that needs it.
-        kept: passed on.
+        token_ids: token ids of each choice.
+        logprobs: log-probabilities of each choice's tokens.
+        unconditional: `logprobs` without the prompt, for unconditional_likelihood_normalized.
+        kept: copied to the result.
     """
     sums = [math.fsum(each) for each in logprobs]
     if method == "greedy":
@@ -62,7 +63,7 @@ def softmax(scores: Sequence[float]) -> list[float]:
 def _greedy(token_ids: list[list[int]], logprobs: Sequence[Sequence[float]]) -> tuple[int, list[float]]:
     scores = [0.0] * len(token_ids)
     choice = -1
-    # Choices that agree in their first `depth` tokens, and whether the most probable ones so far.
+    # Groups of choices that share their first `depth` tokens, and whether these were the most probable ones.
     pending = [(list(range(len(token_ids))), 0, True)]
     while pending:
         group, depth, is_best = pending.pop()

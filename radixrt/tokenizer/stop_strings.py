@@ -1,8 +1,8 @@
-"""Stop strings in a stream of text: nothing that a stop string could still claim is let out, and nothing else is held.
+"""Stop strings in a stream of text: only text that may still become part of a stop string is held back.
 
-All stop strings are followed at once, each by the automaton of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), so
-the work is linear in the text whatever the stop strings are, and the result does not depend on how the text is cut
-into pieces. A stop string that no part of the text has begun costs nothing.
+All stop strings are matched at once, each by the automaton of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977).
+Therefore the work is linear in the length of the text for any stop strings, and the result does not depend on how the
+text is split into pieces. A stop string whose first character has not occurred costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=512)
 def failure_table(pattern: str) -> list[int]:
-    """For each length n >= 1, at n - 1: the longest proper prefix of pattern[:n] that is also its suffix."""
+    """Failure table: entry n - 1 is the length of the longest proper prefix of pattern[:n] that is also its suffix."""
     table = [0] * len(pattern)
     length = 0
     for i in range(1, len(pattern)):
@@ -26,14 +26,14 @@ def failure_table(pattern: str) -> list[int]:
 
 
 class StopMatcher:
-    """Finds the stop string that is complete first; of several that end together, the longest.
+    """Finds the stop string that is completed first; the longest one if several end at the same character.
 
     Args:
         stops: non-empty strings.
-        include: whether the stop string itself stays in the text.
+        include: whether the stop string itself is kept in the text.
 
     Attributes:
-        matched: the stop string found, or None.
+        matched: stop string that was found, or None.
     """
 
     __slots__ = ("_active", "_held", "_include", "_starting_with", "_stops", "matched")
@@ -49,7 +49,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take more text; return what can be let out. After a match: "", for ever."""
+        """Take more text and return the text that is final. After a match, always return ""."""
         if self.matched is not None:
             return ""
         if not self._active and self._starting_with.keys().isdisjoint(text):
@@ -66,13 +66,13 @@ class StopMatcher:
         return joined[: end if self._include else end - len(self.matched)]
 
     def flush(self) -> str:
-        """The end of the text: what was held back can no longer become a stop string."""
+        """End the text and return the text that was held back."""
         held, self._held = self._held, ""
         self._active.clear()
         return held
 
     def _scan(self, text: str) -> tuple[str, int] | None:
-        """Advance the automata; return the first match, if there is one, and the position in text after it."""
+        """Advance the automata; return the first match and the position in `text` after it, or None."""
         active, starting_with, stops = self._active, self._starting_with, self._stops
         for position, char in enumerate(text, 1):
             if active:
@@ -93,6 +93,6 @@ class StopMatcher:
     def _advance(self, i: int, length: int, char: str) -> int:
         stop = self._stops[i]
         while length and stop[length] != char:
-            # A table is only made once a stop string of which two characters were seen breaks off.
+            # A table is built only when a stop string fails after at least two matched characters.
             length = failure_table(stop)[length - 1] if length > 1 else 0
         return length + 1 if stop[length] == char else 0

@@ -1,8 +1,8 @@
-"""The sandbox that chat templates run in: Jinja's immutable one with what Hugging Face templates expect, and a budget.
+"""Sandbox for chat templates: Jinja's immutable sandbox with the functions of Hugging Face templates, and a budget.
 
-The budget bounds time and output through the sandbox's hooks (calls, attributes, items, products) and between the
-pieces that a template yields. What no hook sees (one filter that makes a huge string, nested loops over a ready list
-that do nothing) is not bounded: such a template is its author's doing, and no message can bring it about.
+The budget bounds time and output in the sandbox's hooks (calls, attributes, items, multiplications) and between the
+pieces that a template yields. Operations without a hook are not bounded (one filter that creates a huge string, nested
+loops with an empty body): only the author of a template can cause them, never a message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOOKS_PER_CLOCK = 256
 
 
 class BudgetExceeded(Exception):
-    """A rendering used up its budget; `what` is "seconds" or "characters"."""
+    """Error: a rendering used up its budget; `what` is "seconds" or "characters"."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"out of {what}")
@@ -33,7 +33,7 @@ class BudgetExceeded(Exception):
 
 
 class Budget:
-    """What one rendering may still use. `spend` is called by every hook and reads the clock now and then."""
+    """Remaining budget of one rendering. Hooks call `spend`, which reads the clock every HOOKS_PER_CLOCK calls."""
 
     __slots__ = ("_calls", "_deadline", "chars")
 
@@ -49,7 +49,7 @@ class Budget:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it only renders them."""
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; here the tag only renders it."""
 
     tags = {"generation"}  # noqa: RUF012 (typed by the base class)
 
@@ -64,7 +64,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, which refuses names that begin with an underscore."""
+    """Jinja's namespace without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # Jinja's trick: `namespace(self=...)` works too
         self, args = args[0], args[1:]
@@ -84,7 +84,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Dict:
-    """`dict` for templates, without the attributes of the class."""
+    """The `dict` function for templates, without the attributes of the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -109,7 +109,7 @@ def _to_json(
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment that Hugging Face chat templates are written for, with a budget for the rendering under way."""
+    """Jinja environment of Hugging Face chat templates, with a budget for the current rendering."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -125,7 +125,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._budget: Budget | None = None
 
     def render_within(self, template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
-        """Render; raises BudgetExceeded. One rendering at a time."""
+        """Render a template; raises BudgetExceeded. Not reentrant."""
         pieces: list[str] = []
         self._budget = budget
         try:

@@ -1,6 +1,6 @@
-"""What each token id stands for: the bytes it adds to the text, read off the tokenizer's decoder.
+"""Bytes that each token id adds to a text, derived from the tokenizer's decoder.
 
-Three families of decoders turn a token into the same bytes wherever it stands, so text can be streamed by
+Three kinds of decoders convert a token to the same bytes at any position, so that text can be streamed by
 concatenating bytes:
 
 - "byte_level" (GPT-2, Llama 3, Qwen): each character of a token is one byte of the GPT-2 alphabet;
@@ -8,7 +8,7 @@ concatenating bytes:
   written `<0x0A>`;
 - "metaspace" (Unigram models): the same, except for the text's first token, which loses its leading space.
 
-Any other decoder (WordPiece, CTC, ...) is family "other": it needs the tokens around a token.
+Any other decoder (WordPiece, CTC, ...) is family "other": its text depends on adjacent tokens.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _TO_LATIN1 = {ord(char): byte for char, byte in BYTE_OF_CHAR.items()}
 
 @dataclass(frozen=True)
 class DecoderPlan:
-    """How tokens become bytes.
+    """Conversion of tokens to bytes.
 
     Attributes:
         family: "byte_level", "text" (replacements, with or without byte fallback) or "other".
         replacements: (pattern, content) pairs applied to each token in order; family "text" only.
-        byte_fallback: a token that reads `<0xNN>` after its replacements is that byte.
-        first_drops: character removed from the text's first token, or "".
-        strip_char, strip_left: this many leading characters are stripped off the whole text, if they are this one.
+        byte_fallback: a token that is `<0xNN>` after its replacements stands for that byte.
+        first_drops: character that is removed from the first token of a text, or "".
+        strip_char, strip_left: up to `strip_left` leading `strip_char` characters are stripped from the whole text.
     """
 
     family: str
@@ -55,7 +55,11 @@ class DecoderPlan:
     strip_left: int = 0
 
     def token_bytes(self, token: str, *, first: bool = False) -> bytes:
-        """The bytes that a token adds to the text; `first` when it is the first token of it."""
+        """Return the bytes that a token adds to a text.
+
+        Args:
+            first: the token is the first one of the text.
+        """
         if self.family == "byte_level":
             if _CHARS.issuperset(token):
                 return token.translate(_TO_LATIN1).encode("latin-1")
@@ -73,7 +77,7 @@ class DecoderPlan:
 
 
 def plan_decoder(backend: tokenizers.Tokenizer) -> DecoderPlan:
-    """Read the decoder of a tokenizer; family "other" for whatever does not fit the first two."""
+    """Derive the plan from a tokenizer's decoder; family "other" if it is neither "byte_level" nor "text"."""
     if backend.decoder is None:
         return DecoderPlan("other")
     state = json.loads(backend.decoder.__getstate__())
@@ -85,7 +89,7 @@ def plan_decoder(backend: tokenizers.Tokenizer) -> DecoderPlan:
 
 
 def _plan_text(stages: list[dict[str, Any]]) -> DecoderPlan | None:
-    """A plan for replacements, then at most one ByteFallback, then Fuse and a left Strip; None for other orders."""
+    """Plan for a sequence of replacements, an optional ByteFallback, Fuse and a left Strip; None for other orders."""
     replacements: list[tuple[str, str]] = []
     first_drops = ""
     rest = list(stages)
@@ -93,7 +97,7 @@ def _plan_text(stages: list[dict[str, Any]]) -> DecoderPlan | None:
         stage = rest.pop(0)
         if stage["type"] == "Metaspace":
             if replacements:
-                return None  # what the first token loses would depend on the replacements before it
+                return None  # the first token's dropped character would depend on earlier replacements
             if stage.get("prepend_scheme", "always") != "never":
                 first_drops = stage["replacement"]
             replacements.append((stage["replacement"], " "))
@@ -121,10 +125,10 @@ def _plan_text(stages: list[dict[str, Any]]) -> DecoderPlan | None:
 def build_table(
     backend: tokenizers.Tokenizer, plan: DecoderPlan, convert: Callable[[int], bytes] | None = None
 ) -> list[bytes]:
-    """Bytes of every token id; b"" for an id that no token has.
+    """Build the table of bytes by token id; b"" for unused ids.
 
     Args:
-        convert: what gives a token's bytes when the plan's family is "other".
+        convert: function from a token id to its bytes, if the plan's family is "other".
     """
     vocab = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocab.values(), default=-1) + 1)

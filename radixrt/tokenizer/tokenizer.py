@@ -1,7 +1,7 @@
-"""`Tokenizer`: a model folder's tokenizer, its special and end tokens and its chat template.
+"""`Tokenizer`: tokenizer of a model folder, with its special tokens, end tokens and chat template.
 
-It goes through the `tokenizers` library directly: importing transformers costs seconds, so that is left for folders
-without a tokenizer.json, whose tokenizer transformers converts.
+The module uses the `tokenizers` library directly, because importing transformers takes seconds. Only folders without a
+tokenizer.json need transformers, which converts their tokenizer.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from radixrt.tokenizer.detokenizer import ByteDetokenizer, Detokenizer, WindowDe
 from radixrt.tokenizer.token_bytes import build_table, plan_decoder
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The special tokens that chat templates know by name."""
+"""Special tokens that chat templates refer to by name."""
 
 SMALL_TEXT_CHARS = 32_768
-"""Above this the batch call of the library, which computes no offsets, is worth the threads that it starts."""
+"""Above this length the library's batch call is faster: it computes no offsets, but starts threads."""
 
 NORMALIZED_SHRINKAGE = 4
-"""Most bytes of text that a Unicode normalization turns into one (a decomposed Hangul syllable: 9 into 3)."""
+"""Largest factor by which Unicode normalization shortens a text in bytes (a decomposed Hangul syllable: 9 to 3)."""
 
 
 class Tokenizer:
-    """Text to token ids and back. Build one with `from_folder`.
+    """Converts text to token ids and back. Use `from_folder` to create one.
 
     Attributes:
-        vocab_size: one more than the largest token id; the model may pad its own vocabulary beyond it.
-        special_ids: ids left out of the text by skip_special_tokens; `special_texts` are their texts.
-        eos_ids: ids that end a text, from the generation config, the model config and the tokenizer's eos_token.
-        special_tokens: name -> text of the tokens that the model names, e.g. "bos_token".
-        chat_template: None if the model brings none.
-        prefix_ids: what the model wants before a text, e.g. its bos; most often nothing.
-        unknown_ids: the token for what the vocabulary cannot write, if there is one; it may be one of `special_ids`.
-        max_bytes_per_token: no token stands for more bytes of a text than this; None where no bound is known (an
-            unknown token may swallow any number). Whitespace that added tokens absorb is not counted.
+        vocab_size: largest token id plus one; the model may pad its own vocabulary beyond it.
+        special_ids: token ids that skip_special_tokens removes from a text; `special_texts` maps them to their texts.
+        eos_ids: token ids that end a text, from the generation config, the model config and the tokenizer's eos_token.
+        special_tokens: texts of the model's named tokens by name, e.g. "bos_token".
+        chat_template: None if the model has none.
+        prefix_ids: token ids that the tokenizer adds before a text, e.g. bos; usually none.
+        unknown_ids: id of the unknown token, if there is one; it may be one of `special_ids`.
+        max_bytes_per_token: largest number of bytes of a text that one token represents; None if there is no bound (an
+            unknown token may represent any number). Whitespace that added tokens absorb is not counted.
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer; whoever changes its settings changes this one's."""
+        """Tokenizer of the `tokenizers` library, shared with this object: changes to its settings apply to both."""
         return self._backend
 
     @property
     def decoder_family(self) -> str:
-        """How tokens become bytes, see `DecoderPlan`."""
+        """Kind of the decoder; see `DecoderPlan.family`."""
         return self._plan.family
 
     @classmethod
     def from_folder(
         cls, path: str | os.PathLike[str], *, chat_template_file: str | os.PathLike[str] | None = None
     ) -> Tokenizer:
-        """Load from a Hugging Face folder, or from a tokenizer.json (its folder's other files count too).
+        """Load from a Hugging Face folder, or from a tokenizer.json together with the other files of its folder.
 
         Args:
-            chat_template_file: a Jinja chat template, in place of the model's own.
+            chat_template_file: Jinja chat template that replaces the model's own.
 
         Raises:
             ModelLoadError: naming the file that is missing or cannot be read.
@@ -121,23 +121,23 @@ class Tokenizer:
         return cls(backend, eos_ids=tuple(eos_ids), special_tokens=named, chat_template=template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens written in the text become their ids, as in transformers.
+        """Encode a text. Special tokens written in the text become their ids, as in transformers.
 
         Args:
-            add_special_tokens: add what the model wants around a text (e.g. bos); False for a rendered chat.
+            add_special_tokens: add the model's tokens around a text (e.g. bos); False for a rendered chat.
         """
         try:
             if len(text) <= SMALL_TEXT_CHARS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
-            # A panic of the Rust library is no Exception, and would end the process for one text.
+            # A panic of the Rust library is not an Exception and would end the process.
             if type(error).__name__ != "PanicException":
                 raise
             raise RuntimeError(f"the tokenizer cannot read this text: {error}") from error
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are only text, with nothing added around it."""
+        """Encode a text without recognizing special tokens in it or adding any around it."""
         self._backend.encode_special_tokens = True
         try:
             return self.encode(text, add_special_tokens=False)
@@ -145,26 +145,26 @@ class Tokenizer:
             self._backend.encode_special_tokens = False
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence, by the library."""
+        """Decode a whole sequence with the library."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text; b"" for an id that no token has. Not always UTF-8 by itself."""
+        """Return the bytes that a token adds to a text (not always valid UTF-8); b"" for an unused id."""
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD where it is not UTF-8."""
+        """Return `token_bytes` as text, with U+FFFD for bytes that are not UTF-8."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token given as the vocabulary spells it, e.g. "<|im_end|>"."""
+        """Return the id of a token in the vocabulary's spelling, e.g. "<|im_end|>"; None if there is none."""
         return self._backend.token_to_id(token)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental detokenizer for one output."""
+        """Create an incremental detokenizer for one output."""
         plan = self._plan
         table = self._bytes_without_special if skip_special_tokens else self._bytes
         if plan.family == "byte_level":
@@ -202,7 +202,7 @@ class Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file."""
+    """Read a JSON object from a file; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -232,21 +232,21 @@ def _convert_with_transformers(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token in a tokenizer config, where it is a string or an object with its "content"."""
+    """Return the text of a token in a tokenizer config: a string, or an object with "content"."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    # special_tokens_map.json is the older place, and counts only where the config has no list of added tokens.
+    # special_tokens_map.json is the older form; it is used only if the config has no list of added tokens.
     older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
     found = ((name, _content(older.get(name)) or _content(config.get(name))) for name in NAMED_TOKENS)
     return {name: text for name, text in found if text is not None}
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
-    """Add the tokens that only the config declares, in the order and with the flags that transformers gives them."""
+    """Add the tokens that only the config declares, in the order and with the flags of transformers."""
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing: dict[str, tokenizers.AddedToken] = {}
     declared = config.get("added_tokens_decoder") or {}

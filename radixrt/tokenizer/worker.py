@@ -1,7 +1,8 @@
-"""`TokenizerWorker`: the tokenizer process's work, without its sockets: one message in, messages to its two sides out.
+"""`TokenizerWorker`: work of the tokenizer process, without sockets: handles one message, and sends messages to the
+scheduler and to the client.
 
-Towards the scheduler it guarantees that a TokenizedReq is valid: parameters within bounds, ids within the vocabulary,
-a prompt that is not empty and fits. Towards the client it guarantees exactly one finish for each request.
+Every TokenizedReq sent to the scheduler is valid: its parameters are within bounds, its token ids within the
+vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ logger = logging.getLogger(__name__)
 MAX_RID_CHARS = 128
 MAX_BRANCH_CHARS = 1_024
 MAX_ALTERNATIVES = 1_000_000
-"""Log-probabilities of one request: about 40 MB on the wire, well under `channel.MAX_FRAME_BYTES`."""
+"""Largest number of log-probabilities of one request: about 40 MB, below `channel.MAX_FRAME_BYTES`."""
 
 
 class TokenizerWorker:
-    """Tokenizes requests on their way in, and detokenizes outputs on their way out.
+    """Tokenizes requests for the scheduler and detokenizes their outputs for the client.
 
     Args:
-        model: the name that clients use.
-        vocab_size, context_length: the model's; ids are below the first, sequences no longer than the second.
+        model: model name that clients use.
+        vocab_size: token ids of prompts must be below this.
+        context_length: longest sequence of the model, in tokens.
     """
 
     def __init__(
@@ -81,11 +83,11 @@ class TokenizerWorker:
 
     @property
     def num_live(self) -> int:
-        """Requests that the scheduler has not finished yet."""
+        """Number of requests that the scheduler has not finished yet."""
         return len(self._live)
 
     def handle(self, message: ToTokenizer) -> None:
-        """Do what one message asks. Never raises because of what a request holds."""
+        """Handle one message. Never raises because of a request's content."""
         if isinstance(message, TokenBatch):
             self._detokenize(message)
         elif isinstance(message, GenerateReq):
@@ -103,7 +105,7 @@ class TokenizerWorker:
         else:
             assert_never(message)
 
-    # --- in -----------------------------------------------------------------------------------------------------
+    # --- from the client ---
 
     def _generate(self, req: GenerateReq) -> None:
         def start() -> None:
@@ -113,11 +115,10 @@ class TokenizerWorker:
                 raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
             ids = self._prompts.input_ids(req)
             self._check_logprobs(req.sampling, len(ids) // 4)
-            output = RequestState(
+            self._live[req.rid] = RequestState(
                 req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
                 return_prompt_ids=req.return_prompt_ids,
             )  # fmt: skip
-            self._live[req.rid] = output
             self._to_scheduler.send(
                 TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program)
             )
@@ -128,14 +129,14 @@ class TokenizerWorker:
         def start() -> None:
             _check_envelope(req)
             bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
-            output = ScoreState(req, self._prompts.choices(req), bos)
-            self._live[req.rid] = output
-            self._to_scheduler.send(output.request())
+            state = ScoreState(req, self._prompts.choices(req), bos)
+            self._live[req.rid] = state
+            self._to_scheduler.send(state.request())
 
         self._guarded(req.rid, start)
 
     def _answer(self, req: TokenizeReq | DetokenizeReq) -> None:
-        """Questions that the scheduler has no part in."""
+        """Answer a request that does not involve the scheduler."""
 
         def answer() -> None:
             if isinstance(req, TokenizeReq):
@@ -149,9 +150,9 @@ class TokenizerWorker:
         self._guarded(req.rid, answer)
 
     def _guarded(self, rid: str, start: Callable[[], None]) -> None:
-        """Whatever a request raises ends it, and nothing else."""
+        """Run `start`; an exception ends this request only."""
         if rid in self._live:
-            # Its client waits for the older request of this id too, so an answer could only confuse it.
+            # The client still waits for the older request with this id; an answer would end that one.
             logger.error("dropped a request: its id %.128r is that of a live one", rid)
             return
         try:
@@ -167,7 +168,7 @@ class TokenizerWorker:
         self._to_main.send(OutputBatch([RequestOutput(rid, finish=Finish("error", error=error))]))
 
     def _check_logprobs(self, sampling: SamplingParams, prompt_tokens: int) -> None:
-        """All alternatives of a request travel in one frame at its end, unless it streams; that frame has a limit."""
+        """Limit the log-probabilities of a request: without streaming, one frame carries all of them."""
         room = self._context_length - prompt_tokens
         output_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         for name, tokens in (("prompt_logprobs", prompt_tokens), ("logprobs", output_tokens)):
@@ -179,53 +180,53 @@ class TokenizerWorker:
                     param=name,
                 )
 
-    # --- out ----------------------------------------------------------------------------------------------------
+    # --- from the scheduler ---
 
     def _detokenize(self, batch: TokenBatch) -> None:
-        texts: list[RequestOutput] = []
+        outputs: list[RequestOutput] = []
         for delta in batch.deltas:
-            self._take(delta, texts)
+            self._take(delta, outputs)
         live = self._live
         for rid, token_id in zip(batch.rids, unpack_ids(batch.token_ids), strict=True):
-            output = live.get(rid)
-            if type(output) is not RequestState or not output.takes_plain:
-                self._take(TokenDelta(rid, pack_i32([token_id])), texts)
+            state = live.get(rid)
+            if type(state) is not RequestState or not state.takes_plain:
+                self._take(TokenDelta(rid, pack_i32([token_id])), outputs)
                 continue
             try:
-                text = output.push(token_id)
+                sent = state.push(token_id)
             except Exception as error:
-                text = self._failed(rid, output, error)
+                sent = self._failed(rid, state, error)
                 self._to_scheduler.send(AbortReq(rid))
-            if text is not None:
-                texts.append(text)
-        if texts:
-            self._to_main.send(OutputBatch(texts))
+            if sent is not None:
+                outputs.append(sent)
+        if outputs:
+            self._to_main.send(OutputBatch(outputs))
 
-    def _take(self, delta: TokenDelta, texts: list[RequestOutput]) -> None:
-        """Give a delta to its request; what goes to the client now is appended to `texts`."""
-        output = self._live.get(delta.rid)
-        if output is None:
+    def _take(self, delta: TokenDelta, outputs: list[RequestOutput]) -> None:
+        """Pass a delta to its request; append the output to send to the client, if any, to `outputs`."""
+        state = self._live.get(delta.rid)
+        if state is None:
             logger.debug("tokens of %s, which is not live", delta.rid)
             return
-        had_stop = output.stop_found
+        had_stop = state.stop_found
         try:
-            text = output.take(delta)
+            sent = state.take(delta)
         except Exception as error:
-            text = self._failed(delta.rid, output, error)
+            sent = self._failed(delta.rid, state, error)
             if delta.finish is None:
                 self._to_scheduler.send(AbortReq(delta.rid))
-        if text is not None:
-            texts.append(text)
+        if sent is not None:
+            outputs.append(sent)
         if delta.finish is not None:
             del self._live[delta.rid]
-        elif output.stop_found and not had_stop:
+        elif state.stop_found and not had_stop:
             self._to_scheduler.send(AbortReq(delta.rid, "stop"))
 
     @staticmethod
-    def _failed(rid: str, output: RequestState | ScoreState, error: Exception) -> RequestOutput:
-        """The end of a request whose detokenizing raised; called while that is being handled."""
+    def _failed(rid: str, state: RequestState | ScoreState, error: Exception) -> RequestOutput:
+        """Finish of a request whose detokenizing raised an exception; called in the exception's handler."""
         logger.exception("detokenizing for request %s failed", rid)
-        return output.fail(f"the output could not be detokenized: {error!r:.300}")
+        return state.fail(f"the output could not be detokenized: {error!r:.300}")
 
     def _ready(self, ready: SchedulerReady) -> EngineReady:
         self._prompts.max_input_tokens = max_input_tokens(self._context_length, ready.num_slots)
