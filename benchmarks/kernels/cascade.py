@@ -211,7 +211,7 @@ def _decode(
     device, lens = torch.device("cuda"), batch.seq_lens_cpu
     runner = DecodeRunner(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, max_rows=len(lens), kv_dtype=torch.bfloat16,
-        device=device, early=True,
+        device=device, dependent_launch=True,
     )  # fmt: skip
     rows = runner.listed(batch.req_pool_indices, starts, batch.seq_lens, lens, batch.req_to_token)
 

@@ -79,7 +79,7 @@ def ours(pools: Pools, sizes: Sizes | None = None) -> tuple[Callable[[], None], 
     heads, kv_heads, dim = pools.shape
     runner = DecodeRunner(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, max_rows=len(pools.lens), kv_dtype=torch.bfloat16,
-        device=torch.device("cuda"), early=True, sizes=sizes,
+        device=torch.device("cuda"), dependent_launch=True, sizes=sizes,
     )  # fmt: skip
     ends = torch.from_numpy(pools.lens.astype(np.int64)).cuda()
     rows = runner.listed(pools.rows, np.zeros_like(pools.lens), ends, pools.lens, pools.table)

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def make_backend(
     name: str, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-    context_length: int, kernel_cache: Path, early: bool,
+    context_length: int, kernel_cache: Path, dependent_launch: bool,
 ) -> AttentionBackend:  # fmt: skip
     """Return the backend for a config value: auto, torch_native, cpu or flashinfer.
 
@@ -27,7 +27,7 @@ def make_backend(
     Args:
         dtype: of the model; the pool's dtype may differ.
         max_rows, context_length: maximum number of rows of a step, and of positions of a row.
-        early: see `CudaOps`.
+        dependent_launch: use programmatic dependent launch, see `CudaOps`.
 
     Raises:
         ConfigError: the backend that was asked for is unavailable; the message names the fix.
@@ -47,7 +47,7 @@ def make_backend(
     if on_cpu:
         problem = _make_cpu(kv_cache, layers, kernel_cache)
     else:
-        problem = _make_flashinfer(kv_cache, layers, dtype, max_rows, context_length, early)
+        problem = _make_flashinfer(kv_cache, layers, dtype, max_rows, context_length, dependent_launch)
     if isinstance(problem, str):
         if name == wanted or fp8:
             raise ConfigError(f"attention_backend={wanted}: {problem}")
@@ -69,13 +69,23 @@ def _make_cpu(kv_cache: KVCache, layers: list[AttentionLayer], kernel_cache: Pat
 
 
 def _make_flashinfer(
-    kv_cache: KVCache, layers: list[AttentionLayer], dtype: torch.dtype, max_rows: int, context_length: int, early: bool
+    kv_cache: KVCache,
+    layers: list[AttentionLayer],
+    dtype: torch.dtype,
+    max_rows: int,
+    context_length: int,
+    dependent_launch: bool,
 ) -> AttentionBackend | str:
     try:
         from radixrt.attention.flashinfer import FlashInferBackend
 
         return FlashInferBackend(
-            kv_cache, layers, dtype=dtype, max_rows=max_rows, context_length=context_length, early=early
+            kv_cache,
+            layers,
+            dtype=dtype,
+            max_rows=max_rows,
+            context_length=context_length,
+            dependent_launch=dependent_launch,
         )
     except ImportError as error:
         return f"{error}. `pip install 'radixrt[cuda]'` fixes this; `radixrt doctor` reports more."

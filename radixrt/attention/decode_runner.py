@@ -113,7 +113,7 @@ class DecodeRunner:
         num_heads, num_kv_heads, head_dim: shape of the layers, on this rank.
         max_rows: maximum number of rows of a step.
         kv_dtype: dtype of the pool.
-        early: see `CudaOps`.
+        dependent_launch: use programmatic dependent launch, see `CudaOps`.
         processors: number of processors (SMs) of the device; None to query it.
         sizes: launch parameters; None for those of `pick_sizes`.
 
@@ -123,14 +123,14 @@ class DecodeRunner:
 
     def __init__(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, max_rows: int, kv_dtype: torch.dtype,
-        device: torch.device, early: bool, processors: int | None = None, sizes: Sizes | None = None,
+        device: torch.device, dependent_launch: bool, processors: int | None = None, sizes: Sizes | None = None,
     ) -> None:  # fmt: skip
         from radixrt.kernels.triton.decode_attention import decode_attention, write_decode_list
 
         self._attend, self._list = decode_attention, write_decode_list
         self._sizes = pick_sizes(head_dim, kv_dtype.itemsize) if sizes is None else sizes
         self._uploader = Uploader(device)
-        self._early = early
+        self._dependent_launch = dependent_launch
         self._device = device
         if processors is None:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -202,5 +202,5 @@ class DecodeRunner:
         self._attend(
             q, *pool, rows.slots, rows.meta, rows.lane_ptr, rows.first_lane, rows.last_lane, self._partial,
             self._partial_lse, self._arrived, out, lse, scale=scale, block=self._sizes.block,
-            num_warps=self._sizes.num_warps, num_stages=self._sizes.num_stages, early=self._early,
+            num_warps=self._sizes.num_warps, num_stages=self._sizes.num_stages, early=self._dependent_launch,
         )  # fmt: skip

@@ -91,7 +91,7 @@ class FlashInferBackend(AttentionBackend):
     Args:
         dtype: of the model.
         max_rows, context_length: maximum number of rows of a step, and of positions of a row.
-        early: see `CudaOps`.
+        dependent_launch: use programmatic dependent launch, see `CudaOps`.
 
     Raises:
         ImportError: FlashInfer or Triton is not installed.
@@ -100,7 +100,7 @@ class FlashInferBackend(AttentionBackend):
 
     def __init__(
         self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-        context_length: int, early: bool = False,
+        context_length: int, dependent_launch: bool = False,
     ) -> None:  # fmt: skip
         import flashinfer
 
@@ -123,7 +123,7 @@ class FlashInferBackend(AttentionBackend):
         }  # fmt: skip
         self._decode = DecodeRunner(
             num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
-            kv_dtype=kv_cache.dtype, device=self._device, early=early,
+            kv_dtype=kv_cache.dtype, device=self._device, dependent_launch=dependent_launch,
         )  # fmt: skip
         self._cascade: CascadeStep | None = None
         if windows == {None}:

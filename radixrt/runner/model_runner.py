@@ -33,10 +33,10 @@ from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_st
 from radixrt.runner.runner_config import (
     RunnerConfig,
     free_memory,
-    launches_early,
     make_ops,
     pick_device,
     pick_threads,
+    supports_dependent_launch,
     torch_dtype,
 )
 from radixrt.runner.sampling.logprobs import PromptScorer
@@ -95,7 +95,10 @@ class ModelRunner:
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
             seed=c.random_seed, show_progress=c.show_progress, group=self._group,
-            ops=make_ops(c.attention_backend, self.device, Path(c.kernel_cache), early=launches_early(self.device)),
+            ops=make_ops(
+                c.attention_backend, self.device, Path(c.kernel_cache),
+                dependent_launch=supports_dependent_launch(self.device),
+            ),
         )  # fmt: skip
 
     def init_memory_pool(self) -> None:
@@ -171,7 +174,7 @@ class ModelRunner:
         self._attention: AttentionBackend = make_backend(
             c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
             max_rows=c.max_running_requests, context_length=c.context_length, kernel_cache=Path(c.kernel_cache),
-            early=launches_early(self.device),
+            dependent_launch=supports_dependent_launch(self.device),
         )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:

@@ -79,24 +79,24 @@ def free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def launches_early(device: torch.device) -> bool:
+def supports_dependent_launch(device: torch.device) -> bool:
     """Return whether the device supports programmatic dependent launch: a kernel starts before its predecessor ends."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def make_ops(attention_backend: str, device: torch.device, kernel_cache: Path, *, early: bool) -> LayerOps:
+def make_ops(attention_backend: str, device: torch.device, kernel_cache: Path, *, dependent_launch: bool) -> LayerOps:
     """Return the operations between linear layers: compiled kernels where they are available, otherwise plain torch.
 
     Args:
         attention_backend: config value; torch_native selects plain torch.
         kernel_cache: folder in which CPU kernels are compiled.
-        early: see `CudaOps`.
+        dependent_launch: use programmatic dependent launch, see `CudaOps`.
     """
     if attention_backend == "torch_native":
         return TorchOps()
     if device.type == "cuda":
         try:
-            return CudaOps(early=early)
+            return CudaOps(early=dependent_launch)
         except ImportError:
             return TorchOps()
     try:

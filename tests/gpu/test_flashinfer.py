@@ -168,7 +168,14 @@ def test_float32_is_left_to_the_reference(caplog: pytest.LogCaptureFixture, tmp_
     layer = AttentionLayer(0, 2, 1, 64, 1.0)
     kv = KVCache([layer], 64, 1, torch.float32, DEVICE)
     backend = make_backend(
-        "auto", kv, [layer], dtype=torch.float32, max_rows=2, context_length=64, kernel_cache=tmp_path, early=False
+        "auto",
+        kv,
+        [layer],
+        dtype=torch.float32,
+        max_rows=2,
+        context_length=64,
+        kernel_cache=tmp_path,
+        dependent_launch=False,
     )
     assert isinstance(backend, TorchNativeBackend)
     assert "float32" in caplog.text

@@ -69,7 +69,7 @@ class Run:
         self.case = case
         self.runner = DecodeRunner(
             num_heads=heads, num_kv_heads=case.pool[0].shape[1], head_dim=dim, max_rows=len(case.ends),
-            kv_dtype=case.pool[0].dtype, device=torch.device(device), early=early, processors=processors,
+            kv_dtype=case.pool[0].dtype, device=torch.device(device), dependent_launch=early, processors=processors,
         )  # fmt: skip
         arrays = [torch.from_numpy(x).to(device) for x in self.runner.plan(case.starts, case.ends)]
         sizes = self.runner.list_sizes(int((case.ends - case.starts).sum()), len(case.ends))
@@ -138,7 +138,7 @@ def test_rows_of_a_step_with_tensors_of_its_own(block: int, triton_device: str) 
     case = make_case([700, 31, 32, 1], [0, 7, 0, 0], (4, 2, 64), triton_device, dtype=dtype)
     runner = DecodeRunner(
         num_heads=4, num_kv_heads=2, head_dim=64, max_rows=4, kv_dtype=dtype, device=torch.device(triton_device),
-        early=False, processors=3, sizes=Sizes(block, 1, 3, 2),
+        dependent_launch=False, processors=3, sizes=Sizes(block, 1, 3, 2),
     )  # fmt: skip
     ends = torch.from_numpy(case.ends.astype(np.int64)).to(triton_device)
     rows = runner.listed(case.places, case.starts, ends, case.ends, case.table)
