@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from radixrt.distributed.rank_place import RankPlace
+from radixrt.distributed.rank_info import RankInfo
 
 WAIT_S = 600.0
 
@@ -40,6 +40,6 @@ def run_on_ranks(module: str, ranks: int, given: Sequence[str]) -> int:
                 process.kill()
 
 
-def place_of(args: argparse.Namespace, *, one_shot: bool) -> RankPlace:
-    """The place of this process among the ranks."""
-    return RankPlace(args.rank, args.ranks, args.rank, args.ranks, args.store, WAIT_S, one_shot)
+def rank_info_of(args: argparse.Namespace, *, one_shot: bool) -> RankInfo:
+    """The rank_info of this process among the ranks."""
+    return RankInfo(args.rank, args.ranks, args.rank, args.ranks, args.store, WAIT_S, one_shot)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.common.cuda_timing import graph_us
-from benchmarks.common.ranks import add_arguments, place_of, run_on_ranks
+from benchmarks.common.ranks import add_arguments, rank_info_of, run_on_ranks
 from radixrt.distributed.parallel import TPGroup, join, rank_device
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import LayerOps, TorchOps
 
@@ -44,15 +44,15 @@ def compare(group: TPGroup, device: torch.device, how: str, turns: int) -> None:
     weight = torch.ones(HIDDEN, dtype=dtype, device=device)
     for rows in ROWS:
         x, residual = (torch.zeros(rows, HIDDEN, dtype=dtype, device=device) for _ in range(2))
-        work = functools.partial(ops.sum_add_rms_norm, residual, Part(x), weight, 1e-6, dtype, group)
+        work = functools.partial(ops.all_reduce_add_rms_norm, residual, PartialSum(x), weight, 1e-6, dtype, group)
         seconds = measure(work, device, turns)
         if group.rank == 0:
             print(f"| {how} sum and norm of [{rows}, {HIDDEN}] bf16 | {seconds * 1e6:.1f} |", flush=True)
-    logits = group.gather_place(64, VOCAB // group.size)
+    logits = group.gather_buffer(64, VOCAB // group.size)
     if logits is None:
         logits = torch.zeros(64, VOCAB // group.size, dtype=torch.float32, device=device)
     gathered = torch.empty(64, VOCAB, dtype=torch.float32, device=device)
-    seconds = measure(lambda: group.gather_columns(logits, VOCAB, gathered), device, turns)
+    seconds = measure(lambda: group.all_gather_columns(logits, VOCAB, gathered), device, turns)
     ids = torch.zeros(64, dtype=torch.int64, device=device)
     heard = measure(lambda: group.broadcast(ids), device, turns)
     if group.rank == 0:
@@ -68,9 +68,9 @@ def main() -> int:
     parser.add_argument("--how", choices=("nccl", "one_shot"), default="nccl", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        place = place_of(args, one_shot=args.how == "one_shot")
-        device = rank_device(torch.device(args.device), place)
-        group = join(place, device)
+        rank_info = rank_info_of(args, one_shot=args.how == "one_shot")
+        device = rank_device(torch.device(args.device), rank_info)
+        group = join(rank_info, device)
         compare(group, device, args.how if args.device == "cuda" else "gloo", args.turns)
         group.close()
         return 0

@@ -26,7 +26,7 @@ from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from benchmarks.kernels.small_kernels import SHAPES, batch, by_cublas, copies_of_weight, matrices, random
 from radixrt.kernels.triton import skinny_gemm
-from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, find, padded
+from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, Config, find_config, padded_tokens
 from radixrt.layers.cuda_ops import CudaOps
 
 SHARED_BYTES = 227 * 1024
@@ -39,7 +39,7 @@ CALLS = 16
 
 def cuts(tokens: int, rows: int, columns: int, *, gated: bool) -> Iterator[Config]:
     """Candidate tilings of a GEMM; `rows` are those of the result, half of a gated weight's."""
-    width = padded(tokens)
+    width = padded_tokens(tokens)
     for tile, step, splits, first, bulk in itertools.product(
         (16, 32, 64, 128), (128, 256), (1, 2, 4, 8), (False, True), (False, True)
     ):
@@ -94,11 +94,11 @@ def measure(ours: CudaOps, tokens: int, rows: int, columns: int, gated: bool) ->
             workspace = skinny_gemm.Workspace("cuda")
     found.sort()
     best, cut = min(((median(timed(each) for _ in range(3)), each) for _, each in found[:5]), default=(math.inf, None))
-    has = find(tokens, rows, columns, gated=gated)
+    has = find_config(tokens, rows, columns, gated=gated)
     now = "cuBLAS" if has is None else f"{timed(has):.1f}"
     return [
         f"{rows} x {columns}",
-        str(padded(tokens)),
+        str(padded_tokens(tokens)),
         f"{cublas:.1f}",
         f"{best:.1f}",
         now,

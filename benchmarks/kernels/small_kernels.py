@@ -26,9 +26,9 @@ from radixrt.attention.base import AttentionLayer
 from radixrt.kernels.triton import gemv, skinny_gemm
 from radixrt.kernels.triton.filters import filtered_sample
 from radixrt.kernels.triton.mask import apply_bitmask
-from radixrt.kernels.triton.room import empty_with_room
+from radixrt.kernels.triton.padding import empty_padded
 from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
-from radixrt.kernels.triton.skinny_gemm_config import find
+from radixrt.kernels.triton.skinny_gemm_config import find_config
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.runner.sampling import draw
@@ -231,14 +231,14 @@ def copies_of_weight(rows: int, columns: int) -> list[torch.Tensor]:
 def batch(tokens: int, columns: int) -> torch.Tensor:
     """Random numbers for some tokens, with the memory behind them that they have in a step."""
     x = random(tokens, columns)
-    return empty_with_room(tokens, columns, dtype=x.dtype, device=x.device).copy_(x)
+    return empty_padded(tokens, columns, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def by_skinny_gemm() -> Multiply:
     workspace = skinny_gemm.Workspace("cuda")
 
     def multiply(x: torch.Tensor, weight: torch.Tensor, gated: bool, early: bool) -> torch.Tensor:
-        cut = find(x.shape[0], *weight.shape, gated=gated)
+        cut = find_config(x.shape[0], *weight.shape, gated=gated)
         assert cut is not None
         return skinny_gemm.multiply(x, weight, None, workspace, cut, gated=gated, early=early)
 
@@ -263,7 +263,7 @@ PRODUCTS = [
         FEW_TOKENS, anywhere=True,
     ),
     Products(
-        "batch products", by_skinny_gemm, lambda *sizes: find(*sizes[:3], gated=sizes[3]) is not None, BATCH_TOKENS,
+        "batch GEMMs", by_skinny_gemm, lambda *sizes: find_config(*sizes[:3], gated=sizes[3]) is not None, BATCH_TOKENS,
         anywhere=False,
     ),
 ]  # fmt: skip

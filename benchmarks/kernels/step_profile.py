@@ -29,11 +29,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import machine
 from benchmarks.common.model_shapes import CONFIGS, Shape, shape_folder, shape_of
-from benchmarks.common.ranks import add_arguments, place_of, run_on_ranks
+from benchmarks.common.ranks import add_arguments, rank_info_of, run_on_ranks
 from benchmarks.common.tables import table
 from benchmarks.offline.workloads import H200, Device
 from radixrt.config import make_config
-from radixrt.distributed.rank_place import ONLY_RANK, RankPlace
+from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
@@ -147,16 +147,16 @@ def wall_us(work: Callable[[], Any]) -> float:
     return begin.elapsed_time(end) * 1000 / REPEATS
 
 
-def start_runner(shape: str, place: RankPlace = ONLY_RANK) -> ModelRunner:
+def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
     """A runner for one of CONFIGS, with random numbers in its pool."""
     config, settings = resolve_settings(
         make_config(
             model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
-            kv_cache_tokens=400_000, device="cuda", tp=place.size,
+            kv_cache_tokens=400_000, device="cuda", tp=rank_info.size,
         ),
         show_progress=False,
     )  # fmt: skip
-    runner = assembly.make_runner(config, settings, place)
+    runner = assembly.make_runner(config, settings, rank_info)
     runner.initialize()
     with torch.inference_mode():
         for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
@@ -190,7 +190,7 @@ def shares(profiler: profile) -> list[tuple[str, float]]:
     return found
 
 
-def profile_step(runner: ModelRunner, text: str, shape: Shape, place: RankPlace, *, names: bool) -> None:
+def profile_step(runner: ModelRunner, text: str, shape: Shape, rank_info: RankInfo, *, names: bool) -> None:
     """Profile on rank 0 and print its tables; the others run the same steps."""
     work = warm_step(runner, text)
     took = wall_us(work)
@@ -199,7 +199,7 @@ def profile_step(runner: ModelRunner, text: str, shape: Shape, place: RankPlace,
             for _ in range(REPEATS):
                 work()
             torch.cuda.synchronize()
-    if place.rank:
+    if rank_info.rank:
         return
     micros: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
@@ -222,7 +222,7 @@ def profile_step(runner: ModelRunner, text: str, shape: Shape, place: RankPlace,
     rows.append(
         ["between kernels", "", f"{took - sum(micros.values()):.0f}", "", f"{1 - sum(micros.values()) / took:.1%}"]
     )
-    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape) / place.size:.0f}")
+    print(f"\n### {text}: {took:.0f} µs a step, floor {floor_us(text, shape) / rank_info.size:.0f}")
     print(table(["kind", "kernels", "µs a step", "µs each", "share"], rows))
     if names:
         for name, (us, count) in sorted(kernels.items(), key=lambda item: -item[1][0])[:14]:
@@ -242,14 +242,14 @@ def main() -> int:
             print(f"{name}: {value}", flush=True)
         if args.ranks > 1:
             return run_on_ranks("benchmarks.kernels.step_profile", args.ranks, sys.argv[1:])
-    place = ONLY_RANK if args.rank is None else place_of(args, one_shot=args.all_reduce == "one_shot")
+    rank_info = SINGLE_RANK if args.rank is None else rank_info_of(args, one_shot=args.all_reduce == "one_shot")
     for shape in args.shape or ["qwen3-0.6b"]:
-        runner = start_runner(shape, place)
-        if not place.rank:
-            print(f"\n## {shape}" + (f" on {place.size} GPUs, {args.all_reduce}" if place.size > 1 else ""))
+        runner = start_runner(shape, rank_info)
+        if not rank_info.rank:
+            print(f"\n## {shape}" + (f" on {rank_info.size} GPUs, {args.all_reduce}" if rank_info.size > 1 else ""))
         with torch.inference_mode():
             for text in args.step or DEFAULT_STEPS:
-                profile_step(runner, text, shape_of(shape), place, names=args.names)
+                profile_step(runner, text, shape_of(shape), rank_info, names=args.names)
         runner.shutdown()
     return 0
 

@@ -23,7 +23,7 @@ from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import PromptCascade, SharedPrompts, plan_prompts
 from radixrt.forward_batch.extend_parts import ExtendParts, leading, split_extend
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
-from radixrt.kernels.triton.room import empty_with_room
+from radixrt.kernels.triton.padding import empty_padded
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages.wire import Int32Array
 
@@ -154,7 +154,7 @@ class FlashInferBackend(AttentionBackend):
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:  # fmt: skip
-        out = empty_with_room(*q.shape, dtype=q.dtype, device=q.device)
+        out = empty_padded(*q.shape, dtype=q.dtype, device=q.device)
         self.attend_into(layer, q.contiguous(), k, v, batch, out)
         return out.view(q.shape[0], -1)
 

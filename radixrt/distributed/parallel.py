@@ -1,9 +1,9 @@
-"""`TPGroup`: the ranks that share one model, and the few things that they say to each other.
+"""`TPGroup`: the ranks that share one model, and their collectives.
 
-What a step says is here (the sums of partial products, the gathered logits, and the ids that rank 0 sampled) or,
-between GPUs of one machine, in `one_shot`. It runs on the current stream and allocates nothing that a CUDA graph could
-not capture. What is captured or launched must be the same on all ranks in the same order, so a rank may decide nothing
-by what only it knows (its clock, its free memory).
+Collectives of a step run on the current stream and allocate nothing that a CUDA graph could not capture: the all-reduce
+of partial sums, the all-gather of logits, and the broadcast of the ids that rank 0 sampled. Between GPUs of one machine
+`device_communicator` replaces them. All ranks must capture and launch the same work in the same order, so a rank
+decides nothing by what it alone knows, such as its clock or its free memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from radixrt.distributed.one_shot import OneShot, make_one_shot
-from radixrt.distributed.rank_place import RankPlace
+from radixrt.distributed.device_communicator import DeviceCommunicator, create_device_communicator
+from radixrt.distributed.rank_info import RankInfo
 from radixrt.errors import ConfigError, EngineError
 
 Store = Any
@@ -28,24 +28,24 @@ Store = Any
 
 
 class TPGroup:
-    """One rank's end. With size 1 there is no process group, and nothing here does anything.
+    """One rank's handle of the group. With size 1 there is no process group, and every collective is the identity.
 
     Args:
         rank: of this process, below size.
         size: ranks that share the model.
         device: of the tensors that are exchanged; NCCL on CUDA, gloo elsewhere.
-        store: where the ranks find each other; needed with more than one.
+        store: for the rendezvous; needed with more than one rank.
         timeout_s: the longest that ranks wait for each other, while loading too.
-        one_shot: on CUDA, try `radixrt.distributed.one_shot`.
+        one_shot: on CUDA, try to create a `DeviceCommunicator`.
 
     Attributes:
-        one_shot: None where NCCL or gloo does everything.
+        communicator: None where NCCL or gloo runs all collectives.
 
     Raises:
-        EngineError: the others did not come.
+        EngineError: the other ranks cannot be reached within timeout_s.
     """
 
-    one_shot: OneShot | None = None
+    communicator: DeviceCommunicator | None = None
 
     def __init__(
         self, rank: int, size: int, device: torch.device, store: Store | None = None, timeout_s: float = 600.0,
@@ -71,7 +71,7 @@ class TPGroup:
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
         if cuda and one_shot:
-            self.one_shot = make_one_shot(rank, size, device)
+            self.communicator = create_device_communicator(rank, size, device)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place; returns x."""
@@ -79,28 +79,29 @@ class TPGroup:
             dist.all_reduce(x)
         return x
 
-    def gather_place(self, rows: int, columns: int) -> torch.Tensor | None:
-        """Where this rank's float32 [rows, columns] is best written for `gather_columns`; None if anywhere is."""
-        return None if self.one_shot is None else self.one_shot.gather_place(rows, columns)
+    def gather_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
+        """Return memory for this rank's float32 [rows, columns] that `all_gather_columns` need not copy; None if there
+        is none."""
+        return None if self.communicator is None else self.communicator.gather_buffer(rows, columns)
 
-    def gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Each rank's float32 [S, n] side by side in rank order, on every rank -> [S, columns], contiguous.
+    def all_gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Concatenate each rank's float32 [S, n] in rank order, on every rank -> [S, columns], contiguous.
 
-        Every rank gets them, not rank 0 alone: through NVLink that takes no longer, it is one collective in place of
-        sends and receives, and what scores a prompt is the same code on every rank.
+        Every rank gets the result, not rank 0 alone: through NVLink that takes no longer, it is one collective in place
+        of sends and receives, and prompts are scored by the same code on every rank.
 
         Args:
-            columns: at most size * n; what is behind them is padding.
+            columns: at most size * n; the columns behind them are padding.
             out: filled and returned, if given.
         """
         rows, each = x.shape
         if out is None:
             out = x.new_empty(rows, columns)
-        place = self.gather_place(rows, each)
-        if self.one_shot is not None and place is not None:
-            if place.data_ptr() != x.data_ptr():
-                place.copy_(x)
-            return self.one_shot.gather_columns(place, out)
+        buffer = self.gather_buffer(rows, each)
+        if self.communicator is not None and buffer is not None:
+            if buffer.data_ptr() != x.data_ptr():
+                buffer.copy_(x)
+            return self.communicator.all_gather_columns(buffer, out)
         parts = x.new_empty(self.size * rows, each)
         self._all_gather(parts, x.contiguous())
         widths = [min(each, max(0, columns - rank * each)) for rank in range(self.size)]
@@ -108,13 +109,13 @@ class TPGroup:
         return torch.cat(shown, dim=1, out=out)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's x on every rank, in place; returns x."""
+        """Copy rank 0's x to every rank, in place; returns x."""
         if self.size > 1:
             dist.broadcast(x, src=0)
         return x
 
     def minimum(self, value: int) -> int:
-        """The smallest of the ranks' values; waits for all of them."""
+        """Return the smallest of the ranks' values, after a synchronization with all of them."""
         if self.size == 1:
             return value
         smallest = torch.tensor(value, dtype=torch.int64, device=self._device)
@@ -122,36 +123,36 @@ class TPGroup:
         return int(smallest)
 
     def close(self) -> None:
-        """Leave the group; all ranks do."""
+        """Destroy the process group; a collective call."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
-def join(place: RankPlace, device: torch.device) -> TPGroup:
-    """The group of a rank; waits until all have come. Raises EngineError as `TPGroup` does."""
-    if place.size == 1:
+def join(info: RankInfo, device: torch.device) -> TPGroup:
+    """Join the group of a rank; waits for all ranks. Raises EngineError as `TPGroup` does."""
+    if info.size == 1:
         return TPGroup(0, 1, device)
-    one_shot = place.one_shot
-    if place.store is None:
-        store = launcher_store(place)
+    one_shot = info.one_shot
+    if info.store is None:
+        store = launcher_store(info)
         if one_shot:
-            one_shot = _on_one_machine(place, store)
+            one_shot = _on_one_machine(info, store)
     else:
-        # The ranks are on this machine: no port, and their connections stay on the loopback interface, unless the
-        # environment names another.
+        # All ranks are on this machine: they need no port, and their connections stay on the loopback interface unless
+        # the environment names another one.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
-    return TPGroup(place.rank, place.size, device, store, place.timeout_s, one_shot=one_shot)
+        store = dist.FileStore(info.store, info.size)  # type: ignore[attr-defined]
+    return TPGroup(info.rank, info.size, device, store, info.timeout_s, one_shot=one_shot)
 
 
-def _on_one_machine(place: RankPlace, store: Store) -> bool:
-    """Whether all ranks run on one, by what the ranks themselves say: launchers need not tell."""
-    store.set(f"radixrt/machine/{place.rank}", f"{socket.gethostname()} {_boot_id()}")
+def _on_one_machine(info: RankInfo, store: Store) -> bool:
+    """Whether all ranks run on one machine. The ranks compare boot ids: not every launcher tells."""
+    store.set(f"radixrt/machine/{info.rank}", f"{socket.gethostname()} {_boot_id()}")
     try:
-        return len({store.get(f"radixrt/machine/{rank}") for rank in range(place.size)}) == 1
+        return len({store.get(f"radixrt/machine/{rank}") for rank in range(info.size)}) == 1
     except RuntimeError as error:
-        raise EngineError(f"rank {place.rank} of {place.size} cannot reach the others: {error}") from error
+        raise EngineError(f"rank {info.rank} of {info.size} cannot reach the others: {error}") from error
 
 
 def _boot_id() -> str:
@@ -161,14 +162,14 @@ def _boot_id() -> str:
         return ""
 
 
-def launcher_store(place: RankPlace) -> Store:
-    """The store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now. It lives as long as the
-    process, because others read it.
+def launcher_store(info: RankInfo) -> Store:
+    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now. The store lives as
+    long as the process, because other ranks read it.
 
     Raises:
-        EngineError: it cannot be opened or reached.
+        EngineError: the store cannot be opened or reached.
     """
-    return _launcher_store(place.rank, place.size, place.timeout_s)
+    return _launcher_store(info.rank, info.size, info.timeout_s)
 
 
 @functools.cache
@@ -182,19 +183,19 @@ def _launcher_store(rank: int, size: int, timeout_s: float) -> Store:
         raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
 
 
-def rank_device(device: torch.device, place: RankPlace) -> torch.device:
-    """The device of a rank, made current where there is more than one.
+def rank_device(device: torch.device, info: RankInfo) -> torch.device:
+    """Return the device of a rank, made the current one where there are several ranks.
 
     Raises:
-        ConfigError: this machine has too few.
+        ConfigError: this machine has too few devices.
     """
-    if device.type != "cuda" or place.size == 1:
+    if device.type != "cuda" or info.size == 1:
         return device
     count = torch.cuda.device_count()
-    if place.local_rank >= count:
+    if info.local_rank >= count:
         raise ConfigError(
-            f"tp={place.size}: rank {place.rank} needs a CUDA device of its own, and this machine shows {count};"
+            f"tp={info.size}: rank {info.rank} needs a CUDA device of its own, and this machine shows {count};"
             " lower tp, or show more devices (CUDA_VISIBLE_DEVICES)"
         )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(info.local_rank)
+    return torch.device("cuda", info.local_rank)

@@ -1,4 +1,4 @@
-"""`Part`: one rank's contribution to a sum over the ranks of a tensor-parallel group."""
+"""`PartialSum`: one rank's addend of an all-reduce."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 
 
-class Part(NamedTuple):
-    """What is added to the residual sum; where several ranks share the model, what one of them has of it.
+class PartialSum(NamedTuple):
+    """An addend of the residual stream; where several ranks share the model, the addend of one of them.
 
     Attributes:
         x: [T, hidden].
-        sent: it is on its way to the other ranks.
+        sent: whether the kernel that computed x also writes it into the other ranks' memory.
     """
 
     x: torch.Tensor

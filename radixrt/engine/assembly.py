@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from radixrt.channel import Inbox, Outbox
 from radixrt.config import Config
-from radixrt.distributed.rank_place import ONLY_RANK, RankPlace
+from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine.settings import EngineSettings
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, RunnerReady
@@ -51,12 +51,12 @@ def make_tokenizer(
 
 
 def make_runner(
-    config: Config, settings: EngineSettings, place: RankPlace = ONLY_RANK, *, mask_path: str | None = None
+    config: Config, settings: EngineSettings, rank_info: RankInfo = SINGLE_RANK, *, mask_path: str | None = None
 ) -> ModelRunner:
     """An unloaded runner.
 
     Args:
-        place: which rank of how many it is; default: the only one.
+        rank_info: which rank of how many it is; default: the only one.
         mask_path: where the scheduler puts grammar masks, in another process.
     """
     from radixrt.runner.model_runner import ModelRunner
@@ -80,9 +80,9 @@ def make_runner(
             cuda_graph=config.executor.cuda_graph,
             random_seed=config.executor.random_seed,
             kernel_cache=settings.kernel_cache,
-            show_progress=settings.show_progress and place.rank == 0,
+            show_progress=settings.show_progress and rank_info.rank == 0,
             mask_path=mask_path,
-            place=place,
+            rank_info=rank_info,
         )
     )
 
@@ -91,16 +91,16 @@ def make_runner_worker(
     config: Config,
     settings: EngineSettings,
     answers: Outbox[FromRunner],
-    place: RankPlace = ONLY_RANK,
+    rank_info: RankInfo = SINGLE_RANK,
     *,
     mask_path: str | None = None,
 ) -> Worker:
     """A worker around an unloaded runner; see `make_runner`."""
     from radixrt.runner.worker import Worker
 
-    runner = make_runner(config, settings, place, mask_path=mask_path)
-    trace_path = config.executor.step_trace if place.rank == 0 else None
-    return Worker(runner, answers, place.rank, alone=place.size == 1, trace_path=trace_path)
+    runner = make_runner(config, settings, rank_info, mask_path=mask_path)
+    trace_path = config.executor.step_trace if rank_info.rank == 0 else None
+    return Worker(runner, answers, rank_info.rank, alone=rank_info.size == 1, trace_path=trace_path)
 
 
 def make_scheduler_loop(

@@ -22,7 +22,7 @@ import zmq
 
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.config import Config
-from radixrt.distributed.rank_place import RankPlace, launched_place
+from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings, resolve_settings
 from radixrt.errors import EngineError, RadixRTError
@@ -43,10 +43,10 @@ def is_other_rank(config: Config) -> bool:
         ConfigError: executor=external, and the environment does not say which rank this is.
     """
     executor = config.executor
-    return executor.executor == "external" and launched_place(os.environ, executor.start_timeout_s).rank > 0
+    return executor.executor == "external" and rank_from_environment(os.environ, executor.start_timeout_s).rank > 0
 
 
-def publish_addresses(place: RankPlace, path: str) -> None:
+def publish_addresses(rank_info: RankInfo, path: str) -> None:
     """Tell the other ranks, from rank 0's runner, what the scheduler wrote.
 
     Raises:
@@ -54,33 +54,35 @@ def publish_addresses(place: RankPlace, path: str) -> None:
     """
     from radixrt.distributed.parallel import launcher_store
 
-    deadline = time.monotonic() + place.timeout_s
+    deadline = time.monotonic() + rank_info.timeout_s
     while not Path(path).exists():
         if time.monotonic() > deadline:
-            raise EngineError(f"the scheduler did not open its ports within {place.timeout_s:g} s (start_timeout_s)")
+            raise EngineError(
+                f"the scheduler did not open its ports within {rank_info.timeout_s:g} s (start_timeout_s)"
+            )
         time.sleep(0.01)
-    launcher_store(place).set(STORE_KEY, Path(path).read_text(encoding="utf-8"))
+    launcher_store(rank_info).set(STORE_KEY, Path(path).read_text(encoding="utf-8"))
 
 
 def serve_rank(config: Config) -> NoReturn:
     """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
-    place = launched_place(os.environ, config.executor.start_timeout_s)
+    rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s)
     logging.basicConfig(
         level=config.server.log_level.upper(), force=True,
-        format=f"%(asctime)s %(levelname)s ModelRunner {place.rank}: %(message)s",
+        format=f"%(asctime)s %(levelname)s ModelRunner {rank_info.rank}: %(message)s",
     )  # fmt: skip
     try:
-        _run(*resolve_settings(config, show_progress=False), place)
+        _run(*resolve_settings(config, show_progress=False), rank_info)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr, flush=True)
         os._exit(2)
 
 
-def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn:
+def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> NoReturn:
     from radixrt.distributed.parallel import launcher_store
     from radixrt.runner.worker import serve_steps
 
-    store = launcher_store(place)
+    store = launcher_store(rank_info)
     try:
         store.wait([STORE_KEY])
     except RuntimeError as error:
@@ -88,22 +90,24 @@ def _run(config: Config, settings: EngineSettings, place: RankPlace) -> NoReturn
     addresses = json.loads(store.get(STORE_KEY))
     context: zmq.Context[Any] = zmq.Context()
     keys = Curve.make(server=addresses["key"].encode())
-    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, addresses["ranks"][str(place.rank)], ToRunner, bind=False, curve=keys)
+    inbox: ZmqInbox[ToRunner] = ZmqInbox(
+        context, addresses["ranks"][str(rank_info.rank)], ToRunner, bind=False, curve=keys
+    )
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, addresses["answers"], curve=keys)
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach every rank; rank 0 decides when it is over
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(
         target=_exit_with_scheduler, args=(ConnectionWatch(inbox.socket, accepts=False),), daemon=True
     ).start()
-    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
-    worker = assembly.make_runner_worker(config, settings, answers, place)
+    rank_info = dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
+    worker = assembly.make_runner_worker(config, settings, answers, rank_info)
     try:
         worker.start()
     except RadixRTError as error:
-        answers.send(StepFailed(-1, place.rank, str(error), fatal=True))
+        answers.send(StepFailed(-1, rank_info.rank, str(error), fatal=True))
         time.sleep(LAST_WORDS_S)
         raise
-    logger.info("rank %d of %d is ready", place.rank, place.size)
+    logger.info("rank %d of %d is ready", rank_info.rank, rank_info.size)
     serve_steps(worker, inbox)
 
 

@@ -24,7 +24,7 @@ import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.config import Config, make_config
-from radixrt.distributed.rank_place import RankPlace, launched_place
+from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import RadixRTError
@@ -131,12 +131,12 @@ def run_runner(
     if config.executor.executor == "external":
         from radixrt.engine.external import publish_addresses
 
-        place = launched_place(os.environ, timeout_s)
-        publish_addresses(place, endpoints.addresses)
+        rank_info = rank_from_environment(os.environ, timeout_s)
+        publish_addresses(rank_info, endpoints.addresses)
     else:
-        place = RankPlace(rank, settings.tp, rank, settings.tp, endpoints.ranks, timeout_s)
-    place = dataclasses.replace(place, one_shot=config.executor.all_reduce == "one_shot")
-    worker = assembly.make_runner_worker(config, settings, answers, place, mask_path=endpoints.masks)
+        rank_info = RankInfo(rank, settings.tp, rank, settings.tp, endpoints.ranks, timeout_s)
+    rank_info = dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
+    worker = assembly.make_runner_worker(config, settings, answers, rank_info, mask_path=endpoints.masks)
     worker.start()
     _settle()
     serve_steps(worker, inbox)

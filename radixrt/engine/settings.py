@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.config import Config, with_device_defaults
-from radixrt.distributed.rank_place import launched_place
+from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model, resolve_dtype
@@ -92,7 +92,7 @@ def _ranks(config: Config) -> int:
     wanted = config.executor.tp
     if config.executor.executor != "external":
         return wanted
-    started = launched_place(os.environ, config.executor.start_timeout_s).size
+    started = rank_from_environment(os.environ, config.executor.start_timeout_s).size
     if wanted not in (1, started):
         raise ConfigError(f"tp={wanted}, but {started} ranks were started; start {wanted}, or leave tp out")
     return started

@@ -1,4 +1,4 @@
-"""The operations of a decoder layer, by Triton kernels; products with many rows are cuBLAS's."""
+"""`LayerOps` by Triton kernels; GEMMs with many rows are left to cuBLAS."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
-from radixrt.distributed.partial_sum import Part
-from radixrt.kernels.triton.skinny_gemm_config import Config, find
+from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.ops import LayerOps, TorchOps
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
-    from radixrt.kernels.triton.rank_memory import RankMemory
     from radixrt.kernels.triton.skinny_gemm import Workspace
+    from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
 
 
 class CudaOps(LayerOps):
-    """One launch for each operation. A shape or layout that a kernel does not take goes to the reference.
+    """One launch per operation. A shape or layout that a kernel does not support goes to the reference.
 
     Args:
         early: launch each kernel before the one before it has ended (CUDA's programmatic dependent launch, on sm_90 and
-            later, in captured graphs too); it waits on the device for what that one writes.
+            later, in captured graphs too); the kernel waits on the device before it reads the other's results.
 
     Raises:
         ImportError: triton is not installed.
     """
 
     def __init__(self, *, early: bool = False) -> None:
-        # Here and not above: machines without triton import this module too.
+        # Imported here, because machines without triton import this module too.
         from radixrt.kernels.triton import activation, embedding, gemv, heads, norm, skinny_gemm
 
         self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
@@ -47,28 +47,28 @@ class CudaOps(LayerOps):
             return self._torch.add_rms_norm(residual, x, weight, eps, dtype)
         return self._norm.add_rms_norm(residual, x, weight, eps, dtype, self._early)
 
-    def sum_add_rms_norm(
-        self, residual: torch.Tensor, part: Part | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+    def all_reduce_add_rms_norm(
+        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
         group: TPGroup | None,
     ) -> torch.Tensor:  # fmt: skip
-        one_shot = None if group is None else group.one_shot
-        if one_shot is None or part is None or not one_shot.takes(residual, part.x, weight):
-            assert part is None or not part.sent
-            return super().sum_add_rms_norm(residual, part, weight, eps, dtype, group)
-        return one_shot.sum_add_rms_norm(residual, part, weight, eps, dtype, early=self._early)
+        communicator = None if group is None else group.communicator
+        if communicator is None or added is None or not communicator.supports(residual, added.x, weight):
+            assert added is None or not added.sent
+            return super().all_reduce_add_rms_norm(residual, added, weight, eps, dtype, group)
+        return communicator.all_reduce_add_rms_norm(residual, added, weight, eps, dtype, early=self._early)
 
     def linear_partial_sum(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
-    ) -> Part:
-        if group is not None and group.one_shot is not None:
-            send = group.one_shot.part_memory(x.shape[0], weight.shape[0], x.dtype)
+    ) -> PartialSum:
+        if group is not None and group.communicator is not None:
+            send = group.communicator.send_buffer(x.shape[0], weight.shape[0], x.dtype)
             sent = None if send is None else self._multiply(x, weight, bias, send)
             if sent is not None:
-                return Part(sent, sent=True)
+                return PartialSum(sent, sent=True)
         return super().linear_partial_sum(x, weight, bias, group)
 
-    def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
-        return self._embedding.embed_part(input_ids, rows, first, self._early)
+    def embed_shard(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
+        return self._embedding.embed_shard(input_ids, rows, first, self._early)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if not gate_up.is_contiguous():
@@ -76,44 +76,44 @@ class CudaOps(LayerOps):
         return self._activation.silu_and_mul(gate_up, self._early)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        product = self._multiply(x, weight, bias)
-        return F.linear(x, weight, bias) if product is None else product
+        y = self._multiply(x, weight, bias)
+        return F.linear(x, weight, bias) if y is None else y
 
     def _multiply(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, send: RankMemory | None = None
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, send: SymmetricMemory | None = None
     ) -> torch.Tensor | None:
-        """As `linear`, by a kernel of ours; None where cuBLAS is the better choice.
+        """As `linear`, by a Triton kernel; None where cuBLAS is the better choice.
 
         Args:
             send: see `skinny_gemm.multiply`.
         """
-        if self._takes_few(x, weight):
+        if self._uses_gemv(x, weight):
             return self._gemv.gemv(x, weight, bias, self._early, send)
-        cut = self._cut(x, weight, gated=False)
-        if cut is None:
+        tiling = self._tiling(x, weight, gated=False)
+        if tiling is None:
             return None
         workspace = self._workspace(x.device)
-        return self._skinny_gemm.multiply(x, weight, bias, workspace, cut, early=self._early, send=send)
+        return self._skinny_gemm.multiply(x, weight, bias, workspace, tiling, early=self._early, send=send)
 
     def linear_silu_and_mul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._takes_few(x, weight):
+        if self._uses_gemv(x, weight):
             return self._gemv.gate_up_silu(x, weight, bias, self._early)
-        cut = self._cut(x, weight, gated=True)
-        if cut is None:
+        tiling = self._tiling(x, weight, gated=True)
+        if tiling is None:
             return super().linear_silu_and_mul(x, weight, bias)
         workspace = self._workspace(x.device)
-        return self._skinny_gemm.multiply(x, weight, bias, workspace, cut, gated=True, early=self._early)
+        return self._skinny_gemm.multiply(x, weight, bias, workspace, tiling, gated=True, early=self._early)
 
-    def _takes_few(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    def _uses_gemv(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         return self._gemv.wins(x.shape[0], *weight.shape) and self._gemv.supports(x, weight)
 
-    def _cut(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> Config | None:
-        """How the product of a batch is cut up; None where cuBLAS does it."""
-        cut = find(x.shape[0], *weight.shape, gated=gated)
-        return cut if cut is not None and self._skinny_gemm.supports(x, weight) else None
+    def _tiling(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> Config | None:
+        """Return the tiling of a GEMM with a batch; None where cuBLAS is used."""
+        tiling = find_config(x.shape[0], *weight.shape, gated=gated)
+        return tiling if tiling is not None and self._skinny_gemm.supports(x, weight) else None
 
     def _workspace(self, device: torch.device) -> Workspace:
-        """One for all products: they follow each other on a stream. Made by the first, which no graph captures."""
+        """Return the workspace of all GEMMs, which follow each other on one stream. The first call is not captured."""
         if device not in self._workspaces:
             self._workspaces[device] = self._skinny_gemm.Workspace(device)
         return self._workspaces[device]

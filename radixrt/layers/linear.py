@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.ops import LayerOps
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class LinearMethod(ABC):
 
     def apply_partial_sum(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
-    ) -> Part:
+    ) -> PartialSum:
         """Return `apply` as this rank's addend of the next all-reduce. Override to write it to the other ranks."""
-        return Part(self.apply(layer, x, bias))
+        return PartialSum(self.apply(layer, x, bias))
 
 
 class UnquantizedLinearMethod(LinearMethod):
@@ -103,7 +103,7 @@ class UnquantizedLinearMethod(LinearMethod):
 
     def apply_partial_sum(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
-    ) -> Part:
+    ) -> PartialSum:
         if layer.packed_weight is not None:
             return super().apply_partial_sum(layer, x, bias, group)
         assert layer.weight is not None
@@ -149,7 +149,7 @@ class Linear(nn.Module):
         """silu(gate) * up [T, out_features / 2], for a layer whose outputs are those of gate, then those of up."""
         return self._method.apply_silu_and_mul(self, x, self.bias)
 
-    def partial_sum(self, x: torch.Tensor, group: TPGroup | None) -> Part:
+    def partial_sum(self, x: torch.Tensor, group: TPGroup | None) -> PartialSum:
         """This rank's addend [T, out_features] of the next all-reduce, for a layer split along in_features."""
         return self._method.apply_partial_sum(self, x, self.bias, group)
 

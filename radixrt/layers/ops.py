@@ -1,7 +1,7 @@
-"""The operations of a decoder layer but attention: a reference in torch, and compiled kernels for the CPU.
+"""`LayerOps`: the operations of a decoder layer but attention, as a reference in torch and as compiled CPU kernels.
 
-A decode step of a small model has a few hundred small ones between matrix products, each a few microseconds of work;
-done one torch operation at a time they cost as much as a fifth of the step.
+A decode step of a small model has a few hundred small operations between GEMMs, each a few microseconds of work; run
+one by one in torch they cost as much as a fifth of the step.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
     from radixrt.distributed.parallel import TPGroup
 
 LANES = 16
-"""The compiled kernels take rows of a multiple of this many elements."""
+"""The compiled kernels support rows of a multiple of this many elements."""
 
 
 class LayerOps(ABC):
-    """What a decoder layer does beside attention."""
+    """Operations of a decoder layer on plain tensors. Weights in other formats belong to a `LinearMethod`."""
 
     @abstractmethod
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Add x to the residual sum in place, then normalize the sum (RMSNorm, Zhang and Sennrich, 2019).
+        """Add x to the residual stream in place, then normalize the sum (RMSNorm, Zhang and Sennrich, 2019).
 
         Args:
             residual: [T, hidden].
@@ -42,22 +42,22 @@ class LayerOps(ABC):
             [T, hidden]: residual / rms(residual) * weight, computed in float32 and rounded once.
         """
 
-    def sum_add_rms_norm(
-        self, residual: torch.Tensor, part: Part | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+    def all_reduce_add_rms_norm(
+        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, eps: float, dtype: torch.dtype,
         group: TPGroup | None,
     ) -> torch.Tensor:  # fmt: skip
-        """`add_rms_norm` of the sum of the parts of a group's ranks, if there is one; the part may be overwritten."""
-        x = None if part is None else part.x
+        """`add_rms_norm` of the addends of all ranks of the group, if there is one; the addend may be overwritten."""
+        x = None if added is None else added.x
         if group is not None and x is not None:
             x = group.all_reduce(x)
         return self.add_rms_norm(residual, x, weight, eps, dtype)
 
-    def embed_part(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
-        """int64 [T] -> [T, hidden], a rank's part of a sum over ranks: one has a token's row, the others zeros.
+    def embed_shard(self, input_ids: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
+        """Look int64 [T] ids up in this rank's shard of the embedding -> [T, hidden], zeros for tokens of other ranks.
 
         Args:
-            rows: [n, hidden], of this rank.
-            first: the token of its first row.
+            rows: [n, hidden], the shard.
+            first: token id of its first row.
         """
         local = input_ids - first
         elsewhere = (local < 0) | (local >= rows.shape[0])
@@ -66,7 +66,7 @@ class LayerOps(ABC):
 
     @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up for rows [2 * n] of gate, then up -> [T, n]."""
+        """Return silu(gate) * up [T, n], for rows [2 * n] of gate, then up."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x W^T + bias [T, M], for x [T, K], a plain weight [M, K] and a bias [M]."""
@@ -78,21 +78,21 @@ class LayerOps(ABC):
 
     def linear_partial_sum(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
-    ) -> Part:
+    ) -> PartialSum:
         """Return `linear` [T, hidden] as this rank's addend of an all-reduce.
 
-        The next `sum_add_rms_norm` on the same stream takes it, before another addend is computed.
+        The next `all_reduce_add_rms_norm` on the same stream takes it, before another addend is computed.
         """
-        return Part(self.linear(x, weight, bias))
+        return PartialSum(self.linear(x, weight, bias))
 
     @abstractmethod
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Rotary position embedding, halves rotated as in transformers' Llama (Su et al., arXiv 2104.09864).
+        """Apply rotary position embedding, with halves as in transformers' Llama (Su et al., arXiv 2104.09864).
 
         Args:
             heads: [T, H, head_dim], the heads of a token together; may be overwritten.
             positions: int64 [T].
-            table: [context_length, 2, head_dim], a `RotaryTable`'s.
+            table: [context_length, 2, head_dim], from `rotary_table`.
 
         Returns:
             The rotated heads, same shape and dtype.
@@ -110,20 +110,20 @@ class LayerOps(ABC):
         pool: tuple[torch.Tensor, torch.Tensor] | None,
         slots: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """All that lies between the fused projection and attention: norm, rotary embedding, perhaps the store.
+        """Process the heads between the fused projection and attention: norm, rotary embedding, and perhaps the store.
 
         Args:
             qkv: [T, num_heads + 2 * num_kv_heads, head_dim], the heads of q, then of k, then of v; may be overwritten.
-            layer: gives the numbers of heads.
+            layer: for its numbers of heads.
             positions, table: as for `rotate`.
             q_weight, k_weight: [head_dim] of the RMSNorm of each head of q and of k; None for both where there is none.
             eps: of these norms.
-            pool: keys and values of the layer, [slots, num_kv_heads, head_dim] each, to store into if the ops can.
-            slots: int64 [T], distinct but for the padding slot, whose content nobody reads.
+            pool: keys and values of the layer, [slots, num_kv_heads, head_dim] each; implementations may store into it.
+            slots: int64 [T], distinct but for the padding slot, whose content is never read.
 
         Returns:
             q [T, num_heads, head_dim], and k and v [T, num_kv_heads, head_dim], or None for both if they were stored.
-            This reference stores nothing.
+            The reference stores nothing.
         """
         heads, rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
         qk = qkv[:, :rotated]
@@ -137,7 +137,7 @@ class LayerOps(ABC):
 
 
 class TorchOps(LayerOps):
-    """The reference, on any device."""
+    """The reference in torch, on any device."""
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
@@ -156,9 +156,9 @@ class TorchOps(LayerOps):
 
 
 class CpuOps(LayerOps):
-    """The compiled kernels, for a float32 residual sum and float32 or bfloat16 activations.
+    """The compiled kernels, for a float32 residual stream and float32 or bfloat16 activations.
 
-    A shape that they do not take goes to the reference.
+    A shape that they do not support goes to the reference.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

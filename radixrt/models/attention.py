@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from radixrt.attention.base import AttentionLayer
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import meta_parameter
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
@@ -50,7 +50,7 @@ class Attention(Mixer):
             q, k, v, batch = q[batch.logits_index], None, None, narrowed
         return attention.attend(layer, q, k, v, batch)
 
-    def project(self, mixed: torch.Tensor) -> Part:
+    def project(self, mixed: torch.Tensor) -> PartialSum:
         return self.o_proj.partial_sum(mixed, self._context.group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from radixrt.attention.base import AttentionBackend
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import LINEAR_METHODS, meta_parameter
 from radixrt.layers.lm_head import LMHead
@@ -114,28 +114,30 @@ class Decoder(nn.Module):
         residual, added = last(residual, added, inputs, batch.narrowed)
         if not residual.shape[0]:
             return residual
-        return self._ops.sum_add_rms_norm(residual, added, self.norm, self._eps, self._residual_dtype, self._group)
+        return self._ops.all_reduce_add_rms_norm(
+            residual, added, self.norm, self._eps, self._residual_dtype, self._group
+        )
 
-    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, Part | None]:
+    def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, PartialSum | None]:
         """Return the residual stream before the first layer and its first addend. With several ranks each has the rows
         of some tokens, so the stream is zero and everything comes from the addends."""
         if self._group is None:
             return F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype), None
-        x = self._ops.embed_part(input_ids, self.embed_tokens, self._part.vocab.start)
-        return torch.zeros_like(x, dtype=self._residual_dtype), Part(x)
+        x = self._ops.embed_shard(input_ids, self.embed_tokens, self._part.vocab.start)
+        return torch.zeros_like(x, dtype=self._residual_dtype), PartialSum(x)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""
         if self._group is None:
             logits: torch.Tensor = self.lm_head(hidden, out)
             return logits
-        place = self._group.gather_place(hidden.shape[0], self._part.vocab_rows)
-        return self._group.gather_columns(self.lm_head(hidden, place), self._model_spec.vocab_size, out)
+        place = self._group.gather_buffer(hidden.shape[0], self._part.vocab_rows)
+        return self._group.all_gather_columns(self.lm_head(hidden, place), self._model_spec.vocab_size, out)
 
-    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """As `Model.compute_own_logits`."""
-        one_shot = None if self._group is None else self._group.one_shot
-        place = None if one_shot is None else one_shot.sample_place(hidden.shape[0], self._part.vocab_rows)
+    def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """As `Model.compute_local_logits`."""
+        one_shot = None if self._group is None else self._group.communicator
+        place = None if one_shot is None else one_shot.sample_buffer(hidden.shape[0], self._part.vocab_rows)
         if place is None:
             return None
         own: torch.Tensor = self.lm_head(hidden, place)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import Linear, LinearMethod, meta_parameter
 from radixrt.layers.ops import LayerOps
@@ -93,7 +93,7 @@ class Mixer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def project(self, mixed: torch.Tensor) -> Part:
+    def project(self, mixed: torch.Tensor) -> PartialSum:
         """Apply the output projection: [T, n] -> this rank's addend [T, hidden] of an all-reduce."""
 
     @abstractmethod
@@ -106,7 +106,7 @@ class FeedForward(nn.Module, ABC):
     `LayerSpec`."""
 
     @abstractmethod
-    def forward(self, x: torch.Tensor) -> Part:
+    def forward(self, x: torch.Tensor) -> PartialSum:
         """[T, hidden], normalized -> this rank's addend [T, hidden] of an all-reduce."""
 
     @abstractmethod
@@ -128,8 +128,12 @@ class DecoderLayer(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(
-        self, residual: torch.Tensor, added: Part | None, inputs: MixerInputs, narrowed: ForwardBatch | None = None
-    ) -> tuple[torch.Tensor, Part | None]:
+        self,
+        residual: torch.Tensor,
+        added: PartialSum | None,
+        inputs: MixerInputs,
+        narrowed: ForwardBatch | None = None,
+    ) -> tuple[torch.Tensor, PartialSum | None]:
         """Run the layer.
 
         Args:
@@ -145,11 +149,11 @@ class DecoderLayer(nn.Module):
             residual = residual[inputs.batch.logits_index]
             if not narrowed.num_tokens:
                 return residual, None
-        fed: Part = self.feed_forward(self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm))
+        fed: PartialSum = self.feed_forward(self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm))
         return residual, fed
 
-    def _norm(self, residual: torch.Tensor, added: Part | None, weight: torch.Tensor) -> torch.Tensor:
-        return self._ops.sum_add_rms_norm(residual, added, weight, self._eps, self._dtype, self._group)
+    def _norm(self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, self._dtype, self._group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """Sources of the layer's parameters; prefix is its path in the checkpoint."""

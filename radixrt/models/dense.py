@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.models.decoder_layer import FeedForward, LayerContext
 from radixrt.models.loading.checkpoint import ParameterSources, column_parallel, row_parallel
 from radixrt.models.model_config import LayerSpec
@@ -20,7 +20,7 @@ class DenseFeedForward(FeedForward):
         self.gate_up_proj = context.linear(spec.hidden_size, 2 * columns, spec.mlp_bias)
         self.down_proj = context.linear(columns, spec.hidden_size, spec.mlp_bias)
 
-    def forward(self, x: torch.Tensor) -> Part:
+    def forward(self, x: torch.Tensor) -> PartialSum:
         return self.down_proj.partial_sum(self.gate_up_proj.silu_and_mul(x), self._context.group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:

@@ -49,9 +49,9 @@ class Model(Protocol):
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], in `out` (contiguous) if that saves a copy, else anywhere."""
 
-    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+    def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> float32 [S, columns of this rank], where the ranks can sample from them together (see
-        `OneShot.sample_place`); None where they cannot, or there is one rank."""
+        `DeviceCommunicator.sample_buffer`); None where they cannot, or there is one rank."""
 
 
 def model_class(architecture: str) -> Any:

@@ -151,7 +151,7 @@ class TransformersModel(nn.Module):
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()
 
-    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+    def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """None: there is one rank."""
         return None
 

@@ -64,7 +64,7 @@ class ModelRunner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self.device = rank_device(pick_device(config.device), config.place)
+        self.device = rank_device(pick_device(config.device), config.rank_info)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
@@ -78,11 +78,11 @@ class ModelRunner:
         Raises:
             ModelLoadError, ConfigError: something is missing or does not fit; the message names the fix.
         """
-        place = self._config.place
-        threads = pick_threads(self._config.num_threads, place.local_size)
+        rank_info = self._config.rank_info
+        threads = pick_threads(self._config.num_threads, rank_info.local_size)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        self._group = join(place, self.device)
+        self._group = join(rank_info, self.device)
         with torch.inference_mode():
             self.load_model()
             self.init_memory_pool()
@@ -107,7 +107,7 @@ class ModelRunner:
         c = self._config
         layers = self._model.attention_layers
         kv_dtype = torch.float8_e4m3fn if c.kv_cache_dtype == "fp8_e4m3" else self.dtype
-        sharers = c.place.local_size if self.device.type == "cpu" else 1
+        sharers = c.rank_info.local_size if self.device.type == "cpu" else 1
         step_bytes = self._measure_largest_step(kv_dtype) if self.device.type == "cuda" else 0
         num_slots = size_pool(
             wanted=c.kv_cache_tokens,
@@ -275,8 +275,8 @@ class ModelRunner:
         """Sample the next token of every sampling row, and make it the row's future token.
 
         On CUDA the work is only enqueued: see `SampledStep.is_ready`. With several ranks, rank 0 samples and broadcasts
-        the tokens, or all ranks sample the same tokens from their columns of the logits (`OneShot.sample`). Only rank 0
-        returns results.
+        the tokens, or all ranks sample the same tokens from their columns of the logits (`DeviceCommunicator.sample`).
+        Only rank 0 returns results.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if not isinstance(batch, ForwardBatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from radixrt.distributed.rank_place import ONLY_RANK, RankPlace
+from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.errors import ConfigError
 from radixrt.kernels.build import KernelUnavailable, load_kernels
 from radixrt.layers.cuda_ops import CudaOps
@@ -37,7 +37,7 @@ class RunnerConfig:
     kernel_cache: str
     show_progress: bool = False
     mask_path: str | None = None
-    place: RankPlace = ONLY_RANK
+    rank_info: RankInfo = SINGLE_RANK
 
 
 def pick_device(name: str) -> torch.device:

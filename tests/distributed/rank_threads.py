@@ -45,8 +45,8 @@ class ThreadGroup(TPGroup):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(sum(self._all("all_reduce", x.clone())))
 
-    def gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        everyones = torch.cat(self._all("gather_columns", x), dim=1)[:, :columns].contiguous()
+    def all_gather_columns(self, x: torch.Tensor, columns: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        everyones = torch.cat(self._all("all_gather_columns", x), dim=1)[:, :columns].contiguous()
         return everyones if out is None else out.copy_(everyones)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,19 +31,19 @@ SIZES = [size for size in (2, 4) if size <= GPUS]
 START = """
 import sys, torch
 from radixrt.distributed.parallel import TPGroup, join, rank_device
-from radixrt.distributed.rank_place import RankPlace
+from radixrt.distributed.rank_info import RankInfo
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.linear import Linear, UnquantizedLinearMethod
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 rank, size, store, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 one_shot = how != "nccl"
 if how == "one_shot, little memory":
-    from radixrt.distributed import one_shot as limits
+    from radixrt.distributed import device_communicator as limits
     limits.PART_BYTES[size] = 1 << 20
-place = RankPlace(rank, size, rank, size, store, 60.0, one_shot)
-device = rank_device(torch.device("cuda"), place)
-group = join(place, device)
-assert (group.one_shot is not None) == one_shot, "one_shot did not come up"
+rank_info = RankInfo(rank, size, rank, size, store, 60.0, one_shot)
+device = rank_device(torch.device("cuda"), rank_info)
+group = join(rank_info, device)
+assert (group.communicator is not None) == one_shot, "one_shot did not come up"
 ops = CudaOps(early=True)
 weight = 1 + torch.arange(4096, device=device) / 4096
 """
@@ -60,9 +60,10 @@ for dtype in (torch.float32, torch.bfloat16):
             out = group.all_reduce(static * 1)
             for _ in range(7):
                 out = group.all_reduce(out / size)
-            wide = group.gather_columns(out[:, :100].float() + rank, 150)
+            wide = group.all_gather_columns(out[:, :100].float() + rank, 150)
             kept = torch.zeros(rows, 4096, dtype=dtype, device=device)
-            normed = [ops.sum_add_rms_norm(kept, Part(static * 1), weight, 1e-6, dtype, group) for _ in range(3)]
+            add = ops.all_reduce_add_rms_norm
+            normed = [add(kept, PartialSum(static * 1), weight, 1e-6, dtype, group) for _ in range(3)]
             return out, wide, kept, normed
         work()
         graph = torch.cuda.CUDAGraph()
@@ -99,7 +100,7 @@ for rows in (1, 2, 3, 64):
         kept.zero_()
         for _ in range(3):
             part = linear.partial_sum(static, group)
-            ops.sum_add_rms_norm(kept, part, weight, 1e-6, torch.float32, group)
+            ops.all_reduce_add_rms_norm(kept, part, weight, 1e-6, torch.float32, group)
         return part
     work()
     graph = torch.cuda.CUDAGraph()

@@ -43,12 +43,12 @@ def compiled(kernel: Any, constants: dict[str, Any], **types: str) -> str:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_sums(ranks: int) -> None:
-    from radixrt.kernels.triton import rank_sum
+    from radixrt.kernels.triton import all_reduce
 
     place = {"RANK": 1, "RANKS": ranks, "PART_BYTES": 1 << 20}
     for sent, trips in itertools.product((False, True), (1, 2)):
         given = {"SIZE": 4096, "BLOCK": 4096, "SENT": sent, "TRIPS": trips, "EARLY": True, **place}
-        ptx = compiled(rank_sum._sum_add_rms_norm_kernel, given)
+        ptx = compiled(all_reduce._sum_add_rms_norm_kernel, given)
         # A part is looked at anew each time, and everything goes sixteen bytes at once.
         assert "ld.volatile.global.v4" in ptx
         assert not re.search(r"(ld\.volatile|st)\.global\.(b16|b32|v2)", ptx)
@@ -56,12 +56,12 @@ def test_sums(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_gathers_and_draws(ranks: int) -> None:
-    from radixrt.kernels.triton import rank_gather, rank_sampling
+    from radixrt.kernels.triton import all_gather, sharded_sampling
 
     place = {"RANK": 1, "RANKS": ranks}
-    compiled(rank_gather._gather_kernel, {"FLAGS_AT": 1 << 20, **place}, out="*fp32")
-    compiled(rank_sampling._chunk_kernel, place, part="*fp32")
-    compiled(rank_sampling._row_kernel, {"CHUNKS": 5, "PADDED": 64, **place})
+    compiled(all_gather._gather_kernel, {"FLAGS_AT": 1 << 20, **place}, out="*fp32")
+    compiled(sharded_sampling._chunk_kernel, place, part="*fp32")
+    compiled(sharded_sampling._row_kernel, {"CHUNKS": 5, "PADDED": 64, **place})
 
 
 @pytest.mark.parametrize(("ranks", "trips"), [(1, 1), (2, 1), (4, 1), (4, 2)])

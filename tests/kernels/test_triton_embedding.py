@@ -18,6 +18,6 @@ def test_rows_of_this_rank_and_zeros(triton_device: str, size: int, dtype: torch
     rows = torch.randn(64, size, generator=torch.Generator().manual_seed(size)).to(triton_device, dtype)
     ids = torch.tensor([0, 63, 64, 65, 127, 128, 64, 1000], device=triton_device)
     for first in (0, 64, 128):
-        found = embedding.embed_part(ids, rows, first)
-        assert torch.equal(found, TorchOps().embed_part(ids, rows, first))
-    assert embedding.embed_part(ids[:0], rows, 0).shape == (0, size)
+        found = embedding.embed_shard(ids, rows, first)
+        assert torch.equal(found, TorchOps().embed_shard(ids, rows, first))
+    assert embedding.embed_shard(ids[:0], rows, 0).shape == (0, size)

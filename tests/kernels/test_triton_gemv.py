@@ -136,8 +136,8 @@ class CountedProducts(CudaOps):
         super().__init__()
         self.taken = 0
 
-    def _takes_few(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
-        takes = super()._takes_few(x, weight)
+    def _uses_gemv(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        takes = super()._uses_gemv(x, weight)
         self.taken += takes
         return takes
 

@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from radixrt.kernels.triton.skinny_gemm_config import CONFIGS, MAX_PARTS, MAX_TILES, Config, Product, find, padded
+from radixrt.kernels.triton.skinny_gemm_config import (
+    CONFIGS,
+    MAX_PARTS,
+    MAX_TILES,
+    Config,
+    GemmShape,
+    find_config,
+    padded_tokens,
+)
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import TorchOps
 
@@ -79,12 +87,12 @@ def test_each_way_to_cut(triton_device: str, rows: int, columns: int, tokens: in
 @pytest.mark.parametrize("tokens", [1, 33, 64])
 def test_what_lies_behind_the_tokens_ends_nowhere(triton_device: str, tokens: int, cut: Config) -> None:
     from radixrt.kernels.triton import skinny_gemm
-    from radixrt.kernels.triton.room import empty_with_room, with_room
+    from radixrt.kernels.triton.padding import empty_padded, padded_view
 
     workspace = skinny_gemm.Workspace(triton_device)
     x, weight, bias = make(triton_device, torch.float16, tokens, 40, 264)
-    roomy = empty_with_room(tokens, 264, dtype=x.dtype, device=x.device)
-    with_room(roomy, padded(tokens)).fill_(torch.nan)
+    roomy = empty_padded(tokens, 264, dtype=x.dtype, device=x.device)
+    padded_view(roomy, padded_tokens(tokens)).fill_(torch.nan)
     found = skinny_gemm.multiply(roomy.copy_(x), weight, bias, workspace, cut)
     assert torch.equal(found, skinny_gemm.multiply(x, weight, bias, workspace, cut))
 
@@ -122,7 +130,7 @@ def test_splits_that_the_workspace_has_no_room_for(triton_device: str) -> None:
 @pytest.mark.parametrize(
     ("product", "width"), [(product, width) for product, cuts in CONFIGS.items() for width in cuts], ids=str
 )
-def test_cuts_fit(product: Product, width: int) -> None:
+def test_cuts_fit(product: GemmShape, width: int) -> None:
     cut = CONFIGS[product][width]
     halves = 1 + product.gated
     tiles = -(-product.rows // halves // cut.rows)
@@ -132,11 +140,11 @@ def test_cuts_fit(product: Product, width: int) -> None:
 
 
 def test_choice() -> None:
-    assert find(64, 4096, 4096, gated=False) is CONFIGS[Product(4096, 4096, False)][64]
-    assert find(33, 4096, 4096, gated=False) is CONFIGS[Product(4096, 4096, False)][64]
+    assert find_config(64, 4096, 4096, gated=False) is CONFIGS[GemmShape(4096, 4096, False)][64]
+    assert find_config(33, 4096, 4096, gated=False) is CONFIGS[GemmShape(4096, 4096, False)][64]
     for tokens, rows, gated in ((0, 4096, False), (129, 4096, False), (64, 4096, True), (64, 4095, False)):
-        assert find(tokens, rows, 4096, gated=gated) is None
-    assert [padded(n) for n in (1, 16, 17, 64, 65)] == [16, 16, 32, 64, 128]
+        assert find_config(tokens, rows, 4096, gated=gated) is None
+    assert [padded_tokens(n) for n in (1, 16, 17, 64, 65)] == [16, 16, 32, 64, 128]
 
 
 class CountedProducts(CudaOps):
@@ -146,7 +154,7 @@ class CountedProducts(CudaOps):
         super().__init__()
         self.taken = 0
 
-    def _cut(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> Config | None:
+    def _tiling(self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> Config | None:
         takes = self._skinny_gemm.supports(x, weight)
         self.taken += takes
         return CUTS["split"] if takes else None
@@ -187,14 +195,14 @@ def test_rows_apart_in_memory_go_to_torch(triton_device: str) -> None:
 @needs_sm90
 @pytest.mark.parametrize(
     ("product", "tokens"),
-    [(p, n) for p in CONFIGS for n in (5, 16, 32, 64, 100, 128) if padded(n) in CONFIGS[p]],
+    [(p, n) for p in CONFIGS for n in (5, 16, 32, 64, 100, 128) if padded_tokens(n) in CONFIGS[p]],
     ids=str,
 )
-def test_sizes_of_models(product: Product, tokens: int) -> None:
+def test_sizes_of_models(product: GemmShape, tokens: int) -> None:
     """Also: the same bits each time, with launches that overlap in a graph as one by one."""
     from radixrt.kernels.triton import skinny_gemm
 
-    cut = find(tokens, product.rows, product.columns, gated=product.gated)
+    cut = find_config(tokens, product.rows, product.columns, gated=product.gated)
     assert cut is not None
     workspace = skinny_gemm.Workspace("cuda")
     x, weight, bias = make("cuda", torch.bfloat16, tokens, product.rows, product.columns)

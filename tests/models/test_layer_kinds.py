@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from radixrt.distributed.partial_sum import Part
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import LINEAR_METHODS, Linear, LinearMethod, meta_parameter
@@ -43,8 +43,8 @@ class DecayMixer(Mixer):
             self._states[row], at = state, at + count
         return out
 
-    def project(self, mixed: torch.Tensor) -> Part:
-        return Part(mixed * self.scale)
+    def project(self, mixed: torch.Tensor) -> PartialSum:
+        return PartialSum(mixed * self.scale)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         return {"scale": replicated(f"{prefix}.decay.scale", tuple(self.scale.shape))}
@@ -55,8 +55,8 @@ class ScaledFeedForward(FeedForward):
         super().__init__()
         self.scale = meta_parameter(context.spec.hidden_size, dtype=context.dtype)
 
-    def forward(self, x: torch.Tensor) -> Part:
-        return Part(torch.tanh(x) * self.scale)
+    def forward(self, x: torch.Tensor) -> PartialSum:
+        return PartialSum(torch.tanh(x) * self.scale)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         return {"scale": replicated(f"{prefix}.mlp.scale", tuple(self.scale.shape))}

@@ -88,7 +88,7 @@ def test_a_step_has_two_sums_a_layer_and_one_gather(tmp_path: Path) -> None:
         return group.calls
 
     layers = len(spec.decoder.layers)
-    assert on_ranks(2, one)[0] == 3 * ["all_reduce", *(2 * layers * ["all_reduce"]), "gather_columns"]
+    assert on_ranks(2, one)[0] == 3 * ["all_reduce", *(2 * layers * ["all_reduce"]), "all_gather_columns"]
 
 
 def test_a_rank_reads_its_slices_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer."""
+"""SiLU-gated multiplication of a feed-forward layer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from radixrt.kernels.triton.room import empty_with_room
+from radixrt.kernels.triton.padding import empty_padded
 
 SMALL_BLOCK = 1024
-"""Columns of one program: 16 bytes of bfloat16 for each of 128 threads, so that one row alone is many programs."""
+"""Columns per program: 16 bytes of bfloat16 for each of 128 threads, so that one row alone is many programs."""
 
 LARGE_BLOCK = 2048
 LARGE_FROM = 1 << 20
-"""Elements of the result from which on the larger block is taken: then programs are plenty, and fewer cost less."""
+"""Elements of the result from which on the larger block is used: there are enough programs, and fewer cost less."""
 
 NUM_WARPS = 4
 
@@ -33,13 +33,13 @@ def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 def silu_and_mul(gate_up: torch.Tensor, early: bool = False) -> torch.Tensor:
-    """silu(gate) * up for contiguous rows [T, 2 * n] of gate, then up -> [T, n], in float32 and rounded once.
+    """Return silu(gate) * up [T, n] for contiguous rows [T, 2 * n] of gate, then up; in float32, rounded once.
 
     Args:
         early: see `CudaOps`.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = empty_with_room(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    out = empty_padded(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         large = rows * size >= LARGE_FROM and size % LARGE_BLOCK == 0
         block = LARGE_BLOCK if large else SMALL_BLOCK

@@ -1,4 +1,4 @@
-"""The embedding of tokens where the vocabulary is split over ranks, in one launch."""
+"""Embedding lookup in a vocabulary that is sharded over ranks, in one launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixrt.kernels.triton.norm import num_warps
 
 BLOCK = 4096
-"""Columns of one program at most: 16 bytes of bfloat16 for each of 512 threads."""
+"""Most columns per program: 16 bytes of bfloat16 for each of 512 threads."""
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -30,8 +30,8 @@ def _embed_part_kernel(
     tl.store(out + token * SIZE + at, values, mask=inside)
 
 
-def embed_part(input_ids: torch.Tensor, rows: torch.Tensor, first: int, early: bool = False) -> torch.Tensor:
-    """As `LayerOps.embed_part`; rows are contiguous.
+def embed_shard(input_ids: torch.Tensor, rows: torch.Tensor, first: int, early: bool = False) -> torch.Tensor:
+    """As `LayerOps.embed_shard`; rows are contiguous.
 
     Args:
         early: see `CudaOps`.

@@ -1,8 +1,8 @@
-"""Products of a weight matrix with one row or a few: a decode step's linear layers.
+"""Matrix-vector multiplication for one token or a few: the linear layers of a small decode step.
 
-Such a product is nothing but a read of the weight, so what counts is that all of the memory's bandwidth is asked for
-from the first microsecond on. Each warp has whole rows of the weight to itself, several 16-byte loads of each thread in
-flight, and the sums in registers. Sums are in float32, in an order that only the sizes decide, and are rounded once.
+Such a multiplication is bound by reading the weight, so the memory bandwidth must be saturated from the first
+microsecond on. Each warp computes whole rows of the weight, with several 16-byte loads of each thread in flight and the
+sums in registers. Sums are in float32, in an order that depends on the sizes alone, and are rounded once.
 """
 
 # mypy: disable-error-code="assignment"
@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixrt.kernels.triton.rank_memory import RankMemory, half_of, load_turn, part_places, send_part
-from radixrt.kernels.triton.rank_sum import sending
+from radixrt.kernels.triton.all_reduce import send_arguments
+from radixrt.kernels.triton.symmetric_memory import SymmetricMemory, first_slot, load_epoch, peer_slots, send_values
 
 MAX_TOKENS = 4
 MAX_TOKENS_OF_LARGE = 2
 LARGE_ELEMENTS = 3_500_000
 MAX_ELEMENTS = 120_000_000
-"""See `wins`."""
+"""Limits of `wins`."""
 
 ALIGNMENT = 8
 """Columns come in multiples of this, so that rows of 2-byte elements start at multiples of 16 bytes."""
@@ -33,21 +33,21 @@ LANES = 32
 
 SMS = 132
 REGISTERS = 65536
-"""Of an H100 or H200, and of one of its SMs; other sizes only mean that programs fit less well."""
+"""SMs of an H100 or H200, and registers of an SM; on other GPUs programs only fit less well."""
 
 FEW_ROWS = SMS * 16
-"""Rows of the weight up to which warps are few, so that each takes as much of its row at once as it can."""
+"""Rows of the weight up to which warps are few, so that each loads as much of its row at once as it can."""
 
 MANY_ROWS = SMS * 32
-"""Rows up to which all warps of one row each fit at once."""
+"""Rows up to which warps of one row each are all resident at once."""
 
 SHORT = 2048
-"""Columns of which a thread can have all its loads in flight."""
+"""Columns up to which a thread has all its loads in flight."""
 
 
 @triton.jit
 def _load_step(base, offsets, start, SIZE: tl.constexpr, UNROLL: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr):
-    """A step's part [warps, UNROLL, CHUNK] of the rows that start at `offsets`; ONCE: it need not stay in any cache.
+    """Load a step's [warps, UNROLL, CHUNK] of the rows that start at `offsets`; ONCE: without keeping it in a cache.
 
     In this order of dimensions a warp's lanes lie along a chunk, and a thread has 16 bytes of each chunk.
     """
@@ -65,7 +65,7 @@ def _add_step(
     first_sums, second_sums, first, second, x, copies, start,
     SIZE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr, UNROLL: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The sums of all tokens with one more step in them."""
+    """Add one step to the sums of all tokens."""
     first = first.to(tl.float32)
     second = second.to(tl.float32)
     first_out = ()
@@ -87,11 +87,11 @@ def _gemv_kernel(
     UNROLL: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr,
     RANKS: tl.constexpr, PART_BYTES: tl.constexpr, TRIPS: tl.constexpr,
 ):  # fmt: skip
-    """out [TOKENS, num_rows]; a warp's second row is WARPS further on, or the one of `up` if GATED. With RANKS, out is
-    a part of a sum, and sent to the others.
+    """Compute out [TOKENS, num_rows]; a warp's second row is WARPS further on, or the one of `up` if GATED. With RANKS
+    > 1, out is an addend of an all-reduce, and is also sent to the other ranks.
 
-    copy_stride: 0. Each warp reads x for itself, and a stride that is known only at run time keeps the compiler from
-    loading it once for all of them, each a part, and passing it around through shared memory.
+    copy_stride: 0. Each warp reads x for itself; a stride that is known only at run time keeps the compiler from
+    distributing the load over the warps and exchanging x through shared memory.
     """
     STEP: tl.constexpr = UNROLL * CHUNK
     STEPS: tl.constexpr = (SIZE + STEP - 1) // STEP
@@ -110,9 +110,9 @@ def _gemv_kernel(
     second = _load_step(weight, second_at, 0, SIZE, UNROLL, CHUNK, True) if PAIRS else first
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()  # the next kernel's programs find room beside these and wait for their end
+        gdc_launch_dependents()  # programs of the next kernel fit on the SMs beside these and wait for their end
     if RANKS > 1:
-        half = half_of(load_turn(turns), RANKS)
+        half = first_slot(load_epoch(turns), RANKS)
     zero = tl.zeros((WARPS, CHUNK), tl.float32)
     first_sums = ()
     second_sums = ()
@@ -137,7 +137,7 @@ def _gemv_kernel(
         to = token * num_rows
         if RANKS > 1:
             sent = tl.full((1,), token, tl.int32)
-            places, elsewhere = part_places(
+            places, elsewhere = peer_slots(
                 addresses, half, sent, num_rows, RANK, RANKS, PART_BYTES, TRIPS, out.dtype.element_ty
             )
         if PAIRS:
@@ -149,18 +149,18 @@ def _gemv_kernel(
             else:
                 second_value = second_value.to(out.dtype.element_ty)
                 if RANKS > 1:
-                    second_value = send_part(places, elsewhere, other, second_value, other < num_rows)
+                    second_value = send_values(places, elsewhere, other, second_value, other < num_rows)
                 tl.store(out + to + other, second_value, mask=other < num_rows)
         first_value = first_value.to(out.dtype.element_ty)
         if RANKS > 1:
-            first_value = send_part(places, elsewhere, row, first_value, row < num_rows)
+            first_value = send_values(places, elsewhere, row, first_value, row < num_rows)
         tl.store(out + to + row, first_value, mask=row < num_rows)
 
 
 def wins(tokens: int, rows: int, columns: int) -> bool:
-    """Whether x [tokens, columns] times a weight [rows, columns] goes through these kernels instead of cuBLAS.
+    """Whether x [tokens, columns] times a weight [rows, columns] is faster by these kernels than by cuBLAS.
 
-    Measured on an H200 in a CUDA graph, bfloat16, microseconds of ours and of cuBLAS
+    Measured on an H200 in a CUDA graph, bfloat16, microseconds of this kernel and of cuBLAS
     (`python -m benchmarks.kernels.small_kernels --only matrix-vector`):
 
     ============  ==========  ===========  ===========
@@ -176,8 +176,8 @@ def wins(tokens: int, rows: int, columns: int) -> bool:
     28672 x 4096  56.5  57.2   59.4  57.6   74.5  57.3
     ============  ==========  ===========  ===========
 
-    The last with silu and multiplication is 57.5 beside 62.0. An output head is larger than any of these, and cuBLAS
-    reads it as fast as memory allows.
+    The last one, fused with silu and multiplication, takes 57.5 against 62.0. An output head is larger than any of
+    these, and cuBLAS reads it as fast as memory allows.
     """
     elements = rows * columns
     limit = MAX_TOKENS if elements <= LARGE_ELEMENTS else MAX_TOKENS_OF_LARGE
@@ -185,7 +185,7 @@ def wins(tokens: int, rows: int, columns: int) -> bool:
 
 
 def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernels take these: both contiguous matrices of one floating dtype, columns in eights."""
+    """Whether the kernels support these: contiguous matrices of one floating dtype, columns in eights."""
     return (
         x.ndim == 2
         and x.shape[1] % ALIGNMENT == 0
@@ -198,9 +198,9 @@ def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def gemv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False,
-    send: RankMemory | None = None,
+    send: SymmetricMemory | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """x [T, K] times weight [M, K] transposed, plus bias [M] -> [T, M] of x's dtype, for T of 1 to MAX_TOKENS.
+    """Return x W^T + bias [T, M] in x's dtype, for x [T, K], weight [M, K], bias [M] and T of 1 to MAX_TOKENS.
 
     Args:
         early: see `CudaOps`.
@@ -210,7 +210,7 @@ def gemv(
 
 
 def gate_up_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, early: bool = False) -> torch.Tensor:
-    """silu(gate) * up -> [T, n], where `gemv` of these would give gate, then up, [T, 2 * n]; neither is rounded.
+    """Return silu(gate) * up [T, n], where `gemv` would return gate, then up, [T, 2 * n]; neither is rounded.
 
     Args:
         early: see `CudaOps`.
@@ -220,7 +220,7 @@ def gate_up_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def _launch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: int, *, gated: bool, early: bool,
-    send: RankMemory | None = None,
+    send: SymmetricMemory | None = None,
 ) -> torch.Tensor:  # fmt: skip
     tokens, size = x.shape
     out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
@@ -229,7 +229,7 @@ def _launch(
     pairs = gated or _pairs(tokens, rows, size)
     chunk = LANES * LANE_BYTES // x.element_size()
     programs = triton.cdiv(rows, 2 * NUM_WARPS if pairs and not gated else NUM_WARPS)
-    pointers, place = sending(send, x, rows)
+    pointers, place = send_arguments(send, x, rows)
     _gemv_kernel[(programs,)](
         x, weight, weight if bias is None else bias, out, *pointers, rows, 0,
         size, tokens, pairs, gated, bias is not None, _unroll(tokens, rows, size, pairs), chunk, NUM_WARPS, early,
@@ -240,21 +240,21 @@ def _launch(
 
 
 def _pairs(tokens: int, rows: int, columns: int) -> bool:
-    """Whether a warp takes two rows, which share what is loaded of x, instead of leaving one to another warp."""
+    """Whether a warp computes two rows, which share the loads of x."""
     return rows > MANY_ROWS or (rows > FEW_ROWS and (tokens > 1 or columns <= SHORT))
 
 
 def _unroll(tokens: int, rows: int, columns: int, pairs: bool) -> int:
-    """Chunks of a row in one step: more loads in flight, for more registers, so that fewer warps fit on an SM."""
+    """Chunks of a row in one step. More chunks mean more loads in flight and more registers, so fewer warps per SM."""
     if pairs:
         return 4 if tokens <= 2 and columns <= SHORT // tokens else 2
     return 8 if tokens <= 2 and rows <= FEW_ROWS and columns > 1024 else 4
 
 
 def _max_registers(tokens: int, programs: int) -> int | None:
-    """Of a thread, so that all programs run at once where that can be: a few left over would take as long again.
+    """Registers of a thread that let all programs run at once: a second wave of a few would take as long again.
 
-    None where the kernel would have to keep some of its values in memory, or has registers to spare.
+    None where the kernel would have to spill, or has registers to spare.
     """
     each = triton.cdiv(programs, SMS)
     found = REGISTERS // (each * NUM_WARPS * LANES) // 8 * 8

@@ -1,4 +1,4 @@
-"""From the fused projection to attention in one pass: norm of the heads, rotary embedding, store into the pool."""
+"""Norm of the heads, rotary embedding and store into the KV pool, in one launch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from triton.language.extra.cuda import gdc_wait
 from radixrt.kernels.triton.fp8 import clamp_to_fp8
 
 HEADS = 8
-"""Most heads of one program. A token of 32 + 2 * 8 heads is 6 programs: enough for one token, few enough for 8192."""
+"""Most heads per program. A token of 32 + 2 * 8 heads is 6 programs: enough for one token, few enough for 8192."""
 
 ELEMENTS_PER_WARP = 256
-"""Of half the heads: 16 bytes of bfloat16 for each thread in each half."""
+"""Elements of half the heads: 16 bytes of bfloat16 per thread in each half."""
 
 MAX_HEAD_DIM = 512
 POOL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
@@ -33,7 +33,7 @@ def _prepare_heads_kernel(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
     NORM: tl.constexpr, STORE: tl.constexpr, CLAMP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    # Programs of a token, in order: those of the heads of q, then of k, then (where they are stored) of v.
+    # Programs of a token, in order: the heads of q, then of k, then (where they are stored) of v.
     Q_PARTS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     KV_PARTS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
     DIM: tl.constexpr = 2 * HALF
@@ -58,12 +58,12 @@ def _prepare_heads_kernel(
     if is_v:
         _store_halves(v_out + slot * slot_stride + at, low, high, HALF, inside, CLAMP)
     else:
-        # What all heads share is loaded once for each of them, from the cache: as one row it would have to be handed
-        # from thread to thread through shared memory, which takes longer.
+        # Values that all heads share are loaded once per head, from the cache: loaded as one row they would have to be
+        # exchanged between threads through shared memory, which takes longer.
         shared = tl.zeros([HEADS, BLOCK], tl.int32) + column
         row = table + tl.load(positions + token).to(tl.int64) * (2 * DIM)
         cos = tl.load(row + shared, mask=inside, other=0.0).to(tl.float32)
-        # Of the table's sines the second half, which is not negated.
+        # The second half of the table's sines, which is not negated.
         sin = tl.load(row + DIM + HALF + shared, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             weight = k_weight
@@ -89,8 +89,8 @@ def supports(
     k_weight: torch.Tensor | None,
     pool: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> bool:
-    """Whether `prepare_heads` takes these: contiguous heads of an even size up to MAX_HEAD_DIM, norms for both q and k
-    or for neither, and pools of equal strides whose slots are contiguous, in one of POOL_DTYPES."""
+    """Whether `prepare_heads` supports these: contiguous heads of an even size up to MAX_HEAD_DIM, norms for both q and
+    k or for neither, and pools of equal strides whose slots are contiguous, in one of POOL_DTYPES."""
     dim = qkv.shape[2]
     if dim % 2 or dim > MAX_HEAD_DIM or not qkv.is_contiguous() or not table.is_contiguous():
         return False

@@ -7,25 +7,25 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixrt.kernels.triton.room import empty_with_room
+from radixrt.kernels.triton.padding import empty_padded
 
 MAX_HIDDEN = 16384
-"""A row is held in the registers of one program."""
+"""Longest row: a row is held in the registers of one program."""
 
 ELEMENTS_PER_WARP = 256
-"""One 16-byte access of bfloat16 by each thread: as many loads of a row as there are start at once."""
+"""One 16-byte access of bfloat16 per thread, so that all loads of a row start at once."""
 
 MAX_WARPS = 32
 
 
 def num_warps(elements: int) -> int:
-    """Of a program that has so many elements."""
+    """Warps of a program that holds so many elements."""
     return min(MAX_WARPS, max(1, elements // ELEMENTS_PER_WARP))
 
 
 @triton.jit
 def normed(row, scale, eps, SIZE: tl.constexpr):
-    """The norm of a row as it is kept, with zeros past its SIZE elements; in float32."""
+    """Normalize a row as it is stored, with zeros past its SIZE elements; in float32."""
     row = row.to(tl.float32)
     return row * tl.rsqrt(tl.sum(row * row, axis=0) / SIZE + eps) * scale
 
@@ -37,10 +37,10 @@ def _add_rms_norm_kernel(
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
-    # The weight first: it depends on no kernel and is on its way while the row is added up.
+    # The weight first: it depends on no kernel, and its load overlaps the end of the kernel before.
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
-        gdc_launch_dependents()  # a product that comes next loads its weight in the meantime
+        gdc_launch_dependents()  # a GEMM that follows loads its weight in the meantime
         gdc_wait()
     kept = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_X:
@@ -51,7 +51,7 @@ def _add_rms_norm_kernel(
 
 
 def supports(residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor) -> bool:
-    """Whether `add_rms_norm` takes these: rows of at most MAX_HIDDEN, everything contiguous."""
+    """Whether `add_rms_norm` supports these: rows of at most MAX_HIDDEN, everything contiguous."""
     return (
         residual.shape[1] <= MAX_HIDDEN
         and residual.is_contiguous()
@@ -70,13 +70,14 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """As `LayerOps.add_rms_norm`: residual [T, hidden] += x, in place, then its norm as a new [T, hidden] of dtype.
 
-    The sum is rounded to the residual's dtype before it is normalized, so that the result is the norm of what is kept.
+    The sum is rounded to the residual's dtype before it is normalized, so that the result is the norm of the stored
+    sum.
 
     Args:
         early: see `CudaOps`.
     """
     rows, size = residual.shape
-    out = empty_with_room(rows, size, dtype=dtype, device=residual.device)
+    out = empty_padded(rows, size, dtype=dtype, device=residual.device)
     if rows:
         block = triton.next_power_of_2(size)
         _add_rms_norm_kernel[(rows,)](

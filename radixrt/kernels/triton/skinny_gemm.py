@@ -1,9 +1,9 @@
-"""Products of a weight matrix with some tokens to a hundred: the linear layers of a decode step of a batch.
+"""GEMM of a weight matrix with a few to a few hundred tokens: the linear layers of a decode step of a batch.
 
-Such a product is still a read of the weight, so each program keeps enough bytes of it in flight, and each byte of it is
-read by one program, which multiplies it with all tokens. Where the weight has too few rows to keep all SMs busy, its
-columns are split over programs too: each leaves its float32 sums in a workspace, and the last one of a tile to arrive
-adds them up, always in the same order. Sums are rounded once, and only sizes decide their order.
+Such a GEMM is bound by reading the weight, so each program keeps enough bytes of it in flight, and each byte is read by
+one program, which multiplies it with all tokens. Where the weight has too few rows to keep all SMs busy, its columns
+are split over programs too (split-K): each leaves its float32 partial sums in a workspace, and the last program of a
+tile adds them up, always in the same order. Sums are rounded once, and their order depends on sizes alone.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from radixrt.kernels.triton.rank_memory import RankMemory, half_of, load_turn, part_places, send_part
-from radixrt.kernels.triton.rank_sum import sending
-from radixrt.kernels.triton.room import empty_with_room, with_room
-from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, MAX_TOKENS, Config, padded
+from radixrt.kernels.triton.all_reduce import send_arguments
+from radixrt.kernels.triton.padding import empty_padded, padded_view
+from radixrt.kernels.triton.skinny_gemm_config import MAX_PARTS, MAX_TILES, MAX_TOKENS, Config, padded_tokens
+from radixrt.kernels.triton.symmetric_memory import SymmetricMemory, first_slot, load_epoch, peer_slots, send_values
 
 ALIGNMENT = 8
 """Columns come in multiples of this, so that rows of 2-byte elements start at multiples of 16 bytes."""
 
 WARP = 32
 MIN_PIECE = 128
-"""Columns of one prefetch, at least; more where that is enough for each thread to ask for one piece."""
+"""Fewest columns of one prefetch; more where that gives each thread one piece."""
 
 
 class Workspace:
-    """Where the parts of split products meet. For one stream at a time: launches that may overlap need their own.
+    """Workspace of split-K GEMMs, for one stream at a time: launches that may overlap need their own.
 
     Attributes:
-        parts: float32 [MAX_PARTS], sums that programs leave to the last of their tile.
-        arrived: int32 [MAX_TILES], how many have; all 0 between launches.
+        parts: float32 [MAX_PARTS], partial sums that programs leave to the last program of their tile.
+        arrived: int32 [MAX_TILES], how many programs of a tile have finished; all 0 between launches.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -46,7 +46,7 @@ class Workspace:
 def _prefetch(
     weight, first_row, num_rows, columns, start, ROWS: tl.constexpr, AHEAD: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
-    """Ask for [ROWS, AHEAD] of the weight to be fetched into the L2 cache, PIECE columns, of all its, at a time."""
+    """Prefetch [ROWS, AHEAD] of the weight into the L2 cache, PIECE columns at a time."""
     row = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
     at = tl.minimum(start + tl.arange(0, AHEAD // PIECE) * PIECE, columns - PIECE)
     address = (weight + row[:, None] * columns + at[None, :]).to(tl.int64)
@@ -62,11 +62,11 @@ def _prefetch(
 
 @triton.jit
 def _tile(map_, pointers, first_row, start, columns, inside, STEP: tl.constexpr, EVEN: tl.constexpr):
-    """[rows, STEP] at a column: by descriptor if there is one, else by the rows' pointers. Zeros past the end.
+    """Load [rows, STEP] at a column: by descriptor if there is one, else by the rows' pointers. Zeros past the end.
 
     Args:
-        inside: which rows are loaded at all [rows, 1], or None for all.
-        EVEN: steps end where columns do.
+        inside: mask of the rows to load, [rows, 1]; None for all.
+        EVEN: whether the number of columns is a multiple of STEP.
     """
     if map_ is not None:
         tile = map_.load([first_row, start])
@@ -98,8 +98,8 @@ def _skinny_gemm_kernel(
     PIECE: tl.constexpr, EARLY: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, PART_BYTES: tl.constexpr,
     TRIPS: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS, out is a
-    part of a sum, and sent to the others."""
+    """Compute out [tokens, num_rows]; `each` is the steps of a split, of which the last may have fewer. With RANKS > 1,
+    out is an addend of an all-reduce, and is also sent to the other ranks."""
     columns = tl.multiple_of(columns, 8)
     tile = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
@@ -113,12 +113,12 @@ def _skinny_gemm_kernel(
             _prefetch(weight, first_row, num_rows, columns, begin * STEP, ROWS, AHEAD, PIECE)
             if GATED:
                 _prefetch(up_weight, first_row, num_rows, columns, begin * STEP, ROWS, AHEAD, PIECE)
-        gdc_launch_dependents()  # the next kernel's programs find room beside these, and do the same
+        gdc_launch_dependents()  # programs of the next kernel fit on the SMs beside these, and prefetch too
         gdc_wait()
     if RANKS > 1:
         sent = tl.arange(0, TOKENS)[:, None]
-        half = half_of(load_turn(turns), RANKS)
-        places, elsewhere = part_places(
+        half = first_slot(load_epoch(turns), RANKS)
+        places, elsewhere = peer_slots(
             addresses, half, sent, num_rows, RANK, RANKS, PART_BYTES, TRIPS, out.dtype.element_ty
         )
 
@@ -149,7 +149,7 @@ def _skinny_gemm_kernel(
         tl.store(of_split, sums)
         if GATED:
             tl.store(of_split + ROWS * TOKENS, up_sums)
-        tl.debug_barrier()  # all threads' sums are written before one thread says so
+        tl.debug_barrier()  # all threads' sums are written before one thread counts the program
         last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
         if last:
             sums = tl.zeros(shape, tl.float32)
@@ -173,14 +173,14 @@ def _skinny_gemm_kernel(
         value = value.to(out.dtype.element_ty)
         to = token[:, None] * num_rows + row[None, :]
         if RANKS > 1:
-            value = send_part(places, elsewhere, row[None, :], value, inside & in_rows[None, :])
+            value = send_values(places, elsewhere, row[None, :], value, inside & in_rows[None, :])
         tl.store(out + to, value, mask=inside & in_rows[None, :])
 
 
 def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernel takes these: contiguous matrices of one 2-byte dtype that begin at multiples of 16 bytes.
+    """Whether the kernel supports these: contiguous matrices of one 2-byte dtype, aligned to 16 bytes.
 
-    On a GPU it needs sm_90 or later, for the copy engine.
+    On a GPU the kernel needs sm_90 or later, for the copy engine.
     """
     return (
         x.ndim == 2
@@ -210,38 +210,41 @@ def multiply(
     *,
     gated: bool = False,
     early: bool = False,
-    send: RankMemory | None = None,
+    send: SymmetricMemory | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [M, K] transposed, plus bias [M] -> [T, M] of x's dtype, for T of 1 to MAX_TOKENS.
+    """Return x W^T + bias [T, M] in x's dtype, for x [T, K], weight [M, K], bias [M] and T of 1 to MAX_TOKENS.
 
     Args:
-        cut: how; `skinny_gemm_config.find` knows.
-        gated: silu(gate) * up -> [T, M / 2] instead, where the product would give gate, then up; neither is rounded.
+        cut: the tiling, from `skinny_gemm_config.find_config`.
+        gated: return silu(gate) * up [T, M / 2] instead, for a weight with the rows of gate, then those of up; neither
+            is rounded.
         early: see `CudaOps`.
-        send: `rank_sum`'s memory, which has room: the product is a part of the sum that comes next, and sent to the
-            other ranks.
+        send: symmetric memory of the next `all_reduce`, if the result is an addend of it and is to be sent by this
+            kernel.
 
     Raises:
-        ValueError: the workspace has not enough room for the splits' sums.
+        ValueError: the workspace is too small for the splits' partial sums.
     """
     tokens, columns = x.shape
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = empty_with_room(tokens, rows, dtype=x.dtype, device=x.device)
+    out = empty_padded(tokens, rows, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    width = padded(tokens)
+    width = padded_tokens(tokens)
     steps = triton.cdiv(columns, cut.step)
     each = triton.cdiv(steps, cut.splits)
     splits = triton.cdiv(steps, each)
     tiles = triton.cdiv(rows, cut.rows)
     if splits > 1 and (tiles > MAX_TILES or tiles * splits * cut.rows * width * (1 + gated) > MAX_PARTS):
-        raise ValueError(f"{rows} rows and {tokens} tokens in {splits} splits need more than the workspace; split less")
+        raise ValueError(
+            f"{rows} rows and {tokens} tokens in {splits} splits need more than the workspace; use fewer splits"
+        )
     ahead = min(cut.ahead, each * cut.step, columns)
     ahead = 1 << (ahead.bit_length() - 1) if ahead >= MIN_PIECE else 0  # a power of 2, as ranges are
     piece = min(ahead, max(MIN_PIECE, ahead * cut.rows // (cut.warps * WARP)))
     weight_map = TensorDescriptor.from_tensor(weight, [cut.rows, cut.step]) if cut.bulk else None
-    x_map = TensorDescriptor.from_tensor(with_room(x, width), [width, cut.step]) if cut.bulk else None
-    pointers, place = sending(send, x, rows)
+    x_map = TensorDescriptor.from_tensor(padded_view(x, width), [width, cut.step]) if cut.bulk else None
+    pointers, place = send_arguments(send, x, rows)
     _skinny_gemm_kernel[(tiles * splits,)](
         x, x_map, weight, weight_map, bias, out, workspace.parts, workspace.arrived, *pointers, tokens, rows, columns,
         each, width, cut.rows, cut.step, splits, gated, bias is not None, cut.tokens_first, columns % cut.step == 0,

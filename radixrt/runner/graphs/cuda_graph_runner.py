@@ -175,7 +175,7 @@ class CudaGraphRunner:
         either all ranks make it, or none."""
         captured = step.captured
         if captured.own is not None:
-            self._group.gather_columns(captured.own, captured.logits.shape[1], captured.logits)
+            self._group.all_gather_columns(captured.own, captured.logits.shape[1], captured.logits)
         return captured.logits[: step.num_rows]
 
     def samples_gathered(self, step: StagedStep) -> bool:
@@ -253,7 +253,7 @@ class CudaGraphRunner:
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         self._attention.begin_graph(batch, part)
         hidden = self._model.forward(ids, positions, batch, self._attention)
-        own = self._model.compute_own_logits(hidden)
+        own = self._model.compute_local_logits(hidden)
         if own is None:
             made = self._model.compute_logits(hidden, logits)
             if made.data_ptr() != logits.data_ptr():
@@ -264,8 +264,8 @@ class CudaGraphRunner:
         """Sample every row, and make the tokens its future tokens."""
         rows = inputs.rows
         numbers = (inputs.temperature, inputs.uniforms, self._workspace)
-        if own is not None and self._group.one_shot is not None:
-            found = SampleResult(*self._group.one_shot.sample(own, logits.shape[1], *numbers))
+        if own is not None and self._group.communicator is not None:
+            found = SampleResult(*self._group.communicator.sample(own, logits.shape[1], *numbers))
             chosen = found.token_ids
         else:
             found = SampleResult(self._workspace.token_ids[:rows], self._workspace.best[:rows])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from radixrt.config import make_config
 from radixrt.distributed import parallel
-from radixrt.distributed.rank_place import RankPlace, launched_place
+from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine.process import process_kinds, process_name
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import ConfigError
@@ -23,23 +23,23 @@ SLURM = {**MASTER, "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1
 
 
 def test_torchrun_and_slurm() -> None:
-    assert launched_place(TORCHRUN, 60.0) == RankPlace(5, 8, 1, 4, None, 60.0)
-    assert launched_place(SLURM, 60.0) == RankPlace(3, 4, 1, 2, None, 60.0)
-    assert launched_place({**SLURM, **TORCHRUN}, 60.0).rank == 5
+    assert rank_from_environment(TORCHRUN, 60.0) == RankInfo(5, 8, 1, 4, None, 60.0)
+    assert rank_from_environment(SLURM, 60.0) == RankInfo(3, 4, 1, 2, None, 60.0)
+    assert rank_from_environment({**SLURM, **TORCHRUN}, 60.0).rank == 5
     without = {k: v for k, v in SLURM.items() if k != "SLURM_NTASKS_PER_NODE"}
-    assert launched_place(without, 60.0).local_size == 4
+    assert rank_from_environment(without, 60.0).local_size == 4
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"])
 def test_a_missing_variable_is_named(missing: str) -> None:
     with pytest.raises(ConfigError, match=missing):
-        launched_place({k: v for k, v in TORCHRUN.items() if k != missing}, 60.0)
+        rank_from_environment({k: v for k, v in TORCHRUN.items() if k != missing}, 60.0)
 
 
 @pytest.mark.parametrize("value", ["-1", "two", "1.0", "8"])
 def test_a_rank_that_cannot_be_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="RANK"):
-        launched_place({**TORCHRUN, "RANK": value}, 60.0)
+        rank_from_environment({**TORCHRUN, "RANK": value}, 60.0)
 
 
 def test_one_process_cannot_be_several_ranks() -> None:
@@ -94,7 +94,7 @@ def test_ranks_find_out_whether_they_share_a_machine(
     said: list[bool] = []
 
     def ask(rank: int) -> None:
-        said.append(parallel._on_one_machine(RankPlace(rank, 3, rank, 3), store))
+        said.append(parallel._on_one_machine(RankInfo(rank, 3, rank, 3), store))
 
     threads = [threading.Thread(target=ask, args=(rank,), name=name) for rank, name in enumerate(machines)]
     for thread in threads:

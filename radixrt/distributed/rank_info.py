@@ -1,4 +1,4 @@
-"""`RankPlace`: which rank a runner is, and where it finds the others. Imports no torch."""
+"""`RankInfo`: the rank of a runner process, and how it reaches the other ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from radixrt.errors import ConfigError, shown
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankInfo:
     """One of the ranks that share a model.
 
     Attributes:
-        rank: below `size`.
-        local_rank: among the `local_size` ranks of this machine, which share its memory and cores; its CUDA device.
-        store: a file of this machine where the ranks meet; None where they meet at MASTER_ADDR and MASTER_PORT.
+        rank: of `size` ranks, from 0.
+        local_rank: of the `local_size` ranks on this machine, which share its memory and cores; also the index of the
+            rank's CUDA device.
+        store: path of the file through which the ranks of this machine rendezvous; None for MASTER_ADDR and
+        MASTER_PORT.
         timeout_s: the longest that ranks wait for each other, while loading too.
-        one_shot: on CUDA, `radixrt.distributed.one_shot` is used where it works.
+        one_shot: use `radixrt.distributed.device_communicator` on CUDA where it works.
     """
 
     rank: int = 0
@@ -29,31 +31,30 @@ class RankPlace:
     one_shot: bool = False
 
 
-ONLY_RANK = RankPlace()
+SINGLE_RANK = RankInfo()
+"""The rank of a model that is not split."""
 
 
-def launched_place(environment: Mapping[str, str], timeout_s: float) -> RankPlace:
-    """This process's place among those that torchrun or SLURM started.
+def rank_from_environment(environment: Mapping[str, str], timeout_s: float) -> RankInfo:
+    """Read this process's rank from the environment variables of torchrun or SLURM.
 
     Raises:
-        ConfigError: a variable that says it is missing or no number.
+        ConfigError: a variable is missing or not a number.
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environment.get(name):
             raise ConfigError(f"executor=external: {name} is not set; torchrun sets it, a SLURM script must export it")
     size = _number(environment, "WORLD_SIZE", "SLURM_NTASKS")
-    place = RankPlace(
+    info = RankInfo(
         rank=_number(environment, "RANK", "SLURM_PROCID"),
         size=size,
         local_rank=_number(environment, "LOCAL_RANK", "SLURM_LOCALID"),
         local_size=_number(environment, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", default=size),
         timeout_s=timeout_s,
     )
-    if not 0 <= place.rank < place.size:
-        raise ConfigError(
-            f"executor=external: rank {place.rank} of {place.size} ranks does not exist (RANK, WORLD_SIZE)"
-        )
-    return place
+    if not 0 <= info.rank < info.size:
+        raise ConfigError(f"executor=external: rank {info.rank} of {info.size} ranks does not exist (RANK, WORLD_SIZE)")
+    return info
 
 
 def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:

@@ -1,0 +1,237 @@
+"""`DeviceCommunicator`: collectives between GPUs of one machine, by Triton kernels over memory that all of them map.
+
+There are an all-reduce fused with the residual sum and RMSNorm, an all-gather of logits, and sampling from logits that
+are sharded over ranks. torch's symmetric memory maps the memory; multicast is neither used nor requested. The kernels
+are `kernels/triton/all_reduce.py`, `all_gather.py` and `sharded_sampling.py`; shapes that they do not support go to
+NCCL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from radixrt.distributed.partial_sum import PartialSum
+    from radixrt.kernels.triton.sampling import SampleWorkspace
+    from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
+
+logger = logging.getLogger(__name__)
+
+PART_BYTES = {2: 64 << 20, 4: 32 << 20, 8: 16 << 20}
+"""By number of ranks, the bytes that one launch of the all-reduce receives from each other rank."""
+
+GATHER_BYTES = 64 << 20
+"""Largest shard of a gathered matrix, in bytes."""
+
+NATIVE_ATOMICS = 3
+"""CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED."""
+
+REGION_ALIGN_BYTES = 256
+
+
+class DeviceCommunicator:
+    """One rank's handle; `create_device_communicator` builds it on every rank at the same time.
+
+    Args:
+        own: uint8 [`memory_bytes`], prepared by `initialize`; this rank's memory, which all ranks map.
+        addresses: int64 [ranks], where this process maps every rank's memory.
+    """
+
+    def __init__(self, rank: int, size: int, own: torch.Tensor, addresses: torch.Tensor) -> None:
+        from radixrt.kernels.triton import all_gather, all_reduce, norm, sharded_sampling
+        from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
+
+        self._norm, self._gather, self._sum, self._sampling = norm, all_gather, all_reduce, sharded_sampling
+        sums, gathers, samples, end = _region_offsets(size)
+        self._sums = SymmetricMemory(addresses + sums, rank, PART_BYTES[size])
+        self._gathers = SymmetricMemory(addresses + gathers, rank, GATHER_BYTES)
+        self._shard = own[gathers:samples]
+        self._samples = SymmetricMemory(addresses + samples, rank, 0)
+        assert end <= len(own)
+
+    def supports(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether `all_reduce_add_rms_norm` supports these arguments; the same answer on every rank."""
+        rows, columns = x.shape
+        one_shot = self._sum.num_shots(self._sums, rows, columns, x.itemsize) == 1
+        return (
+            self._norm.supports(residual, x, weight)
+            and x.is_contiguous()
+            and (one_shot or residual.dtype == x.dtype)
+            and self._sum.rows_per_launch(self._sums, rows, columns, x.itemsize) > 0
+        )
+
+    def send_buffer(self, rows: int, columns: int, dtype: torch.dtype) -> SymmetricMemory | None:
+        """Return the memory into which a GEMM writes its [rows, columns] for the next all-reduce, whose residual has
+        the same dtype; None where the all-reduce itself must send them.
+
+        Ranks may differ in whether the GEMM or the all-reduce sends: the receivers get the same bytes.
+        """
+        fits = 0 < rows <= self._sum.rows_per_launch(self._sums, rows, columns, dtype.itemsize)
+        return self._sums if fits and columns <= self._norm.MAX_HIDDEN else None
+
+    def all_reduce_add_rms_norm(
+        self, residual: torch.Tensor, added: PartialSum, weight: torch.Tensor, eps: float, dtype: torch.dtype,
+        *, early: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """As `LayerOps.all_reduce_add_rms_norm`."""
+        return self._sum.all_reduce_add_rms_norm(self._sums, residual, added.x, weight, eps, dtype, early, added.sent)
+
+    def gather_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
+        """Return the memory [rows, columns] of this rank's shard of a gathered float32 matrix; None if it is too
+        large."""
+        count = rows * columns
+        if not 0 < count * torch.float32.itemsize <= GATHER_BYTES:
+            return None
+        return self._shard[: count * torch.float32.itemsize].view(torch.float32).view(rows, columns)
+
+    def all_gather_columns(self, shard: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Concatenate the shards along columns into out, and return it. This rank's shard is a `gather_buffer`."""
+        return self._gather.all_gather_columns(self._gathers, shard.shape[1], out)
+
+    def sample_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
+        """Return a `gather_buffer` from which `sample` can draw; None if there are too many rows."""
+        fits = self._sampling.supports(rows, columns, self._samples.ranks)
+        return self.gather_buffer(rows, columns) if fits else None
+
+    def sample(
+        self, shard: torch.Tensor, vocab: int, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Sampler.sample_plain`, from sharded logits; the same tokens on every rank.
+
+        Args:
+            shard: this rank's logits, a `sample_buffer`.
+            vocab: columns of all shards; the columns behind them are padding.
+        """
+        return self._sampling.fused_sample(self._samples, self._gathers.addresses, shard, vocab, temperature, u, out)
+
+
+def memory_bytes(size: int) -> int:
+    """Bytes of symmetric memory on each of `size` ranks."""
+    return _region_offsets(size)[-1]
+
+
+def initialize(own: torch.Tensor, size: int) -> None:
+    """Fill a rank's memory, uint8, with the contents that the first launches expect."""
+    from radixrt.kernels.triton.symmetric_memory import fill_with_sentinels
+
+    sums, end, *_ = _region_offsets(size)
+    fill_with_sentinels(own[sums:end])
+    own[end:].zero_()
+
+
+def _region_offsets(size: int) -> list[int]:
+    """Byte offsets at which the regions of all-reduce, all-gather and sampling begin, and the end of the last."""
+    from radixrt.kernels.triton import all_gather, all_reduce, sharded_sampling
+
+    wanted = (
+        all_reduce.memory_bytes(PART_BYTES[size], size),
+        all_gather.memory_bytes(GATHER_BYTES, size),
+        sharded_sampling.memory_bytes(size),
+    )
+    offsets = [0]
+    for each in wanted:
+        offsets.append(offsets[-1] + -(-each // REGION_ALIGN_BYTES) * REGION_ALIGN_BYTES)
+    return offsets
+
+
+def create_device_communicator(rank: int, size: int, device: torch.device) -> DeviceCommunicator | None:
+    """Create a communicator and test it on every rank; None where it is not available, and the log gives the reason.
+
+    The ranks agree after each operation that may fail on one of them alone, before the next collective operation.
+    """
+    own: torch.Tensor | None = None
+    reason = f"{size} ranks are not supported"
+    if size in PART_BYTES:
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        try:
+            import torch.distributed._symmetric_memory as symm_mem
+
+            if not _has_native_atomics(device, size):
+                raise RuntimeError("the links between the GPUs have no native atomics, which flags need")
+            own = symm_mem.empty(memory_bytes(size), dtype=torch.uint8, device=device)
+        except (ImportError, AttributeError, RuntimeError) as error:
+            reason = str(error)
+    created: DeviceCommunicator | None = None
+    if _all_agree(own is not None, device) and own is not None:
+        try:
+            created = DeviceCommunicator(rank, size, own, _addresses(own, rank, size))
+        except (AttributeError, RuntimeError) as error:
+            reason = str(error)
+        initialize(own, size)
+    if _all_agree(created is not None, device) and created is not None:
+        reason = "the self-test gave wrong results"
+        if _all_agree(self_test(created, rank, size, device), device):
+            return created
+    logger.info("all_reduce=one_shot is not available here, NCCL is used instead: %s", reason)
+    return None
+
+
+def _addresses(own: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """Map every rank's memory into this process: int64 [size] addresses, valid while `own` lives. A collective call."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    group = dist.group.WORLD
+    assert group is not None
+    handle = symm_mem.rendezvous(own, group)
+    found = [handle.get_buffer(each, (len(own),), torch.uint8).data_ptr() for each in range(size)]
+    if found[rank] != own.data_ptr():
+        raise RuntimeError("symmetric memory is mapped twice here")
+    return torch.tensor(found, dtype=torch.int64, device=own.device)
+
+
+def _has_native_atomics(device: torch.device, size: int) -> bool:
+    """Whether this GPU's links to the first `size` GPUs of this machine have native atomics, as NVLink has and PCIe
+    need not; True where the driver cannot be asked."""
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
+    except (OSError, AttributeError):
+        return True
+    found = ctypes.c_int(1)
+    others = (other for other in range(size) if other != device.index)
+    asked = (ask(ctypes.byref(found), NATIVE_ATOMICS, device.index, other) != 0 or found.value for other in others)
+    return all(asked)
+
+
+def _all_agree(good: bool, device: torch.device) -> bool:
+    """Whether the argument is true on all ranks. All earlier launches of all ranks have completed on return."""
+    agreed = torch.tensor(good, dtype=torch.int64, device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    return bool(agreed)
+
+
+def self_test(
+    communicator: DeviceCommunicator, rank: int, size: int, device: torch.device, all_rows: tuple[int, ...] = (1, 3, 64)
+) -> bool:
+    """Check a few all-reduces, an all-gather and draws of whole numbers, whose results are exact.
+
+    Every operation is launched even after a wrong result: the other ranks wait for each.
+    """
+    from radixrt.distributed.partial_sum import PartialSum
+    from radixrt.kernels.triton.sampling import SampleWorkspace
+
+    good = []
+    hidden, weight = 4096, torch.ones(4096, device=device)
+    for rows, dtype in itertools.product(all_rows, (torch.float32, torch.bfloat16)):
+        numbers = (torch.arange(rows * hidden, device=device) % 16).to(dtype).view(rows, hidden)
+        residual = numbers.clone()
+        added = PartialSum(numbers + rank)
+        communicator.all_reduce_add_rms_norm(residual, added, weight, 1e-6, dtype, early=False)
+        good.append(torch.equal(residual, (size + 1) * numbers + size * (size - 1) // 2))
+    columns, vocab = 24, 24 * size - 5
+    shard = communicator.sample_buffer(3, columns)
+    assert shard is not None
+    expected = torch.arange(vocab, device=device).float().repeat(3, 1)
+    shard.copy_(torch.arange(columns, device=device).repeat(3, 1) + columns * rank)
+    good.append(torch.equal(communicator.all_gather_columns(shard, torch.empty_like(expected)), expected))
+    # The last token's logit is so much larger that it is always drawn; it lies in the last rank's shard.
+    temperature, u = torch.tensor([0.0, 0.01, 0.01], device=device), torch.full((3,), 0.5, device=device).double()
+    token_ids, _ = communicator.sample(shard, vocab, temperature, u, SampleWorkspace(3, vocab, device))
+    good.append(torch.equal(token_ids, torch.full_like(token_ids, vocab - 1)))
+    return all(good)

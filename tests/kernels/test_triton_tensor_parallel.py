@@ -1,0 +1,67 @@
+"""Kernels of tensor parallelism, by rank processes under Triton's interpreter that map files as symmetric memory.
+
+Epochs, halves and flags are so tested by ranks that really wait for each other; tests/gpu does the same on GPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.rank_processes import TIMEOUT_S
+from tests.tiny_models import make_tiny_model
+
+CASES = ("one-shot", "two-shot", "gemms", "all-gathers", "samples", "self-test", "model")
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+}  # fmt: skip
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+def _has_loops() -> bool:
+    """Whether this Triton's interpreter has loops with this NumPy."""
+    import triton
+
+    return _version(triton.__version__) >= (3, 7) or _version(np.__version__) < (2, 3)
+
+
+@functools.cache
+def passed(ranks: int, folder: Path) -> tuple[set[str], str]:
+    """Run all cases of a group in one start of its processes: the cases that every rank passed, and the errors."""
+    names = CASES if ranks < 8 else CASES[:2]
+    names = tuple(name for name in names if name != "gemms" or _has_loops())
+    for name in names:
+        (folder / name).mkdir(parents=True)
+    make_tiny_model(folder / "model" / "model", num_hidden_layers=1)
+    code = "from tests.kernels.tensor_parallel_cases import main; main()"
+    command = [sys.executable, "-c", code, str(ranks), str(folder), *names]
+    environment = {**os.environ, **ENVIRONMENT}
+    errors = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment, timeout=TIMEOUT_S).stderr
+    files = [folder / f"passed-{rank}" for rank in range(ranks)]
+    return set.intersection(*(set(file.read_text().split()) if file.exists() else set() for file in files)), errors
+
+
+@pytest.fixture(scope="session")
+def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("ranks", "name"), [*((ranks, name) for ranks in (2, 4) for name in CASES), (8, "one-shot"), (8, "two-shot")]
+)
+def test_ranks_that_wait_for_each_other(ranks: int, name: str, rank_folder: Path) -> None:
+    if name == "gemms" and not _has_loops():
+        pytest.skip("the interpreter of this Triton has no loops with this NumPy")
+    names, errors = passed(ranks, rank_folder / str(ranks))
+    assert name in names, errors
