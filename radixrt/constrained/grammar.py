@@ -26,7 +26,8 @@ class Grammar(ABC):
     def mask(self) -> Bitmask:
         """The allowed next tokens: bit t % 32 of word t // 32 (uint32 [bitmask_words(vocab_size)]); not to be changed.
 
-        The same array again where it is remembered, also for other requests: so what many rows share is sent once.
+        A cached mask is returned as the same array, also to other requests, so that a mask shared by many rows is sent
+        once.
         """
 
     @abstractmethod
@@ -35,7 +36,7 @@ class Grammar(ABC):
 
     @abstractmethod
     def is_terminated(self) -> bool:
-        """Nothing more may follow: the request ends with "stop"."""
+        """Whether nothing may follow, so that the request ends with "stop"."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
@@ -61,7 +62,8 @@ class Grammar(ABC):
     def fits(self, token: int, remaining: int) -> bool:
         """Whether, after `token`, the output can still be completed within `remaining` further tokens.
 
-        Asked before `accept`, for tokens in order. True for a token that the grammar does not allow: `accept` says so.
+        Asked before `accept`, for tokens in order. True for a token that the grammar does not allow, which `accept`
+        refuses.
         """
 
     @abstractmethod
@@ -69,4 +71,4 @@ class Grammar(ABC):
         """Closing suffix: tokens of a shortest completion from the current state; empty where the output may end."""
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Do what `accept` put off. Called after every step, when nobody waits for it; the state is unchanged."""
+        """Do the work that `accept` deferred. Called after every step, off the critical path; the state stays."""

@@ -95,7 +95,7 @@ class Vocabulary:
         return llguidance.LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=list(self.eos_ids))
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text that goes on from something: no special tokens are added, none is read out of the text.
+        """Tokens of a text that continues another one: no special tokens are added, none is read out of the text.
 
         Canonical wherever the tokenizer can be made to give these bytes; else the longest matching tokens.
         """
@@ -172,7 +172,7 @@ class Vocabulary:
         return ids, max((len(data) for data in ids), default=0)
 
     def _find_guard(self) -> list[int]:
-        """Tokens of GUARD if the tokenizer puts a space before every text, which a text that goes on must not get."""
+        """Tokens of GUARD if the tokenizer puts a space before every text, which a continuation must not get."""
         plain = self._encoder.encode("a", add_special_tokens=False).ids
         if self.decode(plain) == b"a":
             return []

@@ -1,8 +1,8 @@
 """Checks whether a constraint is well-formed, which needs no model.
 
-Cheap and free of any tokenizer, so that whoever writes a constraint down learns at once that it is malformed. What a
-well-formed one may still be refused for (a keyword that cannot be enforced, a grammar that is too large, control tokens
-that a model does not have) is found out when it is compiled.
+The check is cheap and needs no tokenizer, so the author of a malformed constraint gets its error at once. Compiling may
+still refuse a well-formed constraint: for a keyword that cannot be enforced, a grammar that is too large, or control
+tokens that a model does not have.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from radixrt.errors import RequestError
 
 MAX_KNOWN = 1024
 MAX_KNOWN_CHARS = 10_000
-"""Longer ones are read again each time, instead of being kept."""
+"""Longer constraints are checked again each time instead of being cached."""
 
 
 def check_well_formed(constraint: Constraint) -> None:
-    """Microseconds to a few milliseconds; what was found well-formed is remembered.
+    """Takes microseconds to a few milliseconds; short constraints that are well-formed are cached.
 
     Raises:
         RequestError: it is malformed; `param` is its kind.

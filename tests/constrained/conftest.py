@@ -1,4 +1,4 @@
-"""What the tests of constraints share: the embedded model's vocabulary and its mask libraries."""
+"""Fixtures of the tests of constraints: the embedded model's vocabulary and its mask libraries."""
 
 from __future__ import annotations
 

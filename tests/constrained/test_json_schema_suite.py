@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from radixrt.constrained.backends.lark import to_lark
-from radixrt.constrained.schema import EmptySchema, NormalSchema, SchemaRefused, normalize
+from radixrt.constrained.schema import EmptySchema, Limits, NormalSchema, SchemaRefused, normalize
 from tests.constrained.engines import llguidance_accepts
 from tests.constrained.external_data import rows
 from tests.constrained.schema.text_checker import TextChecker, arranged, written
@@ -42,13 +42,13 @@ def normalized(schema: Any, draft: str, *, optional: bool) -> NormalSchema | Non
     if isinstance(schema, dict) and "$schema" not in schema:
         schema = {"$schema": URIS[draft], **schema}
     try:
-        return normalize(schema, formats="assert" if optional else "annotate")
+        return normalize(schema, formats="assert" if optional else "annotate", limits=Limits(seconds=1000.0))
     except EmptySchema:
         return None
 
 
 def report(draft: str, *, optional: bool) -> tuple[Counter[str], Counter[str], list[str]]:
-    """How many tests are right, refused, wrongly rejected and wrongly accepted; refusals by keyword; what is wrong."""
+    """Numbers of tests that are right, refused, wrongly rejected and accepted; refusals by keyword; the wrong ones."""
     results: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     wrong: list[str] = []

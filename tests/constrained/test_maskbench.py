@@ -10,12 +10,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from radixrt.constrained.schema import NormalSchema, SchemaRefused, normalize
+from radixrt.constrained.schema import Limits, NormalSchema, SchemaRefused, normalize
 from tests.constrained.external_data import rows
 from tests.constrained.schema.sampling import Sampler
 from tests.constrained.schema.text_checker import TextChecker, written
 
 FILE = "maskbench_sample.jsonl"
+PATIENT = Limits(seconds=1000.0)
+"""No time limit that a loaded machine could reach."""
 SLOW = {"Handwritten---allany16", "Handwritten---allany20", "Handwritten---num5", "Handwritten---string5"}
 """Made to be hard: combinations of patterns and multiples with automata of tens of thousands of states."""
 
@@ -29,7 +31,7 @@ def schemas() -> list[dict[str, Any]]:
 def normalized(number: int) -> NormalSchema | SchemaRefused:
     """The schema of a row, normalized once for all tests of the module."""
     try:
-        return normalize(schemas()[number]["schema"])
+        return normalize(schemas()[number]["schema"], limits=PATIENT)
     except SchemaRefused as refused:
         return refused
 

@@ -1,4 +1,4 @@
-"""What tokens are to a constraint."""
+"""`Vocabulary`: text tokens, control tokens and end tokens."""
 
 from __future__ import annotations
 

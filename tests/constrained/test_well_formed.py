@@ -1,4 +1,4 @@
-"""What is said of a constraint before there is a model: the same as compiling it says, or nothing."""
+"""Checks without a model: a malformed constraint gets the error that compiling it gives, any other passes."""
 
 from __future__ import annotations
 

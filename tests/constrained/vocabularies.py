@@ -21,7 +21,7 @@ SMALL = {
 
 
 def small_vocabulary(family: str, *, padding: int = 13) -> Vocabulary:
-    """Of one of the SMALL tokenizers; logits are wider than the tokenizer by `padding`."""
+    """The vocabulary of one of the SMALL tokenizers; logits are wider than the tokenizer by `padding`."""
     backend: tokenizers.Tokenizer = SMALL[family]()
     eos = next(i for text in ("</s>", "<|im_end|>") if (i := backend.token_to_id(text)) is not None)
     tokenizer = Tokenizer(backend, eos_ids=[eos])

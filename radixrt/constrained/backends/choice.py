@@ -124,7 +124,7 @@ class Backends:
             thorough: load and probe plain grammars too.
 
         Raises:
-            GrammarError: the library cannot enforce the grammar exactly and fast enough; says why.
+            GrammarError: the library cannot enforce the grammar exactly and fast enough; gives the reason.
         """
         if wanted == "auto":
             name, why = LIBRARY, "the library for all constraints: exact, quick to compile, with fast masks"

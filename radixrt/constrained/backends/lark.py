@@ -1,7 +1,7 @@
 """Productions in the Lark dialect of llguidance.
 
 llguidance splits the text into terminals before it parses: at each position it follows all terminals that the parser
-can take there, and ends one only where none of them can go on. The grammar therefore has the sentences of the
+can take there, and ends one only where none of them can continue. The grammar therefore has the sentences of the
 productions where the maximal-munch rule holds (`productions.maximal_munch`). Literals that would violate it are cut
 (`lark_terminals`). The author of productions is responsible for their terms: those of JSON satisfy the rule by their
 punctuation, those of a user's EBNF are joined such that they do (`productions.lexing`).

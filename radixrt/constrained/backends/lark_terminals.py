@@ -28,7 +28,7 @@ from radixrt.constrained.regex.nodes import Complement, Intersect, Words
 def cut_literals(productions: Productions) -> dict[str, list[str]]:
     """The pieces of each literal that has to be cut.
 
-    Then no literal goes on where another terminal ends and such a character may follow it.
+    Then no literal continues where another terminal ends and such a character may follow it.
     """
     terminals = terminals_of(productions)
     texts = [one for one in terminals if isinstance(one, str)]

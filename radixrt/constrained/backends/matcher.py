@@ -1,7 +1,7 @@
 """`Matcher` and `GrammarBackend`: the seam between constrained decoding and the libraries that compute masks.
 
-Both libraries execute the same `Productions`; a backend only says how they are written for it, and a matcher is one
-text's state in it. Whatever a library does when it fails, a matcher raises `GrammarError`.
+Both libraries execute the same `Productions`; a backend only writes them in its notation, and a matcher is one text's
+parser state. Whatever a library does when it fails, a matcher raises `GrammarError`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills what hangs.
 
-A worker has one job at a time, so that whoever dies or is killed takes nothing else with it. One worker serves all as
+A worker has one job at a time, so that a worker that dies or is killed loses nothing else. One worker serves all as
 long as jobs are short; while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them, so that no
 compile bomb delays anyone but the other bombs. A job is ended by killing its worker once its time is up.
 """
@@ -126,7 +126,7 @@ class CompileClient:
         self._assign(now)
 
     def cancel(self, job_id: int) -> None:
-        """Nobody waits for a job any more; if it is being compiled it goes on, for those who may ask again."""
+        """Drop a queued job. A job that is being compiled continues, because its constraint may be requested again."""
         self._queue = deque(job for job in self._queue if job.id != job_id)
 
     def poll(self, now: float, *, crowded: bool = False) -> list[CompileResult]:
@@ -279,7 +279,7 @@ class CompileClient:
             self._time_out(job)
 
     def _slice(self, worker: _Worker, now: float, *, crowded: bool) -> None:
-        """Stop a worker that has been at a job for long, or let it go on."""
+        """Stop a worker with a long job by SIGSTOP, or continue it."""
         busy_s = now - worker.busy_since
         slow = crowded and worker.job is not None and busy_s > SLICE_AFTER_S
         stop = slow and busy_s % SLICE_EVERY_S > SLICE_S

@@ -1,12 +1,11 @@
-"""`GrammarManager`: gives each constrained request its grammar, without ever holding up the scheduler.
+"""`GrammarManager`: gives each constrained request its grammar, without blocking the scheduler.
 
 A request whose constraint is known gets its grammar at the next `poll`; any other waits here while the constraint is
 compiled, and becomes a request of the scheduler only then. Requests with the same constraint wait for the same
-compilation. What was refused is refused again at once for a while.
+compilation. A refusal is cached for a while.
 
-Compiling happens in worker processes (`CompileClient`). What comes back from them is loaded here: an ordinary grammar
-at once, in under a millisecond; what took the worker longer in a thread, where the library works without the
-interpreter.
+Compiling happens in worker processes (`CompileClient`). Their results are loaded here: an ordinary
+grammar at once, in under a millisecond, a large one in a thread, where the library releases the GIL.
 """
 
 from __future__ import annotations
@@ -346,7 +345,7 @@ class GrammarManager:
 
 
 def _known(error: object) -> RadixRTError:
-    """The error itself if it is one of ours; a defect becomes one, so that it ends its requests and nothing else."""
+    """The error itself if it is a RadixRTError; any other becomes one, so that a defect ends only its requests."""
     if isinstance(error, RadixRTError):
         return error
     logger.error("a grammar could not be made", exc_info=error if isinstance(error, BaseException) else None)

@@ -1,8 +1,8 @@
 """A process that compiles constraints: `python -m radixrt.constrained.compile.worker`.
 
-It is started, fed and, if need be, killed by `CompileClient`: whatever a constraint does to it (endless loops, memory,
-crashes of a library) ends with this process. Frames of length-prefixed MessagePack come on stdin and go out on what was
-stdout; the first one says which vocabulary to load. It lives until stdin closes.
+`CompileClient` starts, feeds and, if need be, kills it, so that endless loops, memory use and crashes of a library end
+with this process. Frames of length-prefixed MessagePack come on stdin and go out on what was
+stdout; the first one names the vocabulary to load. The process lives until stdin closes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES = 2 * 1024**3
 """Address space that compiling may take beyond what the process has after loading."""
 BLOATED_BYTES = 1024**3
-"""A process that has grown by more than this between two jobs makes way for a fresh one."""
+"""A process that has grown by more than this between two jobs is replaced by a fresh one."""
 MAX_UNCOLLECTED = 50_000
 """Objects made by jobs before their garbage is looked for."""
 NICENESS = 5

@@ -119,7 +119,7 @@ class ClosingTracker:
         return self._ahead is None or self._completions.fits(self._ahead, remaining)
 
     def accept(self, token: int) -> ParserState:
-        """Go on by a token that the masks allow; returns the new parser state."""
+        """Advance over a token that the masks allow; returns the new parser state."""
         after = self._ahead if token == self._ahead_token else self._completions.advance(self._states[-1], token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that the masks allow")

@@ -2,7 +2,7 @@
 
 The marker is a text such as "</think>". Where the vocabulary has a control token of that name, either the token or
 its characters end the free text. The marker always ends at the end of a token, so that the grammar behind it begins
-with a token of its own; tokens that would go on behind the marker are masked.
+with a token of its own; tokens that would continue behind the marker are masked.
 
 The free text can always still be ended in time: when the budget only just holds the marker, the marker is forced, and
 `fits` keeps room for the marker and for the shortest text of the grammar behind it.
@@ -61,7 +61,7 @@ class Marker:
         return rest
 
     def mask(self, state: int) -> Bitmask:
-        """Tokens that may come in the free text: all of text but those that go on behind the marker."""
+        """Tokens that may come in the free text: all text tokens but those that continue behind the marker."""
         mask = self._masks.get(state)
         if mask is None:
             beyond = [token for token in self._beyond if self.advance(state, token) is None]
@@ -86,7 +86,7 @@ class Marker:
         return state
 
     def _tokens_beyond(self) -> list[int]:
-        """Tokens that in some state complete the marker and go on."""
+        """Tokens that in some state complete the marker and continue."""
         last = self.data[-1:]
         ends = tuple(self.data[i:] for i in range(len(self.data)))
         return [
@@ -103,7 +103,7 @@ def marker_of(vocabulary: Vocabulary, text: str) -> Marker:
 
 
 class ReasoningGrammar(Grammar):
-    """See the module's docstring.
+    """Free text up to a marker, then the inner grammar.
 
     Args:
         inner: what follows the marker, fresh.

@@ -92,7 +92,7 @@ class GrammarTemplate:
         return self._prototype.fork()
 
     def renew(self, generation: int) -> None:
-        """Load the grammar afresh if a matcher of this generation cannot go on, and none of a later one was made."""
+        """Load the grammar afresh if a matcher of this generation cannot continue, and none of a later one was made."""
         if generation == self.generation:
             self._prototype = self._load()
             self.generation += 1

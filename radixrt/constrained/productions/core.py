@@ -159,7 +159,7 @@ class Productions:
 
     @staticmethod
     def decode(data: bytes) -> Productions:
-        """The productions of `encode`. Only for bytes of our own processes: a malformed one raises any exception."""
+        """The productions of `encode`. Only for trusted bytes: a malformed message raises any exception."""
         start, rules, table = msgspec.msgpack.decode(data)
         made: list[Expr] = []
         for row in table:

@@ -61,7 +61,7 @@ def parse_ebnf(text: str) -> Productions:
     """The productions of an EBNF grammar: valid and pruned; a greedy lexer reads their terminals rightly.
 
     Raises:
-        RequestError: param "ebnf"; says in which line and column what is wrong.
+        RequestError: param "ebnf"; names the line, the column and the problem.
     """
     if len(text) > MAX_LENGTH:
         raise RequestError(

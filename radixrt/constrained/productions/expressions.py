@@ -244,7 +244,7 @@ class Layout:
         stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
         if not stale:
             return values
-        # Calls of rules that come later, or of themselves: their callers are worked out again until nothing changes.
+        # Calls of rules that come later, or of themselves: their callers are computed again until nothing changes.
         users = self._users()
         while stale:
             row = stale.popleft()

@@ -1,7 +1,7 @@
 """Joins the single characters of a user's grammar into terminals, where a greedy lexer then still reads it correctly.
 
 llguidance masks a grammar of terminals ten to a hundred times faster than one of single characters, and xgrammar is as
-fast for a terminal's automaton. But llguidance ends a terminal only where no terminal can go on; `maximal_munch`
+fast for a terminal's automaton. But llguidance ends a terminal only where no terminal can continue; `maximal_munch`
 states when that is correct. The largest regular parts are tried first; a terminal that violates the rule is split, a
 literal just at the violation, until the rule holds for all pairs. Single characters always satisfy it.
 """

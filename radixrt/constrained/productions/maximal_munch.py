@@ -2,8 +2,8 @@
 
     No text s of a terminal T, followed by a character c that may follow T, begins a text of any terminal U.
 
-Then, where the lexer cannot go on, the only parse is that a terminal ended there. The rule is checked for all pairs of
-terminals, wherever they stand, so two that are never possible at the same position may be reported as a violation.
+Then, where the lexer cannot continue, the only parse is that a terminal ended there. The rule is checked for all pairs
+of terminals, wherever they stand, so two that are never possible at the same position may be reported as a violation.
 
 Follow sets are bits of an integer; the caller chooses the meaning of a bit. They are passed up and down the rows of the
 grammar's `Layout` until nothing changes, which mostly takes one pass, because every grammar for llguidance comes here.

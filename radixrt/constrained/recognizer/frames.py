@@ -69,7 +69,7 @@ class Closure:
         self._pending: dict[Node, _Pending] = {}
 
     def enter(self, node: Node, frame: Frame | _Pending) -> None:
-        """Go on at a node.
+        """Continue at a node.
 
         Raises:
             RecognizerTooComplex: more than `MAX_CONFIGURATIONS` configurations can be reached.

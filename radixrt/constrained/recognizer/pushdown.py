@@ -123,7 +123,7 @@ class Program:
         return known[1]
 
     def _compile(self, expr: Expr, next: Node, depth: int) -> Node:
-        """The first node of an expression that goes on at `next`."""
+        """The first node of an expression that continues at `next`."""
         if isinstance(expr, Lit):
             return self._text(expr.text, next)
         if isinstance(expr, Term):

@@ -232,7 +232,7 @@ def _finite(texts: set[str], singles: CharSet) -> Regex:
 def _factor(options: list[Regex]) -> list[Regex]:
     """Join options that end in the same tail: h1 t | h2 t | t becomes (h1 | h2 | nothing) t.
 
-    An option that another begins with, and need not go on from, is dropped: h | h t is h t where t may be nothing.
+    An option that another begins with, and need not continue, is dropped: h | h t is h t where t may be nothing.
     """
     heads: dict[Regex, list[Regex]] = {}
     spare: set[Regex] = set()
@@ -372,7 +372,7 @@ def _narrower(inner: _Counted, outer: _Counted) -> bool:
 
 
 def within_repeat(node: Regex, wide: Repeat) -> bool:
-    """Whether node is certainly a subset of a repeated character class; False where that is not plain to see."""
+    """Whether node is certainly a subset of a repeated character class; False where the shapes do not show it."""
     if node.min_length < wide.low:
         return False
     if wide.high is not None and (node.max_length is None or node.max_length > wide.high):

@@ -87,7 +87,7 @@ def _excludes_words(made: Intersect | Complement) -> bool:
 
 @lru_cache(maxsize=1024)
 def _plain(made: Intersect | Complement) -> Regex:
-    """The same language without intersections and complements, if a small automaton says so in few words."""
+    """The same language without intersections and complements, if a small automaton has a short expression."""
     if _excludes_words(made):
         return made
     automaton = Dfa.of(made, _MAX_STATES)
@@ -99,7 +99,7 @@ def _plain(made: Intersect | Complement) -> Regex:
 
 
 def narrow(node: Regex, charset: CharSet, low: int, high: int | None) -> Regex | None:
-    """The strings of node made of low to high characters of charset, if an expression of similar size says so.
+    """The strings of node made of low to high characters of charset, if there is an expression of similar size.
 
     Node has no intersection, complement or remainder.
     """

@@ -1,4 +1,4 @@
-"""Brzozowski derivatives: the language that is left after one character, computed on the tree and kept for a while.
+"""Brzozowski derivatives: the language that is left after one character, computed on the tree and cached.
 
 Counters are never unrolled, so a derivative costs what the tree at hand costs and not what its bounds say. `both` and
 `without` compute intersections and complements away as far as a derivative can afford; see `boolean` for more.
@@ -224,7 +224,7 @@ def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
 
 
 def _merge(items: list[Regex]) -> Regex | None:
-    """Joins two of the items into one, if that is plain to see."""
+    """Joins two of the items into one, if their shapes allow it."""
     for at, left in enumerate(items):
         for right in items[at + 1 :]:
             joined = _pair(left, right)

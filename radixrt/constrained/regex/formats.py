@@ -1,8 +1,9 @@
 """The formats of JSON Schema as languages of string values.
 
-A string in a language always satisfies its format. The reverse does not hold everywhere: where a format says more than
-a regular language can (the validity of internationalized labels, lengths over several parts), or lets in what common
-parsers do not read (leap seconds, the year 0, quoted local parts of addresses), the language is a part of the format.
+A string in a language always satisfies its format. The reverse does not hold everywhere: where a format requires more
+than a regular language can express (the validity of internationalized labels, lengths over several parts), or lets in
+what common parsers do not read (leap seconds, the year 0, quoted local parts of addresses), the language is a part of
+the format.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def parse_regex(pattern: str, *, search: bool) -> Regex:
             it matches as a whole.
 
     Raises:
-        RegexError: the pattern cannot be read or is not regular; says where.
+        RegexError: the pattern cannot be parsed or is not regular; names the position.
     """
     if len(pattern) > MAX_PATTERN:
         raise RegexError(f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN} are taken", MAX_PATTERN)

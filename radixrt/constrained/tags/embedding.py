@@ -134,8 +134,8 @@ class Embedding:
     def in_json_tokens(self, options: list[Piece]) -> Piece | None:
         """One of several pieces that may begin alike, if all are JSON; None if they are not.
 
-        Their literals are cut into the tokens of JSON. As those end where JSON says, whatever follows, alternatives of
-        them are always cut at the same offsets, and the longest match is right for all of them.
+        Their literals are cut into the tokens of JSON. As those end by the rules of JSON, whatever follows,
+        alternatives of them are always cut at the same offsets, and the longest match is right for all of them.
         """
         first, more = options[0].first, options[0].more
         for option in options[1:]:
@@ -229,7 +229,7 @@ def _is_json_token(regex: Regex) -> bool:
 
 
 def _json_value(rule: str, productions: Productions) -> Piece:
-    """The rule, which derives JSON texts: only a number can go on after it could have ended.
+    """The rule, which derives JSON texts: only a number can continue after a point where it may end.
 
     Args:
         rule: the name under which the root of the productions will be known.
@@ -240,7 +240,7 @@ def _json_value(rule: str, productions: Productions) -> Piece:
 
 
 def _users_grammar(rule: str, productions: Productions) -> Piece:
-    """The rule of any grammar; it may go on with any character that it has."""
+    """The rule of any grammar; it may continue with any of its characters."""
     every = NO_CHARS
     for expr in postorder(productions.rules.values()):
         if isinstance(expr, Lit | Term):

@@ -53,7 +53,7 @@ class Ambiguous(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """See the module's docstring.
+    """A part of a grammar and its edges.
 
     Attributes:
         expr: the grammar.
@@ -103,7 +103,7 @@ def regular(regex: Regex) -> Piece:
 
 
 def _open_end(regex: Regex) -> CharSet:
-    """Characters with which a string of the language can go on in it."""
+    """Characters with which a string of the language can be continued within it."""
     seen = {regex}
     pending = [regex]
     found = NO_CHARS
@@ -248,7 +248,7 @@ def together(options: Sequence[Piece]) -> Piece:
 
 
 def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:
-    """Whether no text of the language goes on after `start`, and, unless nothing can follow it, none ends within."""
+    """Whether no text of the language continues after `start`, and, unless nothing can follow it, none ends within."""
     state = regex
     for char in start:
         if state.nullable and not at_end:

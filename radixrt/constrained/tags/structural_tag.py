@@ -63,7 +63,7 @@ Begun = tuple[Piece, Node, str]
 def read_structural_tag(
     source: str, options: StructuredOptions, deadline_s: float | None = None
 ) -> tuple[Productions, list[str]]:
-    """The grammar of a structural tag, and what of it is not enforced because the options say so ("pointer: keyword").
+    """The grammar of a structural tag, and the keywords that the options allow to ignore ("pointer: keyword").
 
     Args:
         source: JSON text.

@@ -1,4 +1,4 @@
-"""What is written for llguidance is the same language there, byte for byte."""
+"""Expressions in the syntax of the regex crate: llguidance reads the same language, byte for byte."""
 
 from __future__ import annotations
 

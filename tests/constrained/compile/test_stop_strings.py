@@ -32,7 +32,7 @@ STOPS = [
 
 
 def delivered(text: str, stops: tuple[str, ...]) -> str | None:
-    """What the reader gets of a text that was written to its end; None if a stop string would have cut it sooner."""
+    """The part of a complete text that the reader gets; None if a stop string would have cut it sooner."""
     matcher = StopMatcher(stops)
     out = ""
     for i, char in enumerate(text, 1):
