@@ -130,7 +130,7 @@ def _add_schema_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-unsupported", choices=("error", "ignore"), default="error", help="refuse or drop what is not enforced"
     )
-    parser.add_argument("--backend", choices=("auto", "xgrammar", "llguidance"), default="auto", help="who fills masks")
+    parser.add_argument("--backend", choices=("auto", "xgrammar", "llguidance"), default="auto", help="mask library")
 
 
 def _add_options(parser: argparse.ArgumentParser, *, server: bool) -> None:

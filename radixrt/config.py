@@ -112,7 +112,7 @@ class ExecutorConfig:
 class ConstrainedConfig:
     grammar_backend: str = option(
         "auto",
-        "who enforces constraints of requests that do not say; auto: by what each enforces and by cost",
+        "library that enforces constraints of requests that do not choose one; auto: llguidance",
         choices=("auto", "xgrammar", "llguidance"),
     )
     compile_timeout_s: float = option(10.0, "a constraint that takes longer to compile is refused", low=0.01)

@@ -37,7 +37,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
             does by default.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
             and lists them in the answer.
-        backend: the library that fills the masks; "auto" is the one that `backends.choice` documents.
+        backend: the library that fills the masks; "auto" is llguidance.
         on_length: finish reason of an answer that had to be closed early: "length", or "stop" for clients that throw an
             answer away on "length"; `forced_close` says so either way.
         jump_forward: append what the grammar leaves no choice about without sampling it.
