@@ -1,4 +1,4 @@
-"""The seam for constrained decoding: what the scheduler asks of a grammar while a request runs.
+"""The seam of constrained decoding: the interface of a grammar to the scheduler while a request runs.
 
 A grammar lives in the scheduler process, belongs to one request, and is only ever driven by the scheduler: masks are
 filled when all earlier tokens are known, and tokens are accepted in order as their step is committed.

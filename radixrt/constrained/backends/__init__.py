@@ -1,1 +1,1 @@
-"""The libraries that compute masks: what is asked of one, how each is written for, and which is taken."""
+"""Mask libraries: the interface of one, a writer and a matcher for each, and the choice between them."""

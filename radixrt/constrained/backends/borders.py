@@ -34,7 +34,7 @@ class Borders:
         """Tokens at the beginning of a forced text that are the same whatever follows it.
 
         Args:
-            following: the bytes one of which comes next.
+            following: the possible next bytes.
         """
         end = len(data)
         for start in range(max(0, len(data) - self._longest + 1), len(data)):

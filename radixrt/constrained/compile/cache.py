@@ -140,7 +140,7 @@ class TemplateCache:
         return entry
 
     def put(self, key: str, template: GrammarTemplate, compiled: CompiledConstraint) -> None:
-        """Keep it; one that alone is larger than the cache stays until the next one comes."""
+        """Store a constraint; one that alone exceeds the cache stays until the next one is stored."""
         self._entries[key] = (template, compiled)
         surplus = self.num_bytes - self._max_bytes
         while surplus > 0 and len(self._entries) > 1:

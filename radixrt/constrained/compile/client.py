@@ -322,7 +322,7 @@ T = TypeVar("T")
 
 
 class Loader(Generic[T]):
-    """Runs tasks in order and hands their results over where they are asked for."""
+    """A thread that runs tasks in order; `take` returns their results in the thread of the caller."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[tuple[str, Callable[[], T]] | None] = queue.SimpleQueue()
@@ -337,7 +337,7 @@ class Loader(Generic[T]):
 
     def take(self) -> list[tuple[str, T | Exception]]:
         """Results that came since the last call."""
-        with contextlib.suppress(BlockingIOError):  # also when a result is there before its event: that comes later
+        with contextlib.suppress(BlockingIOError):  # a result can be queued before its event is set
             os.eventfd_read(self._event)
         results: list[tuple[str, T | Exception]] = []
         while not self._results.empty():

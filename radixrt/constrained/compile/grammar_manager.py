@@ -77,7 +77,7 @@ class GrammarManager:
         inline: compile in the calling thread, without processes, threads and disk. Only a request for xgrammar, whose
             compiling nothing in this process could end, still gets a worker, started when the first one comes.
         worker: which vocabulary workers load, and where compiled constraints are kept on disk; None for no workers,
-            whatever is asked for.
+            not even for xgrammar.
         compile_timeout_s: a constraint that takes longer is refused.
         default_timeout_s: deadline of a request that names none.
         cache_bytes: memory for compiled constraints, about.
@@ -272,7 +272,7 @@ class GrammarManager:
         if self._load_error is not None:
             self._failed(compilation, self._load_error, compilation.constraint.kind, now)
         elif backends is None:
-            return  # `_loaded` comes back to it
+            return  # `_loaded` calls this again
         elif compiled.backend == "llguidance" and len(compiled.source) < SMALL_SOURCE:
             try:
                 template = load(compiled, backends)

@@ -109,7 +109,7 @@ class ClosingTracker:
     def __init__(self, exit: Completions) -> None:
         self._completions = exit
         self._states = [exit.start]
-        self._ahead: ParserState | None = None  # after the token that was asked about last
+        self._ahead: ParserState | None = None  # the state after the token of the last `fits`
         self._ahead_token = -1
 
     def fits(self, token: int, remaining: int) -> bool:

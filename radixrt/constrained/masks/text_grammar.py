@@ -39,7 +39,7 @@ class GrammarTemplate:
     Args:
         load: gives a matcher at the beginning of a text, of a grammar loaded anew.
         shortest: tokens of a shortest text.
-        specials: ids of the control tokens that the grammar asks for.
+        specials: ids of the control tokens in the grammar.
         make_completions: builds the shortest completions, when first needed.
         masks: shared with other templates of the vocabulary.
 
