@@ -147,11 +147,20 @@ def result_row(result: Result, *, scaled: bool) -> list[str]:
     peers = PEERS.get(result.shape, {}).get(result.workload)
     if peers is None or scaled:
         return [*row, "-", "-", "-", "-"]
-    vllm, sglang, aim = peers
-    return [*row, f"{vllm:,.0f}", f"{sglang:,.0f}", f"{aim:,.0f}", f"{result.rate / max(vllm, sglang):.2f}"]
+    vllm, sglang, goal = peers
+    return [*row, f"{vllm:,.0f}", f"{sglang:,.0f}", f"{goal:,.0f}", f"{result.rate / max(vllm, sglang):.2f}"]
 
 
-HEADER = ["workload", "tok/s", "median s", "s, all runs", "vLLM 0.26", "mini-sglang", "aim", "ratio to the better"]
+HEADER = [
+    "workload",
+    "tok/s",
+    "median s",
+    "s, all runs",
+    "vLLM 0.26",
+    "mini-sglang",
+    "goal",
+    "ratio to the faster peer",
+]
 
 
 def explanation(results: Sequence[Result], runs: int) -> str:

@@ -91,16 +91,16 @@ def _pack(order: list[int], runs: list[Run], first_row: int) -> SharedColumns:
 def find_runs(
     nodes: Sequence[TreeNode], lengths: Sequence[int], model: SharingModel, queries: Sequence[int] | None = None
 ) -> tuple[list[int], list[Run]]:
-    """The runs that are worth computing once.
+    """The runs that are faster to compute once than for each row.
 
     Args:
-        nodes, lengths: of each row, where its path ends in the tree and how many tokens the path has.
-        queries: new tokens of each row, for models that go by them.
+        nodes, lengths: for each row, the node in which its path ends and the number of tokens of the path.
+        queries: number of new tokens of each row, for models that depend on it.
 
     Returns:
-        The rows in depth-first order of the tree, so that those of each run lie together, and the runs, each after
-        those that it lies below; none if they do not save `model.step` together.
-        Runs of one row join up: they cover its positions from 0 on without a gap.
+        The rows in depth-first order of the tree, so that those of each run are adjacent, and the runs, each after the
+        runs above it in the tree. There are no runs if together they do not save more than `model.step`.
+        The runs of one row cover its positions from 0 on without a gap.
     """
     rows_at: dict[TreeNode, list[int]] = {}
     for row, (node, length) in enumerate(zip(nodes, lengths, strict=True)):
@@ -111,7 +111,7 @@ def find_runs(
     paths = _Paths(rows_at, lengths)
     counted = None if queries is None else _Counted(paths.order, queries, model)
     chooser = _Chooser(model)
-    pending: dict[TreeNode, _Pending] = {}  # of each node whose parent has not been seen yet
+    pending: dict[TreeNode, _Pending] = {}  # by node, until its parent is visited
     for node in reversed(paths.preorder):
         first, count = paths.firsts[node], paths.counts[node]
         if count < 2:
@@ -135,7 +135,7 @@ def find_runs(
 
 
 class _Counted:
-    """New tokens of rows in an order, and their `row_tiles`, summed up over any of them side by side."""
+    """Prefix sums of the rows' new tokens and of their `row_tiles`, in the given order."""
 
     def __init__(self, order: Sequence[int], queries: Sequence[int], model: SharingModel) -> None:
         counts = [queries[row] for row in order]
@@ -148,10 +148,10 @@ class _Counted:
 
 
 class _Paths:
-    """The part of the tree that the rows' paths go through, the roots left out.
+    """The nodes on the rows' paths, without the roots.
 
     Attributes:
-        below: children by node.
+        below: children of each node.
         ends: position behind each node's run.
         preorder: nodes, each before those below it.
         order: rows in that order; those of a node's subtree are order[firsts[node] : firsts[node] + counts[node]].
@@ -180,7 +180,7 @@ class _Paths:
                 if end == 0:
                     tops.append(node)
                     break
-                assert node.parent is not None  # ours: a locked path is whole
+                assert node.parent is not None  # no node of a locked path is evicted
                 self.below.setdefault(node.parent, []).append(node)
                 node = node.parent
         return tops
@@ -197,14 +197,14 @@ class _Paths:
 
 @dataclass(slots=True)
 class _Pending(Run):
-    """A run that is not chosen yet, and the chosen ones that begin where it ends."""
+    """A run that is not chosen yet, and the chosen runs that begin where it ends."""
 
     below: list[Run] = field(default_factory=list)
 
 
 class _Chooser:
-    """Decides run by run, those below first: compute it on its own, let the runs below it begin further up, or leave it
-    to its rows. Never worse than computing every run on its own, or none."""
+    """Decides for each run, from the leaves up: compute it once, extend the runs below it upwards, or compute it for
+    each row. The result is never worse than computing all runs once, or none."""
 
     def __init__(self, model: SharingModel) -> None:
         self._model = model
@@ -212,7 +212,7 @@ class _Chooser:
         self.saved = 0.0
 
     def choose(self, run: _Pending) -> list[Run]:
-        """The chosen runs that begin where `run` does."""
+        """Decide for `run`; returns the chosen runs that begin where it does."""
         length = run.end - run.start
         alone = run.saved(self._model) if length >= self._model.min_length else 0.0
         longer = sum(self._model.saved(length, below) for below in run.below)
