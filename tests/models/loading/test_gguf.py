@@ -181,7 +181,8 @@ def test_smollm_answers(converted_smollm: PreparedModel) -> None:
     spec = load_model_spec(converted_smollm.folder)
     assert spec.decoder is not None
     assert (spec.decoder.rms_norm_eps, spec.decoder.rope.theta, spec.eos_token_ids) == (1e-5, 1e5, (2,))
-    model = load_model(converted_smollm.folder, spec, dtype="bfloat16", device="cpu")
+    # In float32, because in bfloat16 the first two tokens nearly tie.
+    model = load_model(converted_smollm.folder, spec, dtype="float32", device="cpu")
     tokenizer, attention = Tokenizer.from_file(str(converted_smollm.folder / "tokenizer.json")), DenseAttention()
     step, position, answer = tokenizer.encode(QUESTION).ids, 0, []
     while not answer or (answer[-1] != 2 and len(answer) < 20):
@@ -201,11 +202,13 @@ def test_smollm_folder_loads_in_transformers(converted_smollm: PreparedModel) ->
     assert text == QUESTION
     assert tokenizer("Hello world! 123")["input_ids"] == [19556, 905, 17, 216, 33, 34, 35]  # as llama.cpp
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
-    model = AutoModelForCausalLM.from_pretrained(converted_smollm.folder, dtype=torch.bfloat16).eval()
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    with torch.inference_mode():
-        theirs = model(ids).logits[0].float()
-    spec = load_model_spec(converted_smollm.folder)
-    ours = run_in_steps(load_model(converted_smollm.folder, spec, dtype="bfloat16", device="cpu"), [ids[0].tolist()])
-    assert (ours[0] - theirs).abs().mean() < 0.5  # two ways of rounding to bfloat16, of logits around 20
-    assert torch.equal(ours[0][-1].argmax(), theirs[-1].argmax())
+    ids, spec = tokenizer(text, return_tensors="pt").input_ids, load_model_spec(converted_smollm.folder)
+    for dtype in ("float32", "bfloat16"):
+        model = AutoModelForCausalLM.from_pretrained(converted_smollm.folder, dtype=getattr(torch, dtype)).eval()
+        with torch.inference_mode():
+            theirs = model(ids).logits[0].float()
+        ours = run_in_steps(load_model(converted_smollm.folder, spec, dtype=dtype, device="cpu"), [ids[0].tolist()])
+        if dtype == "float32":
+            torch.testing.assert_close(ours[0], theirs, atol=1e-2, rtol=0)
+        else:  # two ways of rounding to bfloat16, of logits around 20
+            assert (ours[0] - theirs).abs().mean() < 0.5
