@@ -1,17 +1,19 @@
-"""`Service`: what the routes share. Admits requests, merges their streams, knows which are open, measures them."""
+"""`Service`: the state that all routes share, and the groups of open requests."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from radixrt.chat.constraint import FieldNames, renamed
 from radixrt.chat.dialect import Dialect
 from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
+from radixrt.client.requests import expand_n
 from radixrt.client.validation import Question
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
@@ -19,17 +21,32 @@ from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.server.http.metrics import Metrics
 
-Deltas = AsyncGenerator[tuple[int, RequestOutput], None]
-"""Deltas of several requests as they come, each with its request's index."""
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""Outputs of several completions as they arrive, each with the index of its completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGroup:
+    """Requests of the engine that answer one HTTP request.
+
+    Attributes:
+        rid: the id under which a client may abort the group.
+        requests: each stands for `sampling.n` completions; completion j of request i has the index i * n + j.
+        names: the client's names for the engine's fields, for errors.
+    """
+
+    rid: str
+    requests: Sequence[GenerateReq]
+    names: FieldNames
 
 
 class Service:
-    """See the module's docstring.
+    """State that all routes share; sends groups of requests, merges and measures their outputs, and aborts them.
 
     Attributes:
-        created: when this server started, in seconds since 1970.
-        open_groups: for each id that a client may abort, the engine's ids behind it.
-        dialect: what the model knows of tools and reasoning.
+        created: time at which this server started, in seconds since 1970.
+        open_groups: group id -> ids of the engine's requests.
+        dialect: the model's support for tools and reasoning.
     """
 
     def __init__(
@@ -45,38 +62,44 @@ class Service:
 
     # --- generating ---
 
-    async def generate(self, group: str, requests: Sequence[GenerateReq], names: FieldNames) -> Deltas:
-        """Run the requests together; yields their deltas with each one's index, as they come, until all have finished.
+    async def generate(self, group: RequestGroup) -> Outputs:
+        """Send the requests of a group and yield their outputs as they arrive, until all requests have finished.
 
-        Closing the generator, or leaving it with an exception, aborts what has not finished.
-
-        Args:
-            group: the id under which a client may abort them all.
-            names: the client's names for the engine's fields, which errors name.
+        Closing the generator, or leaving it with an exception, aborts the requests that have not finished.
 
         Raises:
-            RequestError: the engine refuses a request or ends it with an error; all of them end then.
+            RequestError: the engine refuses a request or ends it with an error; all requests of the group end then.
         """
-        if group in self.open_groups:
-            raise RequestError(f"request id {group!r} is in use", param="rid")
-        self.open_groups[group] = [request.rid for request in requests]
+        if group.rid in self.open_groups:
+            raise RequestError(f"request id {group.rid!r} is in use", param="rid")
+        self.open_groups[group.rid] = rids = []
+        streams: list[AsyncGenerator[RequestOutput, None]] = []
+        begun: set[int] = set()
         started = time.perf_counter()
         first_at: dict[int, float] = {}
-        unfinished = len(requests)
         try:
-            async with aclosing(self._merge(requests)) as deltas:
-                async for index, delta in deltas:
+            for request in group.requests:
+                for one in expand_n(request):
+                    streams.append(self.client.astream(one))
+                    rids.append(one.rid)
+            unfinished = len(streams)
+            async with aclosing(_merge(streams, begun)) as outputs:
+                async for index, output in outputs:
                     if index not in first_at:
                         first_at[index] = time.perf_counter()
-                    if delta.finish is not None:
-                        self.metrics.observe(delta, started, first_at[index] if requests[index].stream else None)
-                        self._check_finish(delta.finish, names)
+                    if output.finish is not None:
+                        streamed = group.requests[0].stream
+                        self.metrics.observe(output, started, first_at[index] if streamed else None)
+                        self._check_finish(output.finish, group.names)
                         unfinished -= 1
-                    yield index, delta
+                    yield index, output
                     if not unfinished:
                         break
         finally:
-            del self.open_groups[group]
+            for index, rid in enumerate(rids):
+                if index not in begun:  # closing an iterator that has not started does not abort its request
+                    self.client.abort(rid)
+            del self.open_groups[group.rid]
 
     def _check_finish(self, finish: Finish, names: FieldNames) -> None:
         try:
@@ -86,54 +109,25 @@ class Service:
         if finish.reason == FINISH_ABORT and self.client.draining:
             raise RequestError("the server shut down before the request ended", code="shutting_down", status=503)
 
-    async def _merge(self, requests: Sequence[GenerateReq]) -> Deltas:
-        if len(requests) == 1:
-            only = self.client.astream(requests[0])
-            async with aclosing(only):
-                async for delta in only:
-                    yield 0, delta
-            return
-        merged: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue()
-        begun: set[str] = set()
-        sent: list[str] = []
-        pumps: list[asyncio.Task[None]] = []
-
-        async def pump(index: int, rid: str, stream: AsyncIterator[RequestOutput]) -> None:
-            begun.add(rid)
-            async for delta in stream:
-                merged.put_nowait((index, delta))
-
-        try:
-            for index, request in enumerate(requests):
-                stream = self.client.astream(request)
-                sent.append(request.rid)
-                pumps.append(asyncio.create_task(pump(index, request.rid, stream)))
-            while True:
-                yield await merged.get()
-        finally:
-            for task in pumps:
-                task.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            for rid in sent:
-                if rid not in begun:  # its iterator has not started, so cancelling it has not aborted the request
-                    self.client.abort(rid)
-
-    async def collect(self, group: str, requests: Sequence[GenerateReq], names: FieldNames) -> list[RequestOutput]:
-        """`generate` to the end: the whole output of each request."""
-        collectors = [OutputCollector() for _ in requests]
+    async def collect(self, group: RequestGroup) -> list[RequestOutput]:
+        """Run `generate` to the end; return the whole output of each completion, in order."""
+        collectors: dict[int, OutputCollector] = {}
         whole: dict[int, RequestOutput] = {}
-        async with aclosing(self.generate(group, requests, names)) as increments:
+        async with aclosing(self.generate(group)) as increments:
             async for index, increment in increments:
+                if index not in collectors:
+                    collectors[index] = OutputCollector()
                 output = collectors[index].add(increment)
                 if output is not None:
                     whole[index] = output
-        return [whole[index] for index in range(len(requests))]
+        return [whole[index] for index in range(len(whole))]
 
     async def ask(self, group: str, questions: Sequence[Question], names: FieldNames) -> list[RequestOutput]:
-        """Ask the engine questions together; the one delta that answers each. Ended early, all of them are aborted.
+        """Send questions to the engine together; return the one output of each. Leaving early aborts all of them.
 
         Args:
-            group, names: as for `generate`.
+            group: the id under which a client may abort the questions.
+            names: the client's names for the engine's fields, for errors.
 
         Raises:
             RequestError: the engine refuses one, or ends it with an error.
@@ -155,7 +149,7 @@ class Service:
     # --- ending ---
 
     def abort(self, rid: str) -> int:
-        """Stop an open group; returns how many of the engine's requests it has, 0 if it is not open."""
+        """Abort an open group; return the number of its requests, 0 if the group is not open."""
         rids = self.open_groups.get(rid, [])
         for each in rids:
             self.client.abort(each)
@@ -163,3 +157,32 @@ class Service:
 
     def abort_all(self) -> int:
         return sum(self.abort(group) for group in list(self.open_groups))
+
+
+async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]], begun: set[int]) -> Outputs:
+    """Yield the outputs of all streams as they arrive.
+
+    Args:
+        begun: receives the indices of the streams whose iteration has started.
+    """
+    if len(streams) == 1:
+        begun.add(0)
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    merged: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        begun.add(index)
+        async for output in stream:
+            merged.put_nowait((index, output))
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        while True:
+            yield await merged.get()
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

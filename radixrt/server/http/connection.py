@@ -1,18 +1,20 @@
-"""The HTTP side of an answer that takes a while: it ends when the client leaves, and it may be a stream of events."""
+"""Responses to generating requests: cancelled when the client disconnects, sent whole or as server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixrt.errors import RequestError
-from radixrt.server.http.errors import ClientGone, as_request_error, error_body
+from radixrt.messages.client import RequestOutput
+from radixrt.server.http.errors import ClientGone, as_request_error, error_body, json_response
+from radixrt.server.request_groups import RequestGroup, Service
 
 T = TypeVar("T")
 
@@ -26,9 +28,9 @@ _EVENT_HEADERS = [
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled, and has ended, when the client disconnects first.
+    """Await `work` and return its result; cancel it, and wait for its end, if the client disconnects first.
 
-    `receive` must be past the request's body: all that it can still tell is the disconnect.
+    `receive` must be past the request's body, so that it can only report the disconnect.
 
     Raises:
         ClientGone: the client disconnected first.
@@ -52,7 +54,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class Generated(Response):
-    """A response that `work` generates and sends. Exceptions before its first send become HTTP errors as usual."""
+    """A response sent by `work` while the client stays connected. Errors before the first send become HTTP errors."""
 
     def __init__(self, work: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         super().__init__()
@@ -64,6 +66,40 @@ class Generated(Response):
 
         with suppress(ClientGone):
             await until_disconnect(receive, run())
+
+
+class Encoder(Protocol):
+    """Encodes the outputs of one request group for the client."""
+
+    def body(self, outputs: list[RequestOutput]) -> Any:
+        """Build the body of an answer that is sent whole; `outputs` are whole, in order."""
+
+    def event(self, index: int, output: RequestOutput) -> bytes:
+        """Encode the next output of a completion as framed events; empty if all of it is held back."""
+
+    def last_event(self) -> bytes:
+        """Encode the end of the stream."""
+
+
+def generated(service: Service, group: RequestGroup, encoder: Encoder, *, stream: bool) -> Generated:
+    """The response to a generating request, sent whole or as a stream of events."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if stream:
+            await send_events(send, _events(service, group, encoder))
+        else:
+            await json_response(encoder.body(await service.collect(group)))(scope, receive, send)
+
+    return Generated(answer)
+
+
+async def _events(service: Service, group: RequestGroup, encoder: Encoder) -> AsyncGenerator[bytes, None]:
+    async with aclosing(service.generate(group)) as outputs:
+        async for index, output in outputs:
+            event = encoder.event(index, output)
+            if event:
+                yield event
+    yield encoder.last_event()
 
 
 async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, count_reasoning
+from radixrt.chat.answer import AnswerForm, AnswerParser, Part, Reasoning, count_reasoning
 from radixrt.chat.plan import ChatPlan, plan_chat
+from radixrt.chat.reasoning import Thinking
+from radixrt.chat.tool_parser import CallBegin, Text, tool_call
 from radixrt.chat.types import Conversation, ToolOptions
-from radixrt.client.requests import expand_n
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
-from radixrt.server.http.connection import DONE, Generated, send_events
-from radixrt.server.http.errors import json_response
+from radixrt.messages.parts import FINISH_STOP, Finish
+from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.chat_answer import chat_finish_reason, delta_of, message_of
-from radixrt.server.protocol.constraints import constraint_body
+from radixrt.server.protocol.answers import UsageSum, clean_logprob, constraint_body, finish_reason
 from radixrt.server.protocol.fields import chat_decoder, chat_sampling_fields, check_stream_options, routing_options
-from radixrt.server.protocol.usage import UsageSum, clean_logprob
-from radixrt.server.request_groups import Service
+from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -54,50 +52,72 @@ async def chat_completions(service: Service, request: Request) -> Response:
         info.vocab_size,
         {"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
     )
-    requests = expand_n(GenerateReq(sampling=plan.sampling, chat=plan.prompt, **options))
+    requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, **options)]
     head = {
         "id": f"chatcmpl-{options['rid']}",
         "object": "chat.completion.chunk" if options["stream"] else "chat.completion",
         "created": int(time.time()),
         "model": service.model_name,
     }
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if options["stream"]:
-            await send_events(send, chat_events(service, options["rid"], requests, plan, head, include_usage))
-        else:
-            outputs = await service.collect(options["rid"], requests, plan.names)
-            content = chat_body(head, outputs, plan.form, plan.sampling.logprobs is not None)
-            await json_response(content)(scope, receive, send)
-
-    return Generated(answer)
+    encoder = ChatEncoder(head, plan, include_usage, UsageSum(plan.sampling.n))
+    group = RequestGroup(options["rid"], requests, plan.names)
+    return generated(service, group, encoder, stream=options["stream"])
 
 
 # --- the answer ---
 
 
-def chat_body(
-    head: dict[str, Any], outputs: list[RequestOutput], form: AnswerForm, with_logprobs: bool
-) -> dict[str, Any]:
-    usage = UsageSum(len(outputs))
-    choices = []
-    for index, output in enumerate(outputs):
-        assert output.finish is not None
-        parser = AnswerParser(form)
-        parts = [*parser.feed(output.text), *parser.finish()]
-        choice: dict[str, Any] = {
-            "index": index,
-            "message": message_of(parts, form),
-            "logprobs": chat_logprobs(output.logprobs or []) if with_logprobs else None,
-            "finish_reason": chat_finish_reason(output.finish, parser, form),
-            "stop_reason": output.finish.matched,
-        }
-        enforced = constraint_body(output)
-        if enforced is not None:
-            choice["radixrt"] = enforced
-        choices.append(choice)
-        usage.add(index, output.usage, count_reasoning(output.token_ids, form))
-    return {**head, "choices": choices, "usage": usage.body(), "system_fingerprint": None}
+@dataclass(slots=True)
+class ChatEncoder:
+    """Encodes the outputs of a chat request.
+
+    Args:
+        head: fields that every chunk, or the whole answer, begins with.
+        include_usage: a stream ends with the usage.
+    """
+
+    head: dict[str, Any]
+    plan: ChatPlan
+    include_usage: bool
+    usage: UsageSum
+    choices: dict[int, _StreamedChoice] = field(default_factory=dict)
+
+    def body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        form = self.plan.form
+        choices = []
+        for index, output in enumerate(outputs):
+            assert output.finish is not None
+            parser = AnswerParser(form)
+            parts = [*parser.feed(output.text), *parser.finish()]
+            with_logprobs = self.plan.sampling.logprobs is not None
+            choice: dict[str, Any] = {
+                "index": index,
+                "message": message_of(parts, form),
+                "logprobs": chat_logprobs(output.logprobs or []) if with_logprobs else None,
+                "finish_reason": chat_finish_reason(output.finish, parser, form),
+                "stop_reason": output.finish.matched,
+            }
+            enforced = constraint_body(output)
+            if enforced is not None:
+                choice["radixrt"] = enforced
+            choices.append(choice)
+            self.usage.add(index, output.usage, count_reasoning(output.token_ids, form))
+        return {**self.head, "choices": choices, "usage": self.usage.body(), "system_fingerprint": None}
+
+    def event(self, index: int, output: RequestOutput) -> bytes:
+        """The chunks of one output: the first output of a choice adds its role chunk, the last its finish chunk."""
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = _StreamedChoice(index, self.plan.form, self.head, self.include_usage)
+        event = choice.events(output)
+        if output.finish is not None:
+            self.usage.add(index, output.usage, count_reasoning(choice.token_ids, self.plan.form))
+        return event
+
+    def last_event(self) -> bytes:
+        if not self.include_usage:
+            return DONE
+        return self.choices[0].prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(self.usage.body()) + DONE
 
 
 def chat_logprobs(rows: list[TokenLogprob]) -> dict[str, Any]:
@@ -113,33 +133,57 @@ def _chat_logprob(row: TokenLogprob) -> dict[str, Any]:
     return {"token": row.text, "logprob": clean_logprob(row.logprob), "bytes": list(row.data)}
 
 
-async def chat_events(
-    service: Service,
-    rid: str,
-    requests: list[GenerateReq],
-    plan: ChatPlan,
-    head: dict[str, Any],
-    include_usage: bool,
-) -> AsyncGenerator[bytes, None]:
-    """One event group per delta: a choice's first brings its role chunk with it, its last its finish chunk."""
-    choices = [_StreamedChoice(index, plan.form, head, include_usage) for index in range(len(requests))]
-    usage = UsageSum(len(requests))
-    async with aclosing(service.generate(rid, requests, plan.names)) as deltas:
-        async for index, delta in deltas:
-            event = choices[index].events(delta)
-            if delta.finish is not None:
-                usage.add(index, delta.usage, count_reasoning(choices[index].token_ids, plan.form))
-            if event:
-                yield event
-    last = DONE
-    if include_usage:
-        last = choices[0].prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(usage.body()) + DONE
-    yield last
+def chat_finish_reason(finish: Finish, parser: AnswerParser, form: AnswerForm) -> str:
+    """Return "tool_calls" (or "function_call") if the answer ended by itself and holds only complete calls."""
+    if parser.has_calls and finish.reason == FINISH_STOP:
+        return "function_call" if form.legacy else "tool_calls"
+    return finish_reason(finish)
+
+
+def delta_of(part: Part, form: AnswerForm) -> dict[str, Any]:
+    """The `delta` of a chunk."""
+    if isinstance(part, Text):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    if isinstance(part, CallBegin):
+        if form.legacy:
+            return {"function_call": {"name": part.name, "arguments": ""}}
+        return {"tool_calls": [{"index": part.index, **tool_call(part.name, "")}]}
+    if form.legacy:
+        return {"function_call": {"arguments": part.text}}
+    return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+
+
+def message_of(parts: Iterable[Part], form: AnswerForm) -> dict[str, Any]:
+    """The whole `message`."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    names: list[str] = []
+    arguments: list[str] = []
+    for part in parts:
+        if isinstance(part, Text):
+            content.append(part.text)
+        elif isinstance(part, Reasoning):
+            reasoning.append(part.text)
+        elif isinstance(part, CallBegin):
+            names.append(part.name)
+            arguments.append("")
+        else:
+            arguments[part.index] += part.text
+    text = "".join(content)
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not names else None, "refusal": None}
+    if form.thinking is not Thinking.OFF:
+        message["reasoning_content"] = "".join(reasoning) or None
+    if names and form.legacy:
+        message["function_call"] = {"name": names[0], "arguments": arguments[0]}
+    elif names:
+        message["tool_calls"] = [tool_call(name, text) for name, text in zip(names, arguments, strict=True)]
+    return message
 
 
 class _StreamedChoice:
-    """One choice's chunks. All that is constant is encoded once; a text delta costs one JSON string and a
-    concatenation."""
+    """Chunks of one choice. Constant parts are encoded once, so a text delta costs one JSON string."""
 
     def __init__(self, index: int, form: AnswerForm, head: dict[str, Any], include_usage: bool) -> None:
         self._form = form
@@ -153,7 +197,7 @@ class _StreamedChoice:
         self.token_ids: list[int] = []
 
     def events(self, delta: RequestOutput) -> bytes:
-        """The chunks of one delta; empty where all of it is held back."""
+        """The chunks of one output; empty if all of it is held back."""
         event = b""
         if not self._started:
             self._started = True
@@ -169,7 +213,7 @@ class _StreamedChoice:
         return event
 
     def _parsed(self, delta: RequestOutput) -> bytes:
-        """The chunks of a delta whose text is more than content; log-probabilities go with the next part there is."""
+        """The chunks of an output that is parsed into parts; log-probabilities are sent with the next part."""
         if self._form.reasoning_end_id is not None:
             self.token_ids += delta.token_ids
         self._rows += delta.logprobs or []

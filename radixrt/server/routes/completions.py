@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.constraint import (
-    FieldNames,
     RequestedConstraint,
     constraint_fields,
     field_names,
@@ -22,12 +18,11 @@ from radixrt.chat.constraint import (
     renamed,
 )
 from radixrt.errors import RequestError, unsupported
-from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
+from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.http.connection import DONE, Generated, send_events
-from radixrt.server.http.errors import json_response
+from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.constraints import constraint_body
+from radixrt.server.protocol.answers import UsageSum, clean_logprob, constraint_body, finish_reason
 from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
@@ -38,12 +33,11 @@ from radixrt.server.protocol.fields import (
     routing_options,
 )
 from radixrt.server.protocol.prompts import Prompt, make_requests, split_prompts
-from radixrt.server.protocol.usage import UsageSum, clean_logprob, finish_reason
-from radixrt.server.request_groups import Service
+from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """OpenAI's text completions. See `radixrt.server.protocol.CompletionRequest` for what is accepted."""
+    """OpenAI's text completions. See `radixrt.server.protocol.fields.CompletionRequest` for what is accepted."""
     body, info = await receive(service, request, completion_decoder)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
@@ -63,21 +57,8 @@ async def completions(service: Service, request: Request) -> Response:
         "model": service.model_name,
     }
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        usage = UsageSum(sampling.n)
-        if options["stream"]:
-            events = completion_events(service, options["rid"], requests, names, choices, head, usage, include_usage)
-            await send_events(send, events)
-        else:
-            outputs = await service.collect(options["rid"], requests, names)
-            whole = []
-            for choice, output in zip(choices, outputs, strict=True):
-                usage.add(choice.index, output.usage)
-                whole.append(choice.part(output))
-            content = {**head, "choices": whole, "usage": usage.body(), "system_fingerprint": None}
-            await json_response(content)(scope, receive, send)
-
-    return Generated(answer)
+    encoder = CompletionEncoder(head, choices, include_usage, UsageSum(sampling.n))
+    return generated(service, RequestGroup(options["rid"], requests, names), encoder, stream=options["stream"])
 
 
 def completion_sampling(
@@ -183,34 +164,40 @@ def _alternatives(row: TokenLogprob) -> dict[str, float | None] | None:
     return found
 
 
-async def completion_events(
-    service: Service,
-    rid: str,
-    requests: list[GenerateReq],
-    names: FieldNames,
-    choices: list[Choice],
-    head: dict[str, Any],
-    usage: UsageSum,
-    include_usage: bool,
-) -> AsyncGenerator[bytes, None]:
-    encode = msgspec.json.encode
-    prefix = b'data: %b,"system_fingerprint":null,"choices":[' % encode(head)[:-1]
-    suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-    plain_end = b',"logprobs":null,"finish_reason":null}' + suffix
-    plain = [prefix + b'{"index":%d,"text":' % choice.index for choice in choices]
-    started: set[int] = set()
-    async with aclosing(service.generate(rid, requests, names)) as deltas:
-        async for index, delta in deltas:
-            if index in started and delta.finish is None and not delta.logprobs:
-                if delta.text:
-                    yield plain[index] + encode(delta.text) + plain_end
-                continue
-            started.add(index)
-            part = choices[index].part(delta)
-            usage.add(index, delta.usage)
-            if part["text"] or part["finish_reason"] or part["logprobs"]:
-                yield prefix + encode(part) + suffix
-    last = DONE
-    if include_usage:
-        last = prefix + b'],"usage":%b}\n\n' % encode(usage.body()) + DONE
-    yield last
+class CompletionEncoder:
+    """Encodes the outputs of a completion request; constant parts of a stream are encoded once."""
+
+    def __init__(self, head: dict[str, Any], choices: list[Choice], include_usage: bool, usage: UsageSum) -> None:
+        self._head = head
+        self._choices = choices
+        self._usage = usage
+        self._include_usage = include_usage
+        self._prefix = b'data: %b,"system_fingerprint":null,"choices":[' % msgspec.json.encode(head)[:-1]
+        self._suffix = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._plain_end = b',"logprobs":null,"finish_reason":null}' + self._suffix
+        self._plain = [self._prefix + b'{"index":%d,"text":' % choice.index for choice in choices]
+        self._started: set[int] = set()
+
+    def body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        whole = []
+        for choice, output in zip(self._choices, outputs, strict=True):
+            self._usage.add(choice.index, output.usage)
+            whole.append(choice.part(output))
+        return {**self._head, "choices": whole, "usage": self._usage.body(), "system_fingerprint": None}
+
+    def event(self, index: int, output: RequestOutput) -> bytes:
+        if index in self._started and output.finish is None and not output.logprobs:
+            if not output.text:
+                return b""
+            return self._plain[index] + msgspec.json.encode(output.text) + self._plain_end
+        self._started.add(index)
+        part = self._choices[index].part(output)
+        self._usage.add(index, output.usage)
+        if part["text"] or part["finish_reason"] or part["logprobs"]:
+            return self._prefix + msgspec.json.encode(part) + self._suffix
+        return b""
+
+    def last_event(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return self._prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(self._usage.body()) + DONE

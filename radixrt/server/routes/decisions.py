@@ -50,10 +50,10 @@ from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
+from radixrt.server.protocol.answers import clean_logprob
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import envelope_options
 from radixrt.server.protocol.prompts import check_ids, read_parts
-from radixrt.server.protocol.usage import clean_logprob
 from radixrt.server.request_groups import Service
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")

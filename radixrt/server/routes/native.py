@@ -43,15 +43,12 @@ first. In all but a completion's last, finish_reason is null and counts and time
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.constraint import (
     FieldNames,
@@ -66,10 +63,9 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from radixrt.server.http.connection import DONE, Generated, send_events
-from radixrt.server.http.errors import json_response
+from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.constraints import constraint_body
+from radixrt.server.protocol.answers import clean_logprob, constraint_body
 from radixrt.server.protocol.fields import (
     NativeRequest,
     NativeSampling,
@@ -79,8 +75,7 @@ from radixrt.server.protocol.fields import (
     routing_options,
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
-from radixrt.server.protocol.usage import clean_logprob
-from radixrt.server.request_groups import Service
+from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -101,27 +96,20 @@ async def generate(service: Service, request: Request) -> Response:
     shown = Shown(max(body.logprob_start_len or 0, 0), bool(body.return_prompt_ids))
     single = len(requests) == 1 and not (body.input_parts is None and _is_batch(given))
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if options["stream"]:
-            await send_events(send, native_events(service, options["rid"], requests, names, shown))
-        else:
-            outputs = await service.collect(options["rid"], requests, names)
-            answers = [native_body(i, requests[i].rid, output, shown) for i, output in enumerate(outputs)]
-            await json_response(answers[0] if single else answers)(scope, receive, send)
-
-    return Generated(answer)
+    encoder = NativeEncoder([one.rid for one in requests], shown, single)
+    return generated(service, RequestGroup(options["rid"], requests, names), encoder, stream=options["stream"])
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Of the prompt: the token from which on log-probabilities are shown, and whether its ids are."""
+    """Parts of the prompt in the answer: the first token whose log-probability is shown, and whether its ids are."""
 
     logprobs_from: int = 0
     prompt_ids: bool = False
 
 
 def _the_prompt(body: NativeRequest) -> tuple[str, Any]:
-    """The one of the three fields that is given, and what it holds."""
+    """Return the name and the value of the one prompt field that is given."""
     fields = {"text": body.text, "input_ids": body.input_ids, "input_parts": body.input_parts}
     given = [(name, value) for name, value in fields.items() if value is not None]
     if len(given) != 1:
@@ -223,17 +211,32 @@ def _row(row: TokenLogprob) -> tuple[float | None, int, str]:
     return clean_logprob(row.logprob), row.token_id, row.text
 
 
-async def native_events(
-    service: Service, rid: str, requests: list[GenerateReq], names: FieldNames, shown: Shown
-) -> AsyncGenerator[bytes, None]:
-    encode = msgspec.json.encode
-    async with aclosing(service.generate(rid, requests, names)) as deltas:
-        async for index, delta in deltas:
-            if delta.finish is not None:
-                yield b"data: %b\n\n" % encode(native_body(index, requests[index].rid, delta, shown))
-                continue
-            meta: dict[str, Any] = {"id": requests[index].rid, "finish_reason": None}
-            _add_logprobs(meta, "output", delta.logprobs)
-            _add_logprobs(meta, "input", (delta.prompt_logprobs or [])[shown.logprobs_from :])
-            yield b"data: %b\n\n" % encode(_body(index, delta, shown, meta))
-    yield DONE
+@dataclass(frozen=True, slots=True)
+class NativeEncoder:
+    """Encodes the outputs of a native request.
+
+    Args:
+        rids: ids of the engine's requests, in order.
+        single: the whole answer is an object instead of a list.
+    """
+
+    rids: list[str]
+    shown: Shown
+    single: bool
+
+    def body(self, outputs: list[RequestOutput]) -> Any:
+        answers = [native_body(i, self.rids[i], output, self.shown) for i, output in enumerate(outputs)]
+        return answers[0] if self.single else answers
+
+    def event(self, index: int, output: RequestOutput) -> bytes:
+        if output.finish is not None:
+            body = native_body(index, self.rids[index], output, self.shown)
+        else:
+            meta: dict[str, Any] = {"id": self.rids[index], "finish_reason": None}
+            _add_logprobs(meta, "output", output.logprobs)
+            _add_logprobs(meta, "input", (output.prompt_logprobs or [])[self.shown.logprobs_from :])
+            body = _body(index, output, self.shown, meta)
+        return b"data: %b\n\n" % msgspec.json.encode(body)
+
+    def last_event(self) -> bytes:
+        return DONE

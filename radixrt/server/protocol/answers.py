@@ -1,9 +1,11 @@
-"""What the two OpenAI routes answer alike: finish reasons, usage, log-probabilities as JSON can hold them."""
+"""Parts that answers share: finish reasons, usage, log-probabilities in JSON, and reports of constraints."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, Finish, Usage
 
 LOWEST_LOGPROB = -9999.0
@@ -11,8 +13,8 @@ LOWEST_LOGPROB = -9999.0
 
 
 def finish_reason(finish: Finish) -> str:
-    """OpenAI knows no "abort": an aborted completion is told as "length", which every client takes for "cut short".
-    As "stop" it would pass for complete. (A native answer says "abort".)"""
+    """OpenAI's name of a finish reason. OpenAI has no "abort": an aborted completion is reported as "length", which
+    every client takes for an incomplete one. (A native answer reports "abort".)"""
     return FINISH_LENGTH if finish.reason == FINISH_ABORT else finish.reason
 
 
@@ -21,23 +23,26 @@ def clean_logprob(value: float | None) -> float | None:
     return None if value is None else max(LOWEST_LOGPROB, value)
 
 
+@dataclass(slots=True)
 class UsageSum:
     """Usage of a whole response: each prompt counted once, though n completions share it; every completion counted.
 
     Args:
-        n: completions per prompt; choice i belongs to prompt i // n.
+        n: completions per prompt; completion i belongs to prompt i // n.
     """
 
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self._prompt = self._completion = self._cached = self._reasoning = 0
+    n: int
+    _prompt: int = 0
+    _completion: int = 0
+    _cached: int = 0
+    _reasoning: int = 0
 
     def add(self, index: int, usage: Usage | None, reasoning_tokens: int = 0) -> None:
         if usage is None:
             return
         self._reasoning += reasoning_tokens
         self._completion += usage.completion_tokens
-        if index % self._n == 0:
+        if index % self.n == 0:
             # The first of the n is what the prompt cost; the others find in the cache what it has just computed.
             self._prompt += usage.prompt_tokens
             self._cached += usage.cached_tokens
@@ -50,3 +55,17 @@ class UsageSum:
             "prompt_tokens_details": {"cached_tokens": self._cached},
             "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }
+
+
+def constraint_body(output: RequestOutput) -> dict[str, Any] | None:
+    """The member "radixrt" of an answer: how its constraint was enforced; None without a constraint."""
+    info = output.constraint
+    if info is None:
+        return None
+    return {
+        "backend": info.backend,
+        "forced_close": output.forced_close,
+        "forced_tokens": info.forced_tokens,
+        "closing_tokens": info.closing_tokens,
+        "ignored": info.ignored,
+    }
