@@ -57,13 +57,13 @@ ROUTES: list[tuple[str, str, Handler]] = [
 
 
 def create_app(client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None) -> FastAPI:
-    """The application.
+    """Create the ASGI application.
 
     Args:
         client: sends requests to the engine; may become ready after the application starts (503 until then).
         config: API key, CORS origins and body size are read from it, or from the environment (RADIXRT_API_KEY).
         model_name: the name under which clients ask for the model.
-        dialect: what the model knows of tools and reasoning; neither, if it is not given.
+        dialect: the model's support for tools and reasoning; neither by default.
     """
     service = Service(client, config, model_name, dialect)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)

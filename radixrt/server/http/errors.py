@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and the right HTTP status."""
+"""HTTP errors in OpenAI's form: a status and {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from radixrt.errors import EngineError, RequestError
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-"""What 429 and 503 tell clients to wait: a queue that is full now has usually moved on after a second."""
+"""Delay that 429 and 503 ask of clients: a full queue has usually moved on after a second."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ClientGone(Exception):
-    """The client closed its connection, so there is nobody to answer."""
+    """The client closed its connection, so the request needs no answer."""
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What a client is told about an exception; one that is not meant for clients becomes a 500 without its details."""
+    """Convert an exception to the error for the client; an internal exception becomes a 500 without its details."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineError):
@@ -44,7 +44,7 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """OpenAI's clients repeat 408, 409, 429 and 5xx: say when that is worth it, and when it is not."""
+    """Headers that tell OpenAI's clients, which retry 408, 409, 429 and 5xx, whether and when to retry."""
     if error.status in (429, 503):
         return {"Retry-After": str(RETRY_AFTER_S)}
     if error.status == 401:
@@ -66,7 +66,7 @@ async def on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """The framework's own errors: no such route, method not allowed."""
+    """Answer the framework's own errors: no such route, method not allowed."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
@@ -81,12 +81,12 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def on_invalid_request(request: Request, error: Exception) -> Response:
-    """FastAPI's own validation. No route uses it (bodies are decoded by msgspec), so that a 422 never leaks."""
+    """Answer errors of FastAPI's validation, which no route uses, so that a 422 never reaches a client."""
     return error_response(RequestError(f"the request is not valid: {error}"))
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:
-    """Nobody reads this answer."""
+    """End a request whose client has left; the answer is never read."""
     return error_response(RequestError("the client closed the connection", status=400))
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: the scheduler's own counters, read when scraped, and what is measured here, once per request."""
+"""Prometheus metrics: the scheduler's counters, read when scraped, and latencies, measured here once per request."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _constraint_metrics(stats: SchedulerStats) -> Iterator[Metric]:
 
 
 class Metrics:
-    """One server's metrics, in a registry of their own."""
+    """Metrics of one server, in their own registry."""
 
     def __init__(self, client: EngineClient) -> None:
         self.registry = CollectorRegistry()

@@ -1,6 +1,6 @@
-"""ASGI middleware: request ids and counts (`Observe`), the API key and the last resort for exceptions (`Guard`).
+"""ASGI middleware: request ids and counts (`Observe`), the API key and uncaught exceptions (`Guard`).
 
-Plain ASGI, because a stream's every event passes through.
+The middleware is plain ASGI because every event of a stream passes through it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from radixrt.server.http.errors import as_request_error, error_response
 from radixrt.server.http.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
-"""Served without the API key: probes and scrapers have none."""
+"""Paths served without the API key, which probes and scrapers do not have."""
 
 MODEL_PATH = "/v1/models/"
 CLIENT_CLOSED = 499
-"""Status under which a request is counted whose client left before any answer (nginx's number for it)."""
+"""Status that counts requests whose client left before any answer, as in nginx."""
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Observe:
-    """Gives every response an x-request-id (the client's own, if it is sane) and counts it by route and status."""
+    """Adds an x-request-id (the client's own, if it is valid) to responses and counts them by route and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
         self.app = app
@@ -39,7 +39,7 @@ class Observe:
             await self.app(scope, receive, send)
             return
         request_id = Headers(scope=scope).get("x-request-id", "")
-        if not _SANE_ID.fullmatch(request_id):
+        if not _VALID_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         status = CLIENT_CLOSED
 
@@ -62,7 +62,7 @@ class Observe:
 
 
 class Guard:
-    """Asks for the API key, if there is one, and turns what no handler caught into a 500 of the usual shape."""
+    """Checks the API key, if one is configured, and converts uncaught exceptions to a 500 of the usual form."""
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""Receiving a request: admission by the engine's state and the model's name, and the body as a typed value."""
+"""Receiving a request: reading and decoding its body, and admission by the engine's state and the model's name."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_served(service: Service, model: str) -> bool:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body.
+    """Read the whole body.
 
     Raises:
         RequestError: 413 over `limit` bytes, 408 if it does not arrive in time.

@@ -24,12 +24,12 @@ from radixrt.server.request_groups import Service
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together; uvicorn itself would buffer any amount."""
+"""Most bytes of the request line and headers together; uvicorn itself has no bound."""
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 ABORT_S = 2.0
-"""Time that aborted requests have to tell their clients so."""
+"""Time for aborted requests to send their error to the client."""
 
 
 def serve(
@@ -46,7 +46,7 @@ def serve(
 
     Args:
         on_ready: called with the server's URL once it accepts connections (the port is the real one, if it was 0).
-        dialect: what the model knows of tools and reasoning.
+        dialect: the model's support for tools and reasoning.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -148,7 +148,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("The request's headers are too large.")
 
     def send_400_response(self, msg: str) -> None:
-        """For what is not HTTP, or too large to be: no application answers, but the error has the usual shape."""
+        """Answer a request that is not HTTP or whose head is too large, with an error of the usual form."""
         body = msgspec.json.encode(error_body(RequestError(msg)))
         head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)

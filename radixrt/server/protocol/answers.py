@@ -9,7 +9,7 @@ from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, Finish, Usage
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 def finish_reason(finish: Finish) -> str:
@@ -19,7 +19,7 @@ def finish_reason(finish: Finish) -> str:
 
 
 def clean_logprob(value: float | None) -> float | None:
-    """Finite, and no lower than `LOWEST_LOGPROB`; also for NaN, which compares false and so loses against it."""
+    """Clamp a log-probability to at least `LOWEST_LOGPROB`; NaN, which compares false, becomes that too."""
     return None if value is None else max(LOWEST_LOGPROB, value)
 
 

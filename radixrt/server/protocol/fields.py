@@ -1,4 +1,4 @@
-"""What clients may send: one msgspec Struct for each generating route, and what they have in common.
+"""Fields of request bodies: one msgspec Struct for each generating route, and checks that several routes share.
 
 Unknown fields are ignored, null means "not given", and numbers are bounded by `SamplingParams.validate` or here. Fields
 of `UnsupportedFields` are known and not served: they are refused by name, never silently ignored.
@@ -30,7 +30,7 @@ COMPLETION_MAX_TOKENS = 16
 
 
 class ProgramFields(msgspec.Struct, kw_only=True):
-    """Where a request stands in a program of many; see `radixrt.messages.ProgramHint`."""
+    """Position of a request in a program of many requests; see `radixrt.messages.ProgramHint`."""
 
     id: str
     branch: str = ""
@@ -40,7 +40,7 @@ class ProgramFields(msgspec.Struct, kw_only=True):
 
 
 class RoutingFields(msgspec.Struct, kw_only=True):
-    """How to serve a request; see `envelope_options`."""
+    """Fields that control the serving of a request; see `envelope_options`."""
 
     model: str | None = None
     rid: str | None = None
@@ -82,7 +82,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class OpenAIFields(SamplingFields, kw_only=True):
-    """What the two OpenAI routes share."""
+    """Fields that the two OpenAI routes share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -161,7 +161,7 @@ class ReleaseRequest(msgspec.Struct, kw_only=True):
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
-    """POST /abort: one request by its id, or all that this server is answering."""
+    """POST /abort: one request by its id, or all open requests of this server."""
 
     rid: str | None = None
     abort_all: bool | None = None
@@ -175,7 +175,7 @@ abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 
 def check_supported(request: UnsupportedFields) -> None:
-    """Refuse a request that uses a field of `UnsupportedFields`; null, false and [] are not using it."""
+    """Refuse a request that uses a field of `UnsupportedFields`; null, false and [] do not count as use."""
     for name in UNSUPPORTED:
         value = getattr(request, name)
         if value is not None and value is not False and value != []:
@@ -230,19 +230,19 @@ def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:
-    """Whether a usage chunk is wanted."""
+    """Return whether the client asks for a usage chunk."""
     if options is not None and not stream:
         raise RequestError("stream_options is only allowed with stream", param="stream_options")
     return options is not None and bool(options.include_usage)
 
 
 def routing_options(request: OpenAIFields | NativeRequest) -> dict[str, Any]:
-    """GenerateReq's fields that say how to serve it, checked."""
+    """Check and return the fields of `GenerateReq` that control its serving."""
     return {**envelope_options(request), "stream": bool(request.stream)}
 
 
 def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields) -> dict[str, Any]:
-    """The same without the one that only generation has; `rid` is made up when none was sent."""
+    """`routing_options` without `stream`; a request without `rid` gets a new one."""
     rid = request.rid
     if rid is None:
         rid = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Prompts as /v1/completions and /generate take them: text or token ids, one or several; or one in parts."""
+"""Prompts of /v1/completions and /generate: text or token ids, one or several; or one prompt in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Prompt = str | list[int]
 
 
 def split_prompts(given: Any, param: str) -> list[Prompt]:
-    """A list of prompts from str | [str] | [int] | [[int]]."""
+    """Return a list of prompts from str | [str] | [int] | [[int]]."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -45,7 +45,7 @@ def _check_all(items: Sequence[Any], kind: type, param: str) -> None:
 
 
 def check_ids(ids: list[int], param: str, info: EngineReady) -> None:
-    """Refuse ids that are not in the vocabulary, and a prompt that cannot be served, before anything is sent."""
+    """Refuse ids outside the vocabulary, and a prompt that is too long, before any request is sent."""
     if len(ids) > info.max_input_tokens:
         raise RequestError(
             f"the prompt has {len(ids)} tokens; at most {info.max_input_tokens} can be served",
@@ -61,7 +61,7 @@ def check_ids(ids: list[int], param: str, info: EngineReady) -> None:
 
 
 def read_parts(given: Sequence[str | list[int] | TemplateText], info: EngineReady, param: str) -> list[PromptPart]:
-    """The parts of one prompt, as `GenerateReq` has them."""
+    """Check the parts of one prompt and return them in the form of `GenerateReq`."""
     if len(given) > MAX_PARTS:
         raise RequestError(f"{param} holds {len(given)} parts; at most {MAX_PARTS} are allowed", param=param)
     for i, part in enumerate(given):
@@ -73,7 +73,7 @@ def read_parts(given: Sequence[str | list[int] | TemplateText], info: EngineRead
 def make_requests(
     prompts: list[Prompt], param: str, sampling: SamplingParams, info: EngineReady, options: dict[str, Any]
 ) -> list[GenerateReq]:
-    """One request for each completion: prompt-major, so that completion j of prompt i has index i * n + j."""
+    """Build one request for each completion, prompt-major: completion j of prompt i has the index i * n + j."""
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} completions", param="n")
     requests: list[GenerateReq] = []

@@ -26,7 +26,7 @@ from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """OpenAI's chat completions. See `radixrt.server.protocol.fields.ChatRequest` for what is accepted."""
+    """OpenAI's chat completions. `radixrt.server.protocol.fields.ChatRequest` lists the accepted fields."""
     body, info = await receive(service, request, chat_decoder)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])

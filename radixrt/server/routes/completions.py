@@ -37,7 +37,7 @@ from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """OpenAI's text completions. See `radixrt.server.protocol.fields.CompletionRequest` for what is accepted."""
+    """OpenAI's text completions. `radixrt.server.protocol.fields.CompletionRequest` lists the accepted fields."""
     body, info = await receive(service, request, completion_decoder)
     options = routing_options(body)
     include_usage = check_stream_options(body.stream_options, options["stream"])
@@ -95,7 +95,7 @@ def completion_sampling(
 
 
 class Choice:
-    """One choice of the response, whole or as parts of a stream: remembers what offsets and echo need.
+    """One choice of the response, whole or as parts of a stream, with the state for text offsets and echo.
 
     Args:
         echo: the prompt to put in front, or None.
@@ -108,25 +108,25 @@ class Choice:
         self._chars = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def part(self, delta: RequestOutput) -> dict[str, Any]:
-        """The choice's JSON for one delta. With echo, the first delta's brings the prompt."""
-        text = delta.text
+    def part(self, output: RequestOutput) -> dict[str, Any]:
+        """Build the choice for one output. With echo, the choice of the first output begins with the prompt."""
+        text = output.text
         rows: list[TokenLogprob] = []
         if self._echo is not None:
-            text = self._echoed(self._echo, delta.prompt_logprobs or []) + text
-            rows += delta.prompt_logprobs or []
+            text = self._echoed(self._echo, output.prompt_logprobs or []) + text
+            rows += output.prompt_logprobs or []
             self._echo = None
-        rows += delta.logprobs or []
+        rows += output.logprobs or []
         part: dict[str, Any] = {
             "index": self.index,
             "text": text,
             "logprobs": self._legacy_logprobs(rows) if self._with_logprobs else None,
             "finish_reason": None,
         }
-        if delta.finish is not None:
-            part["finish_reason"] = finish_reason(delta.finish)
-            part["stop_reason"] = delta.finish.matched
-            enforced = constraint_body(delta)
+        if output.finish is not None:
+            part["finish_reason"] = finish_reason(output.finish)
+            part["stop_reason"] = output.finish.matched
+            enforced = constraint_body(output)
             if enforced is not None:
                 part["radixrt"] = enforced
         return part

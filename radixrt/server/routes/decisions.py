@@ -85,7 +85,7 @@ async def decisions(service: Service, request: Request) -> Response:
 
 
 def _score_request(body: DecisionRequest, service: Service, info: EngineReady, options: dict[str, Any]) -> ScoreReq:
-    """The prompt in the one form in which it is given, and the choices."""
+    """Build the request from the prompt, given in exactly one form, and the choices."""
     if sum(getattr(body, name) is not None for name in PROMPTS) != 1:
         raise RequestError(f"exactly one of {', '.join(PROMPTS)} is needed", param="text")
     prompt: dict[str, Any] = {"prompt": body.text}

@@ -1,4 +1,4 @@
-"""Routes that generate nothing: models, health, metrics, version, aborting and flushing."""
+"""Management routes: models, health, metrics, version, abort, release and cache flush."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def get_version(service: Service, request: Request) -> Response:
 
 
 async def abort(service: Service, request: Request) -> Response:
-    """{"rid": id} stops one request (a response's id, with or without its prefix); {"abort_all": true} stops all.
+    """Abort one request by {"rid": id}, a response's id with or without its prefix, or all by {"abort_all": true}.
 
     Answers {"aborted": how many completions}; an id that is not known, or already finished, is not an error: 0.
     """
@@ -78,8 +78,8 @@ async def abort(service: Service, request: Request) -> Response:
 
 
 async def release(service: Service, request: Request) -> Response:
-    """{"program": id, "branch": id or null}: the program, or that branch of it, makes no more calls, and what the cache
-    kept for them may go. Ids that are not known are not an error. Answers {"status": "ok"}.
+    """Release {"program": id, "branch": id or null}: the program, or that branch, makes no more calls, and the cache
+    may evict its prefixes. An unknown id is not an error. Answers {"status": "ok"}.
     """
     body = decode(await read_body(request, service.config.max_body_bytes), release_decoder)
     service.client.release(body.program, body.branch)
@@ -87,7 +87,7 @@ async def release(service: Service, request: Request) -> Response:
 
 
 async def flush_cache(service: Service, request: Request) -> Response:
-    """Drops what no running request uses from the prefix cache. 409 if the scheduler will not."""
+    """Flush the prefix cache, except entries of running requests. 409 if the scheduler refuses."""
     reply = await asyncio.to_thread(service.client.control, "flush_cache")
     if not reply.ok:
         raise RequestError(reply.message or "the cache was not flushed", code="not_flushed", status=409)
