@@ -1,4 +1,4 @@
-"""Explanations of a constraint for people: what is enforced, what is refused and why, and examples of valid outputs."""
+"""Explanations of a constraint for people: the enforced and refused parts, with reasons and examples."""
 
 from radixrt.explain.explanation import Explainer, explain
 from radixrt.explain.report import Report

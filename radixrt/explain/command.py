@@ -1,4 +1,4 @@
-"""`radixrt schema check`: which constraints an engine would take, and which given answers they would allow."""
+"""`radixrt schema check`: a dry run of constraints, and of given answers against them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = ("whitespace", "closed", "formats", "on_unsupported", "backend")
 
 
 def check(args: argparse.Namespace) -> int:
-    """Print what there is to say; 0 if every constraint is enforced and every answer allowed, else 1.
+    """Print the results; return 0 if every constraint is enforced and every answer accepted, else 1.
 
     Raises:
         ConfigError: a file cannot be read, or there is nothing to check.
@@ -30,7 +30,7 @@ def check(args: argparse.Namespace) -> int:
     if args.jsonl is not None and args.files:
         raise ConfigError("--jsonl takes its instances from its own lines; leave out the other files")
     if args.jsonl is not None:
-        return _check_many(args)
+        return _check_jsonl(args)
     files = list(args.files)
     if args.regex is not None:
         name, constraint = "the regular expression", {"regex": args.regex}
@@ -46,10 +46,10 @@ def check(args: argparse.Namespace) -> int:
     print(_shown(name, report))
     if not report.enforced:
         return 1
-    verdicts = [_judged(report, file) for file in files]
-    for verdict in verdicts:
-        print(verdict.line)
-    return int(not all(verdict.accepted for verdict in verdicts))
+    results = [_check_file(report, file) for file in files]
+    for result in results:
+        print(result.line)
+    return int(not all(result.accepted for result in results))
 
 
 def _shown(name: str, report: Report) -> str:
@@ -61,29 +61,29 @@ def _shown(name: str, report: Report) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Result:
     accepted: bool
     line: str
 
 
-def _judged(report: Report, file: str) -> Verdict:
-    """One instance or text against an enforced constraint."""
+def _check_file(report: Report, file: str) -> Result:
+    """Check one instance or text against an enforced constraint."""
     text = _read(file)
     if report.constraint.kind != "json_schema":
         text = text.removesuffix("\n")
         problem = report.why_not(text)
-        return Verdict(problem is None, f"{file}: {problem or 'accepted'}")
+        return Result(problem is None, f"{file}: {problem or 'accepted'}")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Verdict(False, f"{file}: not JSON: {error}")
+        return Result(False, f"{file}: not JSON: {error}")
     if not report.accepts_value(value):
-        return Verdict(False, f"{file}: refused. {report.why_not_value(value)}")
-    return Verdict(True, f"{file}: accepted{_difference(report, text.strip(), value)}")
+        return Result(False, f"{file}: refused. {report.why_not_value(value)}")
+    return Result(True, f"{file}: accepted{_difference(report, text.strip(), value)}")
 
 
 def _difference(report: Report, text: str, value: Any) -> str:
-    """How an accepted instance differs from what would be generated; empty if it does not."""
+    """Return the difference between an accepted instance and the generated text; empty if there is none."""
     if report.accepts(text):
         return ""
     if report.accepts(compact(value)):
@@ -105,19 +105,19 @@ def _read(file: str) -> str:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
-# --- many ---
+# JSONL files
 
 
 @dataclass(frozen=True)
 class Row:
-    """One schema of a file of many.
+    """The result for one schema of a JSONL file.
 
     Attributes:
         name: its id, or the number of its line.
-        problem: why it is refused; empty if it is enforced.
-        keywords: those that it is refused for.
-        right, wrong_valid, wrong_invalid, reordered: of its instances, those judged as labelled, valid ones refused,
-            invalid ones accepted, and valid ones that would be written in another way.
+        problem: the reason of the refusal; empty if the schema is enforced.
+        keywords: the keywords at fault.
+        right, wrong_valid, wrong_invalid, reordered: numbers of instances whose result is as labelled, of valid ones
+            refused, of invalid ones accepted, and of valid ones that would be written in another way.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Row:
         return (self.name, self.backend, str(self.min_tokens), f"{self.compile_ms:.1f}", tests, ", ".join(notes))
 
 
-def _check_many(args: argparse.Namespace) -> int:
+def _check_jsonl(args: argparse.Namespace) -> int:
     entries = list(_entries(args.jsonl))
     rows = []
     widths = (40, 10, 10, 10, 7, 0)
@@ -172,7 +172,7 @@ def _check_many(args: argparse.Namespace) -> int:
 
 
 def _entries(file: str) -> Iterator[tuple[str, Any, list[Any]]]:
-    """(name, schema, tests) of each line that is not empty."""
+    """Yield (name, schema, tests) of each line that is not empty. Raises ConfigError."""
     for number, line in enumerate(_read(file).splitlines(), 1):
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""`explain`: a constraint looked at before anything is generated; what of it is enforced, how, and at what cost.
+"""`explain`: an analysis of a constraint before generation: its enforced parts, its backend and its cost.
 
 Needs no engine: only the tokenizer of the model, whose tokens the least length and the masks depend on. Compiling goes
 through the engine's own worker process, so that what would hang there is found out here, in the same time.
@@ -35,7 +35,7 @@ def explain(
     *, json_schema: Any = None, regex: str | None = None, ebnf: str | None = None, choices: Any = None,
     structural_tag: Any = None, model: str | None = None, **options: Any,
 ) -> Report:  # fmt: skip
-    """Look at one constraint.
+    """Analyze one constraint.
 
     Args:
         json_schema, regex, ebnf, choices, structural_tag: the constraint, as `SamplingParams` takes it; exactly one.
@@ -66,7 +66,7 @@ def _explainer(model: str | None) -> Explainer:
 
 
 class Explainer:
-    """Looks at any number of constraints for one model. Holds a worker process: close it, or use it in a `with`.
+    """Analyzes constraints for one model. Owns a worker process: close the explainer, or use it in a `with` block.
 
     Args:
         model: a model folder, a hub id, or None for the embedded default.
@@ -97,11 +97,11 @@ class Explainer:
         self._client.close()
 
     def explain(self, constraint: Constraint) -> Report:
-        """A report, also for a constraint that is refused."""
+        """Return a report, also for a constraint that is refused."""
         found: dict[str, Any] = {}
         try:
             if constraint.kind == "json_schema":
-                found |= _look_at_schema(constraint)
+                found |= _normalize_fields(constraint)
             if "error" not in found:
                 found |= self._compile(constraint)
         except RequestError as error:
@@ -109,7 +109,7 @@ class Explainer:
         return Report(constraint, **found)
 
     def _compile(self, constraint: Constraint) -> dict[str, Any]:
-        """What compiling says, and what judges texts."""
+        """Return the report's fields from compiling the constraint. Raises RequestError."""
         result = self._ask(constraint)
         if result.error is not None:
             error = result.error
@@ -130,7 +130,7 @@ class Explainer:
         }
 
     def _ask(self, constraint: Constraint) -> CompileResult:
-        """The worker's answer; it has the time that an engine would give it, once it has started."""
+        """Return the worker's result; the timeout is the engine's and begins once the worker has started."""
         self._client.submit(next(self._jobs), constraint, time.monotonic(), self._timeout_s, thorough=True)
         while True:
             select.select([self._client.fileno()], [], [], POLL_S)
@@ -138,8 +138,8 @@ class Explainer:
                 return results[0]
 
 
-def _look_at_schema(constraint: Constraint) -> dict[str, Any]:
-    """What the schema's own analysis says."""
+def _normalize_fields(constraint: Constraint) -> dict[str, Any]:
+    """Return the report's fields from normalizing the schema."""
     options = constraint.options
     try:
         schema = normalize(

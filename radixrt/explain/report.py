@@ -1,4 +1,4 @@
-"""`Report`: what `explain` says about a constraint."""
+"""`Report`: the result of `explain`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from radixrt.explain.text_checker import TextChecker
 
 SHOWN_TEXT = 300
-"""Characters of a schema or an example that `str(report)` shows."""
+"""Maximum number of characters of a schema or an example in `str(report)`."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about one keyword of a schema.
+    """A remark on one keyword of a schema.
 
     Attributes:
         pointer: JSON pointer to the schema object that holds the keyword; "" is the root.
         keyword: the keyword.
-        reason, fix: why it is not enforced and what to do instead; empty for annotations.
+        reason, fix: the reason why the keyword is not enforced, and a remedy; empty for annotations.
     """
 
     pointer: str
@@ -38,12 +38,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a constraint costs on this machine.
+    """The cost of a constraint on this machine.
 
     Attributes:
         size: expressions and characters of its grammar.
-        compile_s: seconds from the constraint to a grammar whose masks have been probed, nothing cached.
-        mask_s: seconds of a mask, on average.
+        compile_s: seconds from the constraint to a grammar with probed masks, without caches.
+        mask_s: mean seconds to compute a mask.
     """
 
     size: int
@@ -53,19 +53,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Report:
-    """What `explain` found. `print` it for people.
+    """The result of `explain`; `print` shows it to people.
 
     Attributes:
-        constraint: what was looked at.
-        error: why it is refused; None if it is enforced.
+        constraint: the analyzed constraint.
+        error: the refusal; None if the constraint is enforced.
         refused: every keyword that cannot be enforced, for a schema that is refused for that.
         ignored: the same, where `on_unsupported="ignore"` drops them.
-        annotations: keywords that are not enforced because they say nothing about what is valid (unknown formats, ...).
-        draft: the dialect that the schema was read as.
-        backend, why: who computes the masks, and the reason.
-        normalized: an equivalent schema, the form in which it is enforced.
-        cost: figures of this machine.
-        min_tokens, min_characters, shortest: of a shortest output, and one such; max_tokens may not be less.
+        annotations: keywords that are not enforced because they only annotate (unknown formats, ...).
+        draft: the dialect of the schema.
+        backend, why: the library that computes the masks, and the reason for its choice.
+        normalized: an equivalent schema, made from the normal form that is enforced.
+        cost: measured on this machine.
+        min_tokens, min_characters, shortest: the size of a shortest output, and that output; the least `max_tokens`.
     """
 
     constraint: Constraint
@@ -86,11 +86,11 @@ class Report:
 
     @property
     def enforced(self) -> bool:
-        """Whether an engine takes this constraint."""
+        """Whether an engine accepts this constraint."""
         return self.error is None
 
     def accepts(self, text: str) -> bool:
-        """Whether the engine could generate exactly this text.
+        """Return whether the engine can generate exactly this text.
 
         Raises:
             RequestError: the constraint is refused.
@@ -98,7 +98,7 @@ class Report:
         return self._texts().accepts(text)
 
     def accepts_value(self, value: Any) -> bool:
-        """Whether the schema takes this value, however it is written; for other constraints, this text.
+        """Return whether the schema accepts this value in any spelling; for other constraints, this text.
 
         Raises:
             RequestError: the constraint is refused.
@@ -109,7 +109,7 @@ class Report:
         return self._schema.accepts(value)
 
     def why_not(self, text: str) -> str | None:
-        """Where the text leaves the grammar and what could have stood there; None for a text that is accepted.
+        """Return the position where the text leaves the grammar, and possible continuations; None if it is accepted.
 
         Raises:
             RequestError: the constraint is refused.
@@ -126,7 +126,7 @@ class Report:
         return f"{problem}. {self.why_not_value(value)}"
 
     def why_not_value(self, value: Any) -> str | None:
-        """What is wrong with a value, by place; None for one that is accepted.
+        """Return the problem with a value, with its place; None if the value is accepted.
 
         Raises:
             RequestError: the constraint is refused.
@@ -153,7 +153,7 @@ class Report:
         return "\n".join([f"{self.constraint.kind}: {'enforced' if self.enforced else 'refused'}", *self.lines()])
 
     def lines(self) -> list[str]:
-        """What `str` shows below its first line."""
+        """Return the lines of `str(report)` below the first."""
         lines = [f"dialect: {self.draft}"] if self.draft else []
         if self.error is not None and not self.refused:
             lines.append(self.error.message)

@@ -1,4 +1,4 @@
-"""Judging texts and values for `explain`: where a text leaves a grammar, and what is wrong with a value."""
+"""Checks of texts against a grammar and of values against a schema, with explanations for people."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 CONTEXT_CHARS = 30
 PROBES = [chr(c) for c in range(0x20, 0x7F)] + ["\n", "\t", "é", "東"]
-"""Characters that are tried where a text went wrong."""
+"""Characters that are tried as continuations where a text leaves the grammar."""
 MOST_LISTED = 12
 
 
 class TextChecker:
-    """Texts against productions. A control token that the grammar asks for is written as its text."""
+    """Checks texts against productions; a text spells the grammar's control tokens as their text."""
 
     def __init__(self, productions: Productions, vocabulary: Vocabulary) -> None:
         self._recognizer = Recognizer(productions, vocabulary.control_tokens)
@@ -28,16 +28,16 @@ class TextChecker:
         self._specials = re.compile("(" + "|".join(map(re.escape, sorted(specials))) + ")") if specials else None
 
     def accepts(self, text: str) -> bool:
-        """Whether the text is a sentence of the grammar."""
+        """Return whether the text is a sentence of the grammar."""
         state, good = self._follow(text)
         return good == len(text) and self._recognizer.is_complete(state)
 
     def shortest(self) -> str:
-        """A shortest sentence."""
+        """Return a shortest sentence."""
         return self._closing(self._recognizer.start())
 
     def problem(self, text: str) -> str | None:
-        """Where the text stops being the beginning of a sentence, and what could stand there; None for a sentence."""
+        """Return the position where the text leaves the grammar, and possible continuations; None for a sentence."""
         state, good = self._follow(text)
         if good == len(text):
             if self._recognizer.is_complete(state):
@@ -48,7 +48,7 @@ class TextChecker:
         return f"{place}: {text[good]!r} cannot stand there; {self._possible(state)}"
 
     def _follow(self, text: str) -> tuple[State, int]:
-        """The state after the longest beginning of the text that some sentence has, and its length."""
+        """Return the recognizer's state after the longest valid prefix of the text, and the length of that prefix."""
         state, good = self._recognizer.start(), 0
         for piece in self._specials.split(text) if self._specials else [text]:
             after = None
@@ -76,7 +76,7 @@ class TextChecker:
         return state, good
 
     def _possible(self, state: State) -> str:
-        """What could come next."""
+        """Return the possible continuations for a message."""
         recognizer = self._recognizer
         if recognizer.must_end(state):
             return "nothing can, the text is complete"
@@ -97,7 +97,7 @@ def _quoted(text: str) -> str:
 
 
 def value_problem(schema: Any, value: Any, options: StructuredOptions) -> str:
-    """What the `jsonschema` package says about a value that a schema refuses, the most relevant fault alone."""
+    """Return the most relevant error of the `jsonschema` package for a value that a schema refuses."""
     import jsonschema
     from jsonschema.validators import validator_for
     from jsonschema_specifications import REGISTRY
@@ -117,5 +117,5 @@ def value_problem(schema: Any, value: Any, options: StructuredOptions) -> str:
 
 
 def compact(value: Any) -> str:
-    """The JSON text of a value as it would be generated, but for the order of keys."""
+    """Return the JSON text of a value as it would be generated, except for the order of keys."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""What can be wrong with a schema, as request errors that name the place.
+"""Request errors for schemas, each naming the place at fault.
 
 Three cases: the document is not a schema (`MalformedSchema`), it is a schema of which a keyword cannot be enforced
 exactly (`Unsupported`, collected into `SchemaRefused`), or it is one that no value satisfies (`EmptySchema`).
@@ -12,7 +12,7 @@ from radixrt.errors import RequestError
 
 
 def shown_pointer(pointer: str) -> str:
-    """The JSON pointer for a message: quoted, the root by name, the middle of very long ones left out."""
+    """Return the JSON pointer for a message: quoted, the root by name, very long pointers abbreviated."""
     if not pointer:
         return "the root of the schema"
     if len(pointer) > 300:
@@ -25,7 +25,7 @@ class MalformedSchema(RequestError):
 
     Args:
         pointer: JSON pointer to the offending place.
-        problem: what is wrong there and what to write instead.
+        problem: the problem there and what to write instead.
     """
 
     def __init__(self, pointer: str, problem: str) -> None:
@@ -40,9 +40,9 @@ class Unsupported(RequestError):
     Args:
         pointer: JSON pointer to the schema object that holds the keyword.
         keyword: the keyword.
-        reason: why it cannot be enforced.
+        reason: the reason.
         fix: what to do instead.
-        droppable: leaving out this keyword (and nothing else) would make the rest enforceable.
+        droppable: the rest of the schema can be enforced without this keyword.
     """
 
     def __init__(self, pointer: str, keyword: str, reason: str, fix: str, *, droppable: bool = True) -> None:
@@ -56,7 +56,7 @@ class Unsupported(RequestError):
 
 
 class SchemaRefused(RequestError):
-    """A schema with one or several keywords that cannot be enforced; `errors` has them all."""
+    """A schema with keywords that cannot be enforced; `errors` lists all of them."""
 
     def __init__(self, errors: Sequence[Unsupported]) -> None:
         more = len(errors) - 1

@@ -1,6 +1,6 @@
 """Bounds on the work that one schema may cause, and the budget that counts it.
 
-A limit is always reported with the place in the schema where it struck, because that is what its author can change.
+An exceeded limit is reported with the place in the schema, because its author can change the schema there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Limits:
     Attributes:
         depth: nesting of the document, and of subschemas that apply to one and the same value.
         subschemas: schema objects in the document.
-        nodes: positions of the normalized schema (each becomes about one rule).
-        branches: alternatives that are tried while one position is expanded.
+        nodes: nodes of the normal form (each becomes about one rule).
+        branches: alternatives that are tried while one node is expanded.
         enum_values: values of one `enum`.
         array_states: states of one array's counters (`contains`, `uniqueItems`) or of one object's property count.
-        key_classes: kinds of undeclared names that the patterns of one object tell apart.
-        seconds: wall time of normalizing and of writing the productions.
+        key_classes: classes of undeclared names that the patterns of one object distinguish.
+        seconds: wall time of normalizing the schema and emitting the productions.
     """
 
     depth: int = 128
@@ -51,28 +51,28 @@ class Budget:
         self._ticks = 0
 
     def restart(self) -> None:
-        """Grant the time once more, for a further question about the same schema."""
+        """Grant the full time again, for another query about the same schema."""
         self.deadline = time.monotonic() + self.limits.seconds
 
     def tick(self, pointer: str) -> None:
-        """One small step; looks at the clock now and then."""
+        """Count one small step; check the time every 4,096 steps. Raises Unsupported past the deadline."""
         self._ticks += 1
         if not self._ticks & 4095:
             self.check_time(pointer, "enum")
 
     def count_node(self, pointer: str, keyword: str) -> None:
-        """One more position. Raises Unsupported past the limit or the deadline."""
+        """Count one more node. Raises Unsupported past the limit or the deadline."""
         self.nodes += 1
         if self.nodes > self.limits.nodes:
             raise over_limit(pointer, keyword, f"the schema unfolds into more than {self.limits.nodes} positions")
         self.check_time(pointer, keyword)
 
     def check_time(self, pointer: str, keyword: str) -> None:
-        """Raises Unsupported when the time is spent."""
+        """Raise Unsupported past the deadline."""
         if time.monotonic() > self.deadline:
             raise over_limit(pointer, keyword, f"the schema takes more than {self.limits.seconds:g} s to work out")
 
 
 def over_limit(pointer: str, keyword: str, reason: str) -> Unsupported:
-    """The refusal for a limit that struck while the keyword was worked out."""
+    """Return the refusal for a limit that was exceeded while the keyword was processed."""
     return Unsupported(pointer, keyword, reason, "Simplify the schema there.", droppable=False)

@@ -1,4 +1,4 @@
-"""JSON values: their types as bits, equality as JSON Schema has it, exact numbers, and their one spelling as text."""
+"""JSON values: types as bits, equality as JSON Schema defines it, exact decimals, and canonical text."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ _BY_CLASS = {
 
 
 def type_of(value: Any) -> int:
-    """The type bit of a JSON value."""
+    """Return the type bit of a JSON value."""
     return _BY_CLASS[type(value)]
 
 
 def is_number(value: Any) -> bool:
-    """A finite JSON number (a Python bool is none)."""
+    """Return whether the value is a finite JSON number, which a Python bool is not."""
     kind = type(value)
     return kind is int or (kind is float and math.isfinite(value))
 
 
 def is_integer(value: Any) -> bool:
-    """A JSON number without a fractional part, however it is written."""
+    """Return whether the value is a JSON number without a fractional part, such as 1 or 1.0."""
     kind = type(value)
     return kind is int or (kind is float and value.is_integer())
 
 
 def decimal_of(number: int | float) -> Decimal:
-    """The number as it was written: a float stands for its shortest decimal form, an int is exact."""
+    """Return the exact decimal of a number; a float stands for its shortest decimal form."""
     return Decimal(number) if type(number) is int else Decimal(repr(number))
 
 
 def key(value: Any) -> Hashable:
-    """Equal for two values exactly if JSON Schema calls them equal (1 and 1.0 are, 1 and true are not).
+    """Return a key that is equal for two values exactly if JSON Schema calls them equal: 1 and 1.0, not 1 and true.
 
     Raises:
-        TypeError: it is not JSON.
+        TypeError: the value is not JSON.
     """
     kind = type(value)
     if kind is str or value is None:
@@ -78,12 +78,12 @@ def key(value: Any) -> Hashable:
 
 
 def text_of(value: Any) -> str:
-    """The compact text of a value; strings in the one spelling that this package generates."""
+    """Return the compact JSON text of a value, with strings escaped as the grammars escape them."""
     return encode_basestring(value) if type(value) is str else _ENCODER.encode(value)
 
 
 def number_texts(number: int | float) -> list[str]:
-    """Every spelling of a number that is generated for it: as Python writes it, and the plain decimal."""
+    """Return every text that a grammar generates for a number: Python's repr and the plain decimal."""
     if type(number) is int:
         return [str(number)]
     written = repr(number)
@@ -96,7 +96,7 @@ def number_texts(number: int | float) -> list[str]:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can write it, that is, whether it has no lone surrogate."""
+    """Return whether UTF-8 can encode the text, that is, whether it has no lone surrogate."""
     if not text.isascii():
         try:
             text.encode()

@@ -1,4 +1,4 @@
-"""The drafts of JSON Schema: which keywords each knows, where subschemas stand, and what a keyword's value must be.
+"""The drafts of JSON Schema: their keywords, the keywords that hold subschemas, and checks of keyword values.
 
 A document names its draft in `$schema`. Without one it is read as draft 2020-12 that also understands the idioms of
 the older drafts where they cannot mean anything else (`items` as an array, `additionalItems`, `dependencies`, boolean
@@ -14,7 +14,8 @@ from typing import Any
 from radixrt.constrained.schema.values import TYPE_BITS, is_integer, is_number
 from radixrt.errors import shown
 
-Check = Callable[[Any], str | None]  # what is wrong with a keyword's value, or None
+Check = Callable[[Any], str | None]
+"""Returns the problem with a keyword's value, or None."""
 
 SCHEMA, SCHEMA_LIST, SCHEMA_MAP, SCHEMA_OR_LIST, DEPENDENCIES = range(5)
 
@@ -132,7 +133,7 @@ CHECKS: dict[str, Check] = {
     "type": _types,
     "uniqueItems": _boolean,
 }
-"""What the value of each keyword without subschemas must be."""
+"""Checks of the values of keywords without subschemas."""
 
 ASSERTIONS = frozenset(POSITIONS) | frozenset(CHECKS) | {"const"}
 _OLD_EXCLUSIVE: dict[str, Check] = {"exclusiveMinimum": _number_or_boolean, "exclusiveMaximum": _number_or_boolean}
@@ -143,14 +144,14 @@ class Dialect:
     """One draft.
 
     Attributes:
-        name: as `NormalSchema.draft` shows it.
-        keywords: the keywords that have a meaning in it, apart from annotations.
-        checks: what the values of keywords without subschemas must be.
+        name: the value of `NormalSchema.draft`.
+        keywords: the keywords of the draft, apart from annotations.
+        checks: checks of the values of keywords without subschemas.
         id_keyword: the keyword that names a schema's URI.
         ref_alone: keywords next to `$ref` are ignored (up to draft 7).
         items_list: `items` may be a list.
         contains_evaluates: `contains` counts as evaluation for `unevaluatedItems`.
-        nullable: `nullable: true` next to `type` adds null, as OpenAPI 3.0 has it.
+        nullable: `nullable: true` next to `type` adds null, as in OpenAPI 3.0.
     """
 
     name: str
@@ -211,7 +212,7 @@ _BY_URI = {
 
 
 def dialect_of_uri(uri: str) -> Dialect | None:
-    """The draft that a `$schema` value names; None if it is none of those known here."""
+    """Return the draft that a `$schema` value names; None if the draft is unknown."""
     uri = uri.strip().removesuffix("#")
     found = _BY_URI.get(uri)
     if found is None and uri.startswith("https:"):

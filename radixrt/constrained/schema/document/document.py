@@ -1,4 +1,4 @@
-"""A schema document: its draft, its subschemas by place, and what its references point to.
+"""`Document`: a schema document with its draft, its located subschemas and its resolved references.
 
 References are resolved within the document and to the official metaschemas; nothing is fetched.
 """
@@ -23,16 +23,16 @@ from radixrt.constrained.schema.errors import MalformedSchema, Unsupported
 from radixrt.constrained.schema.limits import Limits
 from radixrt.errors import shown
 
-REMARKS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
-SHARED = REMARKS | {"type", "minLength", "maxLength", "minimum", "maximum"}
-MOST_SHARED_NUMBER = 10**12
+COMMENTS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
+SHARED = COMMENTS | {"type", "minLength", "maxLength", "minimum", "maximum"}
+MAX_SHARED_NUMBER = 10**12
 
 
 class Document:
     """One schema document.
 
     Args:
-        schema: the parsed schema; it must not change while this lives.
+        schema: the parsed schema, which must not change during the lifetime of the document.
         limits: bounds on depth and on the number of subschemas.
 
     Raises:
@@ -56,11 +56,11 @@ class Document:
 
     @property
     def annotations(self) -> list[tuple[str, str]]:
-        """Keywords (pointer of their schema, name) that have no meaning where they stand."""
+        """Keywords (pointer of their schema, name) that have no meaning at their place."""
         return self._index.annotations
 
     def child(self, parent: Located, schema: Any, *tokens: str) -> Located:
-        """The subschema of a located schema, tokens being the way from the one to the other."""
+        """Return a subschema of a located schema; the tokens are its JSON pointer relative to that schema."""
         pointer = f"{parent.pointer}/{'/'.join(map(escape, tokens))}"
         resource = (
             self._index.by_schema.get(id(schema), parent.resource) if isinstance(schema, dict) else parent.resource
@@ -68,14 +68,14 @@ class Document:
         return self._intern(schema, pointer, resource, self._entered(parent.scope, parent.resource, resource))
 
     def synthetic(self, schema: dict[str, Any], near: Located) -> Located:
-        """A schema without references that was not in the document, reported at the place of another one."""
+        """Return a located schema that is not part of the document; messages name the place of another schema."""
         return self._intern(schema, near.pointer, self._synthetic, ())
 
     def resolve(self, at: Located, reference: str, keyword: str = "$ref") -> Located:
-        """What a reference points to.
+        """Return the target of a reference.
 
         Raises:
-            Unsupported: it points out of the document, or to nothing.
+            Unsupported: the target is outside the document or does not exist.
         """
         base, fragment = self._target(at, reference, keyword)
         resource, schema, pointer = base, base.root, base.pointer
@@ -93,7 +93,10 @@ class Document:
         return self._intern(schema, pointer, resource, self._entered(at.scope, at.resource, resource))
 
     def resolve_dynamic(self, at: Located, reference: str) -> Located:
-        """`$dynamicRef`: if the plain target is a dynamic anchor, the outermost of that name in the dynamic scope."""
+        """Return the target of a `$dynamicRef`: the outermost dynamic anchor of that name in the dynamic scope.
+
+        A reference whose plain target is no dynamic anchor keeps that target. Raises Unsupported.
+        """
         target = self.resolve(at, reference, "$dynamicRef")
         name = urldefrag(reference).fragment
         if name and name in target.resource.dynamic_anchors and target.resource.anchors[name][0] is target.schema:
@@ -105,7 +108,10 @@ class Document:
         return target
 
     def resolve_recursive(self, at: Located) -> Located:
-        """`$recursiveRef: "#"`: with `$recursiveAnchor` there, the outermost resource in the dynamic scope with it."""
+        """Return the target of `$recursiveRef: "#"`: the outermost such resource in the dynamic scope.
+
+        The target without `$recursiveAnchor` is the schema's own resource. Raises Unsupported.
+        """
         target = self.resolve(at, "#", "$recursiveRef")
         if target.resource.recursive_anchor:
             for resource in at.scope:
@@ -114,13 +120,13 @@ class Document:
         return target
 
     def _intern(self, schema: Any, pointer: str, resource: Resource, scope: tuple[Resource, ...]) -> Located:
-        place: object = schema
+        identity: object = schema
         if isinstance(schema, dict):
-            said = _said(schema)
-            place = (id(schema), id(resource), scope) if said is None else (said, id(resource.dialect))
-        found = self._located.get(place)
+            content = _shared_content(schema)
+            identity = (id(schema), id(resource), scope) if content is None else (content, id(resource.dialect))
+        found = self._located.get(identity)
         if found is None:
-            found = self._located[place] = Located(schema, pointer, resource, scope)
+            found = self._located[identity] = Located(schema, pointer, resource, scope)
         return found
 
     @staticmethod
@@ -130,7 +136,7 @@ class Document:
         return (*scope, after)
 
     def _target(self, at: Located, reference: str, keyword: str) -> tuple[Resource, str]:
-        """The resource that a reference names, and the fragment in it."""
+        """Return the resource that a reference names, and the fragment within it. Raises Unsupported."""
         url, fragment = urldefrag(reference)
         try:
             fragment = unquote(fragment, errors="strict")
@@ -154,7 +160,7 @@ class Document:
     def _follow(
         self, base: Resource, fragment: str, at: Located, reference: str, keyword: str
     ) -> tuple[Resource, Any, str]:
-        """The value at a JSON pointer, with the resource that it is in."""
+        """Return the resource of the value at a JSON pointer, the value, and its pointer. Raises Unsupported."""
         resource, value, pointer = base, base.root, base.pointer
         kind: int | None = SCHEMA
         for token in fragment[1:].split("/"):
@@ -174,25 +180,25 @@ class Document:
         return resource, value, pointer
 
 
-def _said(schema: dict[str, Any]) -> tuple[str, ...] | None:
-    """What a small schema with nothing below it says, for all that say the same to be worked out once; None for others.
+def _shared_content(schema: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the content of a small schema without subschemas, by which equal schemas share work; None for others.
 
-    Keywords that may have to be refused are not among these, because every place where one stands must be named.
+    Keywords that may be refused are not shared, because a refusal names each of their places.
     """
     if not schema.keys() <= SHARED:
         return None
-    said: list[str] = []
+    content: list[str] = []
     for keyword, value in schema.items():
-        if keyword not in REMARKS:
-            if isinstance(value, int) and abs(value) > MOST_SHARED_NUMBER:
+        if keyword not in COMMENTS:
+            if isinstance(value, int) and abs(value) > MAX_SHARED_NUMBER:
                 return None
-            said.append(f"{keyword}={value!r}")
-    said.sort()
-    return tuple(said)
+            content.append(f"{keyword}={value!r}")
+    content.sort()
+    return tuple(content)
 
 
 def _kind_below(kind: int | None, token: str) -> int | None:
-    """What stands at a pointer token below something of a kind: SCHEMA, a container of schemas, or None if unknown."""
+    """Return the kind of the value at a token below a value of some kind: SCHEMA, a container, or None if unknown."""
     if kind == SCHEMA:
         return POSITIONS.get(token)
     if kind in (SCHEMA_MAP, SCHEMA_LIST, DEPENDENCIES):
@@ -207,10 +213,10 @@ def _unresolved(at: Located, keyword: str, reference: str, reason: str) -> Unsup
 
 @cache
 def _metaschema(uri: str) -> Any:
-    """The content of an official metaschema, or None."""
+    """Return the content of an official metaschema, or None."""
     if "json-schema.org/" not in uri:
         return None
-    from jsonschema_specifications import REGISTRY  # here, because few schemas need it and it takes milliseconds
+    from jsonschema_specifications import REGISTRY  # imported late: few schemas need it, and it takes milliseconds
 
     resource = REGISTRY.get(uri) or REGISTRY.get(uri + "#")
     return None if resource is None else resource.contents

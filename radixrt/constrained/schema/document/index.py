@@ -1,4 +1,4 @@
-"""The walk through a schema document that checks every keyword and finds what references can point to."""
+"""The index of a schema document: resources, anchors and located subschemas, and the check of every keyword."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Resource:
     Attributes:
         uri: absolute URI without fragment; "" where the document has none.
         root: the schema.
-        dialect: its draft.
-        pointer: where in the document it stands.
+        dialect: the draft of the resource.
+        pointer: its JSON pointer in the document.
         anchors: plain-name fragments and the schemas that they name, with their pointers.
-        dynamic_anchors: those of `anchors` that `$dynamicRef` may land on from elsewhere.
-        recursive_anchor: `$recursiveAnchor: true` stands at the root.
+        dynamic_anchors: the names in `anchors` that come from `$dynamicAnchor`.
+        recursive_anchor: the root has `$recursiveAnchor: true`.
     """
 
     __slots__ = ("anchors", "dialect", "dynamic_anchors", "pointer", "recursive_anchor", "root", "uri")
@@ -48,18 +48,18 @@ class Resource:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether having passed through this resource can change what a later reference means."""
+        """Whether the dynamic scope, of which this resource becomes a part, can change the target of a reference."""
         return bool(self.dynamic_anchors) or self.recursive_anchor
 
 
 class Located:
-    """A subschema at its place. Interned per document, so that identity is equality.
+    """A subschema with its place. Interned by the document: equality is identity.
 
     Attributes:
         schema: a dict or a bool.
         pointer: JSON pointer in the document ("" for the root).
-        resource: what its references are relative to.
-        scope: the resources with dynamic anchors that were passed through on the way here, outermost first.
+        resource: the base of its references.
+        scope: the resources with dynamic anchors on the path to the schema, outermost first.
     """
 
     __slots__ = ("pointer", "resource", "schema", "scope")
@@ -75,19 +75,19 @@ class Located:
 
 
 def escape(token: str) -> str:
-    """A property name or keyword as a token of a JSON pointer."""
+    """Return a property name or keyword as a token of a JSON pointer."""
     return token.replace("~", "~0").replace("/", "~1") if "~" in token or "/" in token else token
 
 
 class Index:
-    """What a document names.
+    """The named parts of one document.
 
     Attributes:
-        resources: by URI.
+        resources: the resources by URI.
         by_schema: resources by the identity of their root schema.
         walked: identities of the schemas that have been checked, each with that of its resource.
         legacy_ids: schemas by `id`, for documents that do not state their draft.
-        annotations: keywords (pointer of their schema, name) that are known here and have no meaning where they stand.
+        annotations: known keywords (pointer of their schema, name) without meaning at their place.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -100,7 +100,7 @@ class Index:
         self._subschemas = 0
 
     def stated_dialect(self, schema: Any, pointer: str, default: Dialect) -> Dialect:
-        """The draft that a schema names, or the default. Raises MalformedSchema, Unsupported."""
+        """Return the draft that a schema names, or the default. Raises MalformedSchema, Unsupported."""
         uri = schema.get("$schema") if isinstance(schema, dict) else None
         if uri is None:
             return default
@@ -114,7 +114,7 @@ class Index:
         return dialect
 
     def add_resource(self, uri: str, schema: Any, dialect: Dialect, pointer: str) -> Resource:
-        """Enter a schema with a URI of its own; the first of equal URIs counts."""
+        """Add a schema with its own URI; the first of equal URIs counts."""
         resource = Resource(uri, schema, dialect, pointer)
         self.resources.setdefault(uri, resource)
         if isinstance(schema, dict):
@@ -122,10 +122,10 @@ class Index:
         return resource
 
     def walk(self, schema: Any, pointer: str, resource: Resource) -> None:
-        """Check a schema and every subschema below, without recursion, and enter what they name.
+        """Check a schema and every subschema, iteratively, and index their resources and anchors.
 
         Raises:
-            MalformedSchema: something is not as its draft has it.
+            MalformedSchema: a keyword violates its draft.
             Unsupported: a limit is exceeded.
         """
         pending: list[tuple[Any, str, Resource, int]] = [(schema, pointer, resource, 0)]
@@ -158,7 +158,7 @@ class Index:
             pending.extend((*below, resource, depth + 1) for below in _subschemas(schema, pointer, dialect))
 
     def _identify(self, schema: dict[str, Any], pointer: str, resource: Resource) -> Resource:
-        """The resource that a schema with `$id` is in: a new one, unless the id is only an anchor or it is the root."""
+        """Return the resource of a schema with `$id`: a new one, unless the id is an anchor or that of the root."""
         identifier = schema[resource.dialect.id_keyword]
         if not isinstance(identifier, str):
             raise MalformedSchema(
@@ -167,7 +167,7 @@ class Index:
         if id(schema) in self.by_schema and self.by_schema[id(schema)].pointer == pointer:
             return self.by_schema[id(schema)]
         url, fragment = urldefrag(identifier)
-        if not url:  # an anchor, as drafts 4 to 7 have it
+        if not url:  # an anchor in drafts 4 to 7
             resource.anchors.setdefault(fragment, (schema, pointer))
             return resource
         dialect = self.stated_dialect(schema, pointer, resource.dialect)
@@ -210,7 +210,7 @@ class Index:
 
 
 def _subschemas(schema: dict[str, Any], pointer: str, dialect: Dialect) -> Iterator[tuple[Any, str]]:
-    """The subschemas directly below a schema, with their pointers."""
+    """Yield the direct subschemas of a schema, with their pointers. Raises MalformedSchema."""
     for keyword, value in schema.items():
         kind = POSITIONS.get(keyword)
         if kind is None or (keyword not in dialect.keywords and keyword not in ("$defs", "definitions")):
@@ -245,5 +245,5 @@ def _subschemas(schema: dict[str, Any], pointer: str, dialect: Dialect) -> Itera
 
 
 def join_uri(base: str, url: str) -> str:
-    """A URI reference relative to a base, which may be empty."""
+    """Resolve a URI reference against a base, which may be empty."""
     return urljoin(base, url) if base else url

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from radixrt.constrained.productions import Expr, Ref, alt, optional, seq
@@ -31,7 +30,7 @@ def array_expression(emitter: Emitter, plan: ArrayPlan) -> Expr:
         reason = "a grammar cannot remember which items have been written"
         fix = "Leave it out, list the possible items with an enum of a few values, or set maxItems to 1."
         emitter.graph.refuse(Unsupported(pointer, keyword, reason, fix))
-        plan = replace(plan, unique=None)
+        plan = plan._replace(unique=None)
     if plan.counts or plan.unique is not None:
         return _ArrayAutomaton(emitter, plan).emit()
     return _plain_array(emitter, plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from radixrt.constrained.productions import Expr, Lit, Ref, Rep, Seq, Term, alt, optional, seq
+from radixrt.constrained.productions import NOTHING, Alt, Expr, Lit, Ref, Rep, Seq, Term, alt, optional, seq
 from radixrt.constrained.regex import CharSet, chars, repeat
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.graph import Graph
@@ -86,15 +86,17 @@ class Emitter(Protocol):
 
 
 def joined(*parts: Expr) -> Expr:
-    """Return a sequence in which neighbouring literals are merged."""
+    """Return a sequence in which neighbouring literals are merged; `NOTHING` if a part is."""
     flat: list[Expr] = []
     for part in parts:
         for piece in part.parts if isinstance(part, Seq) else (part,):
             if isinstance(piece, Lit) and flat and isinstance(flat[-1], Lit):
                 flat[-1] = Lit(flat[-1].text + piece.text)
+            elif isinstance(piece, Alt) and not piece.options:
+                return NOTHING
             else:
                 flat.append(piece)
-    return seq(*flat)
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 
 def repeated(item: Expr, low: int, high: int | None) -> Expr:

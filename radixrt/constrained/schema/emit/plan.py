@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from radixrt.constrained.regex import Regex, RegexTooComplex, alternate, enumerate_strings, shortest_length
 from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
@@ -26,22 +25,21 @@ from radixrt.constrained.schema.normal_form.static_checks import is_empty
 from radixrt.constrained.schema.normal_form.strings import Source
 from radixrt.constrained.schema.values import key, text_of
 
+T = TypeVar("T")
 MAX_LISTED_NAMES = 32
 """A class of at most this many names becomes as many optional members."""
 MAX_COMPARED_ITEMS = 8
 """Items that are compared pairwise to prove that `uniqueItems` always holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(NamedTuple):
     """A member that must exist: for each class it may belong to, the class's index and the formulas of its value."""
 
     options: tuple[tuple[int, Formulas], ...]
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectPlan:
+class ObjectPlan(NamedTuple):
     """An object: declared members in order, then members of the classes in any order.
 
     Attributes:
@@ -64,8 +62,7 @@ class ObjectPlan:
         return sum(needed for *_, needed in self.members)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPlan:
+class ArrayPlan(NamedTuple):
     """An array.
 
     Attributes:
@@ -91,8 +88,7 @@ class ArrayPlan:
         return self.prefix if self.rest is None else (*self.prefix, self.rest)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The alternatives of a node.
 
     Attributes:
@@ -128,7 +124,9 @@ class Plan:
         """Yield the child nodes, repeatedly if used repeatedly."""
         yield from self.union
         for array in self.arrays:
-            yield from array.items
+            yield from array.prefix
+            if array.rest is not None:
+                yield array.rest
         for one in self.objects:
             yield from (node for _, node, _ in one.members)
             yield from (node for _, node in one.classes)
@@ -141,12 +139,15 @@ def plan_node(graph: Graph, node: Node) -> Plan:
     expansion = graph.expand(node)
     if expansion.union is not None:
         return Plan(union=expansion.union)
-    values = expansion.values.values()
-    texts = tuple(value for value in values if type(value) is str)
-    others = tuple(value for value in values if type(value) is not str)
+    texts: tuple[str, ...] = ()
+    others: tuple[Any, ...] = ()
+    if expansion.values:
+        values = expansion.values.values()
+        texts = tuple(value for value in values if type(value) is str)
+        others = tuple(value for value in values if type(value) is not str)
     if graph.reader.unwritable:
         _check_writable(graph, [*texts, *others], node)
-    strings = _union(node, "pattern", [strings.language for strings in expansion.strings])
+    strings = _union(node, "pattern", [s.language for s in expansion.strings]) if expansion.strings else None
     numbers = _numbers(node, expansion)
     try:
         arrays = [_plan_array(graph, shape, node.pointer) for shape in expansion.arrays]
@@ -160,9 +161,13 @@ def plan_node(graph: Graph, node: Node) -> Plan:
         numbers=numbers,
         null=expansion.null,
         booleans=tuple(sorted(expansion.booleans, reverse=True)),
-        arrays=tuple(plan for plan in arrays if plan is not None),
-        objects=tuple(plan for plan in objects if plan is not None),
+        arrays=_present(arrays),
+        objects=_present(objects),
     )
+
+
+def _present(plans: list[T | None]) -> tuple[T, ...]:
+    return tuple([plan for plan in plans if plan is not None]) if plans else ()
 
 
 def _check_writable(graph: Graph, values: Iterable[Any], node: Node) -> None:
@@ -174,6 +179,8 @@ def _check_writable(graph: Graph, values: Iterable[Any], node: Node) -> None:
 
 def _numbers(node: Node, expansion: Expansion) -> tuple[Regex, ...]:
     """Return the numbers as one language, or as several if its automaton is too large. Raises Unsupported."""
+    if not expansion.numbers:
+        return ()
     keyword = _number_keyword(expansion)
     languages = [numbers.language for numbers in expansion.numbers]
     together = _union(node, keyword, languages)
@@ -196,8 +203,6 @@ def _number_keyword(expansion: Expansion) -> str:
 
 def _union(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Regex | None:
     """Return the union of the languages; None if it is empty. Raises Unsupported."""
-    if not languages:
-        return None
     try:
         together = alternate(*(language() for language in languages))
         return None if shortest_length(together) is None else together
@@ -253,7 +258,7 @@ def _plan_array(graph: Graph, shape: ArrayShape, pointer: str) -> ArrayPlan | No
     prefix = tuple(nodes[:length] if high is None else nodes[: min(high, length)])
     rest = nodes[length] if high is None or high > length else None
     plan = ArrayPlan(prefix, rest, shape.low, high, shape.counts, shape.unique, shape.unique_source, demands)
-    return replace(plan, unique=None) if plan.unique and _never_equal(graph, plan) else plan
+    return plan._replace(unique=None) if plan.unique and _never_equal(graph, plan) else plan
 
 
 def _never_equal(graph: Graph, plan: ArrayPlan) -> bool:
@@ -325,8 +330,7 @@ def without_empty(plan: Plan, alive: set[Node]) -> Plan:
     """Return the plan without alternatives, items and members that have no value; its texts stay the same."""
     if plan.is_scalar:
         return plan
-    return replace(
-        plan,
+    return plan._replace(
         union=tuple(node for node in plan.union if node in alive),
         arrays=tuple(_live_array(array, alive) for array in plan.arrays if _has_array(array, alive)),
         objects=tuple(_live_object(one, alive) for one in plan.objects if _has_object(one, alive)),
@@ -336,7 +340,7 @@ def without_empty(plan: Plan, alive: set[Node]) -> Plan:
 def _live_array(plan: ArrayPlan, alive: set[Node]) -> ArrayPlan:
     length = next((index for index, node in enumerate(plan.prefix) if node not in alive), len(plan.prefix))
     if length < len(plan.prefix) or (plan.rest is not None and plan.rest not in alive):
-        return replace(plan, prefix=plan.prefix[:length], rest=None, high=length)
+        return plan._replace(prefix=plan.prefix[:length], rest=None, high=length)
     return plan
 
 
@@ -345,7 +349,7 @@ def _live_object(plan: ObjectPlan, alive: set[Node]) -> ObjectPlan:
     classes = plan.classes if plan.witnesses else tuple(one for one in plan.classes if one[1] in alive)
     if len(members) == len(plan.members) and len(classes) == len(plan.classes):
         return plan
-    return replace(plan, members=members, classes=classes)
+    return plan._replace(members=members, classes=classes)
 
 
 def is_exact(plan: Plan) -> bool:

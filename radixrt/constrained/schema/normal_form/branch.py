@@ -124,13 +124,15 @@ class ObjectFacts:
 
     def fork(self) -> ObjectFacts:
         """Return an independent copy."""
-        return replace(
-            self,
-            members=self.members.copy(),
-            required=self.required.copy(),
-            rules=self.rules.copy(),
-            witnesses=self.witnesses.copy(),
-            ranks=self.ranks.copy(),
+        return ObjectFacts(
+            self.low,
+            self.high,
+            self.source,
+            self.members.copy(),
+            self.required.copy(),
+            self.rules.copy(),
+            self.witnesses.copy(),
+            self.ranks.copy(),
         )
 
 
@@ -173,12 +175,21 @@ class Branch:
 
     def fork(self) -> Branch:
         """Return an independent copy."""
-        return replace(
-            self,
-            object=self.object.fork(),
-            choices=self.choices.copy(),
-            assumed=self.assumed.copy(),
-            frames=self.frames.copy(),
+        return Branch(
+            self.graph,
+            self.types,
+            self.booleans,
+            self.number,
+            self.string,
+            self.array,
+            self.object.fork(),
+            self.finite,
+            self.choices.copy(),
+            self.assumed.copy(),
+            self.frames.copy(),
+            self.changes,
+            self.slot,
+            self.steps,
         )
 
     def next_rank(self) -> Rank:

@@ -133,15 +133,18 @@ class KeywordReader:
             return (FalseSchema(located, "false"),)
         if located.resource.dialect.ref_alone and "$ref" in schema:
             schema = {"$ref": schema["$ref"]}
+        known = self.keywords(located)
         found: list[Assertion] = []
         references: list[tuple[int, str, Any]] = []
         for keyword in _FIRST:
-            if keyword in schema and self.is_read(located, keyword):
+            if keyword in schema and keyword in known:
                 found.extend(_READERS[keyword](self, located, keyword, schema[keyword]))
         for keyword, value in schema.items():
-            if keyword in _REFERENCES and self.is_read(located, keyword):
+            if keyword not in known:
+                continue
+            if keyword in _REFERENCES:
                 references.append((len(found) + len(references), keyword, value))
-            elif keyword in _READERS and keyword not in _FIRST and self.is_read(located, keyword):
+            elif keyword in _READERS and keyword not in _FIRST:
                 found.extend(_READERS[keyword](self, located, keyword, value))
         for place, keyword, value in references:  # resolved last, for refusals of the schema itself to come first
             found.insert(place, Reference(located, keyword, _target(self.document, located, keyword, value)))
@@ -149,11 +152,12 @@ class KeywordReader:
             found.sort(key=lambda assertion: assertion.is_deferred)
         return tuple(found)
 
-    def is_read(self, located: Located, keyword: str) -> bool:
-        """Return whether the draft of a schema knows the keyword, and the caller does not ignore it there."""
-        if keyword not in located.resource.dialect.keywords:
-            return False
-        return not self._ignored or (located.pointer, keyword) not in self._ignored
+    def keywords(self, located: Located) -> frozenset[str]:
+        """Return the keywords that are read at a schema: those of its draft that the caller does not ignore there."""
+        known = located.resource.dialect.keywords
+        if self._ignored:
+            known = known.difference(keyword for pointer, keyword in self._ignored if pointer == located.pointer)
+        return known
 
     def child(self, located: Located, keyword: str, *tokens: str) -> Located:
         """Return the subschema below a keyword, at the place that the further tokens name."""
@@ -172,7 +176,7 @@ class KeywordReader:
         found = self._members.get(located)
         if found is None:
             child = self.document.child
-            schemas = located.schema.get("properties", {}) if self.is_read(located, "properties") else {}
+            schemas = located.schema.get("properties", {}) if "properties" in self.keywords(located) else {}
             found = {name: child(located, schema, "properties", name) for name, schema in schemas.items()}
             self._members[located] = found
         return found
@@ -199,7 +203,7 @@ class KeywordReader:
 
     def required_names(self, located: Located) -> tuple[str, ...]:
         """Return the names that `required` of the schema lists, each once."""
-        names = located.schema.get("required", ()) if self.is_read(located, "required") else ()
+        names = located.schema.get("required", ()) if "required" in self.keywords(located) else ()
         return tuple(dict.fromkeys(names))
 
     def enum(self, located: Located, keyword: str, values: list[Any]) -> Enum:
@@ -267,14 +271,6 @@ def _bound(reader: KeywordReader, located: Located, keyword: str, value: Any) ->
     yield Bound(located, keyword, decimal_of(value), is_lower, is_open)
 
 
-def _multiple_of(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield MultipleOf(located, keyword, decimal_of(value))
-
-
-def _prefix_items(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield PrefixItems(located, keyword, reader.children(located, keyword))
-
-
 def _items(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
     if isinstance(value, list):
         yield PrefixItems(located, keyword, reader.children(located, keyword))
@@ -302,10 +298,6 @@ def _unique_items(reader: KeywordReader, located: Located, keyword: str, value: 
         yield UniqueItems(located, keyword)
 
 
-def _unevaluated_items(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield UnevaluatedItems(located, keyword, reader.child(located, keyword))
-
-
 def _properties(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
     required = frozenset(reader.required_names(located))
     yield Properties(located, keyword, reader.members(located), required)
@@ -327,10 +319,6 @@ def _additional_properties(reader: KeywordReader, located: Located, keyword: str
     yield MembersMatching(located, keyword, keys, reader.child(located, keyword))
 
 
-def _property_names(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield PropertyNames(located, keyword, reader.child(located, keyword))
-
-
 def _dependent(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
     for name, needed in value.items():
         if isinstance(needed, list):
@@ -340,19 +328,26 @@ def _dependent(reader: KeywordReader, located: Located, keyword: str, value: Any
             yield DependentSchema(located, keyword, name, reader.child(located, keyword, name))
 
 
-def _unevaluated_properties(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield UnevaluatedProperties(located, keyword, reader.child(located, keyword))
+_WITH_SUBSCHEMA: dict[str, Callable[[Located, str, Located], Assertion]] = {
+    "not": Not,
+    "propertyNames": PropertyNames,
+    "unevaluatedItems": UnevaluatedItems,
+    "unevaluatedProperties": UnevaluatedProperties,
+}
+_WITH_LIST: dict[str, Callable[[Located, str, tuple[Located, ...]], Assertion]] = {
+    "allOf": AllOf,
+    "anyOf": AnyOf,
+    "oneOf": OneOf,
+    "prefixItems": PrefixItems,
+}
 
 
-_OPTIONS = {"allOf": AllOf, "anyOf": AnyOf, "oneOf": OneOf}
+def _subschema(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
+    yield _WITH_SUBSCHEMA[keyword](located, keyword, reader.child(located, keyword))
 
 
-def _options(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield _OPTIONS[keyword](located, keyword, reader.children(located, keyword))
-
-
-def _not(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    yield Not(located, keyword, reader.child(located, keyword))
+def _list(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
+    yield _WITH_LIST[keyword](located, keyword, reader.children(located, keyword))
 
 
 def _if(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
@@ -372,8 +367,6 @@ _REFERENCES = frozenset({"$dynamicRef", "$recursiveRef", "$ref"})
 _READERS: dict[str, Callable[[KeywordReader, Located, str, Any], Iterator[Assertion]]] = {
     "additionalItems": _additional_items,
     "additionalProperties": _additional_properties,
-    "allOf": _options,
-    "anyOf": _options,
     "const": _enum,
     "contains": _contains,
     "dependencies": _dependent,
@@ -393,17 +386,13 @@ _READERS: dict[str, Callable[[KeywordReader, Located, str, Any], Iterator[Assert
     "minLength": _size,
     "minProperties": _size,
     "minimum": _bound,
-    "multipleOf": _multiple_of,
-    "not": _not,
-    "oneOf": _options,
+    "multipleOf": lambda reader, at, keyword, value: iter((MultipleOf(at, keyword, decimal_of(value)),)),
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
-    "prefixItems": _prefix_items,
     "properties": _properties,
-    "propertyNames": _property_names,
     "required": _required,
     "type": _type,
-    "unevaluatedItems": _unevaluated_items,
-    "unevaluatedProperties": _unevaluated_properties,
     "uniqueItems": _unique_items,
+    **dict.fromkeys(_WITH_LIST, _list),
+    **dict.fromkeys(_WITH_SUBSCHEMA, _subschema),
 }

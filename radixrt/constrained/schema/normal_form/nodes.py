@@ -8,9 +8,10 @@ its values and, for each JSON type, alternatives whose children are again formul
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.normal_form.numbers import NumberSet
@@ -121,8 +122,7 @@ ANY_ARRAY = ArrayShape()
 ANY_OBJECT = ObjectShape()
 
 
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(NamedTuple):
     """The union of all alternatives of a node: exactly the values that satisfy its formulas.
 
     Attributes:
@@ -133,7 +133,7 @@ class Expansion:
         union: nodes that belong to the union as a whole; if not None, everything else is empty.
     """
 
-    values: dict[Hashable, Any] = field(default_factory=dict)
+    values: Mapping[Hashable, Any] = MappingProxyType({})
     null: bool = False
     booleans: frozenset[bool] = frozenset()
     numbers: tuple[NumberSet, ...] = ()

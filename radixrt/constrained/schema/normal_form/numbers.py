@@ -1,7 +1,7 @@
-"""Sets of numbers: an interval, multiples and non-multiples, whole or not, and single numbers left out.
+"""Sets of numbers: intervals, multiples and non-multiples, whole or fractional, minus single numbers.
 
-Bounds are exact decimals, a float standing for its shortest decimal form. Text that a float cannot tell from an
-excluded bound is left out of the grammar, because most readers of JSON turn numbers into floats.
+Bounds are exact decimals; a float stands for its shortest decimal form. The grammar excludes texts that, read as a
+float, equal an excluded bound, because most JSON parsers turn numbers into floats.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from radixrt.constrained.regex import (
 )
 from radixrt.constrained.schema.values import decimal_of, is_integer
 
-ENUMERATED = 64
-"""Sets of at most this many multiples are written as a list of numbers."""
+MAX_LISTED_NUMBERS = 64
+"""A set of at most this many multiples becomes a list of numbers."""
 TINIEST = Decimal("1e-30")
-"""An open bound at 0 is written as this distance from it, which a double tells from 0."""
+"""Distance from 0 of an open bound at 0, which a double distinguishes from 0."""
 NUMBER_TEXT = parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?", search=False)
-"""Any number, with an exponent that no double overflows at: readers would make infinity of it."""
+"""Any number whose exponent overflows no double; a parser would read infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class NumberSet:
     """The numbers between two bounds that satisfy the rest.
 
     Attributes:
-        low: greatest lower bound, or None; `low_open`: the bound itself is left out.
+        low: greatest lower bound, or None; `low_open`: the bound itself is excluded.
         high: least upper bound, or None; `high_open` likewise.
         integer: True for whole numbers only, False for numbers with a fraction only, None for both.
         step: they are multiples of this, or None.
         not_multiples: they are multiples of none of these.
-        excluded: single numbers left out.
+        excluded: single numbers that are not in the set.
     """
 
     low: Decimal | None = None
@@ -58,43 +58,43 @@ class NumberSet:
     excluded: frozenset[Decimal] = frozenset()
 
     def above(self, bound: Decimal, *, open_: bool) -> NumberSet | None:
-        """Those of at least the bound (more than it, if open); None if there can be none."""
+        """Return the numbers of at least the bound (more than the bound, if open); None if there are none."""
         if self.low is not None and (bound < self.low or (bound == self.low and (self.low_open or not open_))):
             return self
         return replace(self, low=bound, low_open=open_)._checked()
 
     def below(self, bound: Decimal, *, open_: bool) -> NumberSet | None:
-        """Those of at most the bound (less than it, if open); None if there can be none."""
+        """Return the numbers of at most the bound (less than the bound, if open); None if there are none."""
         if self.high is not None and (bound > self.high or (bound == self.high and (self.high_open or not open_))):
             return self
         return replace(self, high=bound, high_open=open_)._checked()
 
     def whole(self, wanted: bool) -> NumberSet | None:
-        """Those without (with) a fractional part; None if there can be none."""
+        """Return the numbers without (with) a fractional part; None if there are none."""
         if self.integer is not None:
             return self if self.integer is wanted else None
         return replace(self, integer=wanted)._checked()
 
     def multiples(self, of: Decimal) -> NumberSet | None:
-        """The multiples among them; None if there can be none."""
+        """Return the multiples in the set; None if there are none."""
         return replace(self, step=of if self.step is None else _common(self.step, of))._checked()
 
     def non_multiples(self, of: Decimal) -> NumberSet | None:
-        """Those that are no multiples; None if there can be none."""
+        """Return the numbers that are not multiples; None if there are none."""
         return replace(self, not_multiples=self.not_multiples | {of})._checked()
 
     def without(self, numbers: frozenset[Decimal]) -> NumberSet | None:
-        """Those that are none of the numbers; None if there can be none."""
+        """Return the set without the numbers; None if nothing is left."""
         return replace(self, excluded=self.excluded | numbers)._checked()
 
     def holds(self, number: int | float) -> bool:
-        """Whether the number is in the set."""
+        """Return whether the number is in the set."""
         if self.integer is not None and is_integer(number) is not self.integer:
             return False
         return self._holds(decimal_of(number))
 
     def points(self, limit: int) -> list[Decimal] | None:
-        """All the numbers of the set in order, if they are multiples of something and at most `limit`; else None."""
+        """Return the numbers in order, if they are multiples of a step and at most `limit`; else None."""
         step = self._lattice()
         if step is None or self.low is None or self.high is None:
             return None
@@ -106,8 +106,8 @@ class NumberSet:
         return [number for number in numbers if self._holds(number)]
 
     def language(self) -> Regex:
-        """The JSON texts of the set: plain decimals, or any number where nothing is asked. Raises RegexTooComplex."""
-        points = self.points(ENUMERATED)
+        """Return the JSON texts of the set: plain decimals, or any number if unbounded. Raises RegexTooComplex."""
+        points = self.points(MAX_LISTED_NUMBERS)
         if points is not None:
             return literals([plain(point) for point in points]) if points else EMPTY
         step = self._lattice()
@@ -138,7 +138,7 @@ class NumberSet:
         return number not in self.excluded and not any(is_multiple(number, of) for of in self.not_multiples)
 
     def _intervals(self) -> Iterator[tuple[Decimal | None, bool, Decimal | None, bool]]:
-        """The interval cut at the excluded numbers."""
+        """Yield the parts of the interval between the excluded numbers."""
         low, low_open = self.low, self.low_open
         inside = replace(self, excluded=frozenset())
         for number in sorted(number for number in self.excluded if inside._holds(number)):
@@ -149,13 +149,13 @@ class NumberSet:
             yield low, low_open, self.high, self.high_open
 
     def _checked(self) -> NumberSet | None:
-        """Itself, or None if it is plainly empty."""
+        """Return the set, or None if it is empty by its bounds, step or listed numbers."""
         if self.low is not None and self.high is not None:
             if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
                 return None
             if self.low == self.high and (not self._holds(self.low) or (self.integer is False and _is_whole(self.low))):
                 return None
-            if self.points(ENUMERATED) == []:
+            if self.points(MAX_LISTED_NUMBERS) == []:
                 return None
         if self.integer is False and self.step is not None and _is_whole(self.step):
             return None
@@ -169,12 +169,12 @@ ANY_NUMBER = NumberSet()
 
 
 def is_multiple(number: Decimal, of: Decimal) -> bool:
-    """Whether the number is a whole multiple, exactly."""
+    """Return whether the number is an exact whole multiple."""
     return (Fraction(number) / Fraction(of)).denominator == 1
 
 
 def plain(number: Decimal) -> str:
-    """The number without exponent and without needless zeros."""
+    """Return the decimal without exponent and without trailing zeros."""
     text = format(number, "f")
     if "." in text:
         text = text.rstrip("0").rstrip(".")
@@ -186,7 +186,7 @@ def _is_whole(number: Decimal) -> bool:
 
 
 def _times(step: Decimal, count: int) -> Decimal:
-    """step * count exactly (the arithmetic of Decimal rounds to 28 digits)."""
+    """Return step * count exactly; the arithmetic of Decimal rounds to 28 digits."""
     sign, digits, exponent = step.as_tuple()
     assert isinstance(exponent, int)
     product = int("".join(map(str, digits))) * count * (-1 if sign else 1)
@@ -194,7 +194,7 @@ def _times(step: Decimal, count: int) -> Decimal:
 
 
 def _common(left: Decimal, right: Decimal) -> Decimal:
-    """The least number that is a multiple of both."""
+    """Return the least common multiple."""
     one, two = Fraction(left), Fraction(right)
     scale = math.lcm(one.denominator, two.denominator)
     least = Fraction(math.lcm(int(one * scale), int(two * scale)), scale)
@@ -224,20 +224,20 @@ def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_op
 
 @cache
 def _plain_decimals() -> Regex:
-    """Numbers without exponent."""
+    """Return the texts of numbers without exponent."""
     return parse_regex(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", search=False)
 
 
 @cache
 def _fractional() -> Regex:
-    """Plain decimals that are not whole, also when they are read as doubles: sixteen digits at most, the last not 0."""
+    """Return plain decimals that are not whole even as doubles: at most sixteen digits, the last not 0."""
     whole = ("[0-9]", *(f"[1-9][0-9]{{{more}}}" for more in range(1, 9)))
     options = (rf"{digits}\.[0-9]{{0,{14 - more}}}[1-9]" for more, digits in enumerate(whole))
     return parse_regex(f"-?({'|'.join(options)})", search=False)
 
 
 def _next(bound: Decimal, towards: float) -> Decimal:
-    """The nearest number on that side of the bound that, read as a double, is still on that side."""
+    """Return the nearest number beyond the bound, in one direction, that is beyond the bound as a double too."""
     if bound == 0:
         return TINIEST if towards > 0 else -TINIEST
     nearest = float(bound)

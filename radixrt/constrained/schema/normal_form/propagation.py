@@ -59,17 +59,7 @@ from radixrt.constrained.schema.normal_form.static_checks import (
     possible_types,
 )
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
-from radixrt.constrained.schema.values import (
-    ALL,
-    ARRAY,
-    BOOLEAN,
-    NULL,
-    NUMBER,
-    OBJECT,
-    STRING,
-    decimal_of,
-    type_of,
-)
+from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, decimal_of, type_of
 
 
 def apply_all(branch: Branch, conditions: Iterable[Condition], frames: Frames = ()) -> bool:
@@ -184,16 +174,14 @@ def _of_type(branch: Branch, c: OfType, frames: Frames) -> bool:
 
 
 def _type(branch: Branch, a: Type, frames: Frames) -> bool:
-    return _of_type(branch, OfType(a.types, True if a.integer else None), frames)
+    if not branch.limit_types(a.types):
+        return False
+    return not a.integer or not branch.types & NUMBER or branch.narrow_number(branch.number.whole(True))
 
 
 def _bound(branch: Branch, a: Bound, frames: Frames) -> bool:
     limit = branch.number.above if a.is_lower else branch.number.below
     return branch.narrow_number(limit(a.bound, open_=a.is_open))
-
-
-def _string_length(branch: Branch, a: StringLength, frames: Frames) -> bool:
-    return branch.narrow_string(branch.string.with_length(a.low, a.high))
 
 
 def _pattern(branch: Branch, a: Pattern, frames: Frames) -> bool:
@@ -340,10 +328,6 @@ def _member(branch: Branch, c: Member, frames: Frames) -> bool:
     return branch.add_member(c.name, c.formulas) and (not c.required or branch.require(c.name))
 
 
-def _required(branch: Branch, a: Required, frames: Frames) -> bool:
-    return all(branch.require(name) for name in a.names)
-
-
 def _dependent_required(branch: Branch, a: DependentRequired, frames: Frames) -> bool:
     if not branch.types & OBJECT or not a.needed:
         return True
@@ -407,9 +391,9 @@ _APPLY: dict[type[Any], Callable[[Branch, Any, Frames], bool]] = {
     Properties: _properties,
     PropertyNames: _property_names,
     Reference: lambda branch, a, frames: assume(branch, a.target, frames),
-    Required: _required,
+    Required: lambda branch, a, frames: all(branch.require(name) for name in a.names),
     SomeMember: some_member,
-    StringLength: _string_length,
+    StringLength: lambda branch, a, frames: branch.narrow_string(branch.string.with_length(a.low, a.high)),
     Type: _type,
     UnevaluatedFails: _unevaluated_fails,
     UniqueItems: _unique_items,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from radixrt.constrained.schema.limits import Budget, over_limit
 from radixrt.constrained.schema.normal_form.assertions import (
@@ -42,6 +42,10 @@ from radixrt.constrained.schema.normal_form.static_checks import all_disjoint
 from radixrt.constrained.schema.normal_form.strings import ANY_STRING, RemainingKeys, StringSet
 from radixrt.constrained.schema.normal_form.validation import holds
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
+
+T = TypeVar("T")
+_BOOLEANS = (frozenset[bool](), frozenset((False,)), frozenset((True,)), frozenset((False, True)))
+"""Sets of booleans by `Branch.booleans`."""
 
 
 def normal_form(
@@ -219,40 +223,42 @@ def _with_witnesses(branch: Branch, first: int) -> Iterator[Branch]:
 def _collected(graph: Graph, node: Node, branches: Iterator[Branch]) -> Expansion:
     """Return the union of the branches; an alternative that has every value of its type absorbs the others."""
     values: dict[Hashable, Any] = {}
-    null = False
-    booleans: set[bool] = set()
+    types = booleans = 0
     numbers: dict[NumberSet, None] = {}
     strings: dict[StringSet, None] = {}
     arrays: dict[ArrayShape, None] = {}
     objects: dict[ObjectShape, None] = {}
     for branch in branches:
-        types = branch.types
         if branch.finite is not None:
             for value in branch.finite:
                 if key(value) not in values and all(holds(graph, formula, value) for formula in node.formulas):
                     values[key(value)] = value
             continue
-        null = null or bool(types & NULL)
-        if types & BOOLEAN:
-            booleans.update(flag for flag in (False, True) if branch.booleans & (2 if flag else 1))
-        if types & NUMBER:
+        types |= branch.types
+        if branch.types & BOOLEAN:
+            booleans |= branch.booleans
+        if branch.types & NUMBER:
             numbers[branch.number] = None
-        if types & STRING:
+        if branch.types & STRING:
             strings[branch.string] = None
-        if types & ARRAY:
+        if branch.types & ARRAY:
             arrays[branch.array] = None
-        if types & OBJECT:
+        if branch.types & OBJECT:
             shape = branch.object.shape()
             objects[_closed(shape) if graph.closed else shape] = None
     return Expansion(
         values,
-        null,
-        frozenset(booleans),
-        (ANY_NUMBER,) if ANY_NUMBER in numbers else tuple(numbers),
-        (ANY_STRING,) if ANY_STRING in strings else tuple(strings),
-        (ANY_ARRAY,) if ANY_ARRAY in arrays else tuple(arrays),
-        (ANY_OBJECT,) if ANY_OBJECT in objects else tuple(objects),
+        bool(types & NULL),
+        _BOOLEANS[booleans],
+        _absorbed(numbers, ANY_NUMBER),
+        _absorbed(strings, ANY_STRING),
+        _absorbed(arrays, ANY_ARRAY),
+        _absorbed(objects, ANY_OBJECT),
     )
+
+
+def _absorbed(found: dict[T, None], everything: T) -> tuple[T, ...]:
+    return (everything,) if len(found) > 1 and everything in found else tuple(found)
 
 
 def _closed(shape: ObjectShape) -> ObjectShape:
