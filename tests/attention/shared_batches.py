@@ -1,4 +1,4 @@
-"""Batches whose rows share prefixes several levels deep, and plain attention over decode rows to compare with."""
+"""Batches whose rows share prefixes several levels deep, and reference attention over decode rows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SharedBatch:
 def random_tree(
     rng: np.random.Generator, num_rows: int, *, levels: int, run: int, own: int, least: int = 1
 ) -> SharedBatch:
-    """Rows in random groups, groups of groups and so on, `levels` deep at most; some share nothing.
+    """Create rows in random nested groups, at most `levels` deep; some rows share nothing.
 
     Args:
-        run, own: most positions of a shared run, and of what a row has for itself; at least one each.
-        least: positions that each row has for itself.
+        run, own: maximum length of a shared run, and of a row's suffix; at least one each.
+        least: minimum length of a row's suffix.
     """
     order = rng.permutation(num_rows)
     paths: list[list[int]] = [[] for _ in range(num_rows)]
@@ -64,7 +64,7 @@ def random_tree(
     divide(0, num_rows, 0, 0)
     for path in paths:
         path += take(int(rng.integers(least, own + 1)))
-    shuffled = np.concatenate([[0], rng.permutation(used) + 1])  # where a slot lies says nothing about who has it
+    shuffled = np.concatenate([[0], rng.permutation(used) + 1])  # slots are independent of rows and positions
     table = np.zeros((num_rows + 1, max(map(len, paths)) + 3), np.int32)
     for row, path in enumerate(paths):
         table[row + 1, : len(path)] = shuffled[path]
@@ -93,12 +93,12 @@ def plain_attention(
 def extend_step(
     prompts: SharedBatch, single: SharedBatch, rng: np.random.Generator, device: torch.device
 ) -> ForwardBatch:
-    """An EXTEND step: prompts that go on behind what they share, then rows with one new token each, which share too;
-    where it is narrowed, three rows of padding follow.
+    """Create an EXTEND step: prompts that extend shared prefixes, then rows with one new token each, which share too;
+    a narrowed batch has three padding rows.
 
     Args:
-        prompts: rows with at least 3 positions of their own, of which 2 or more, and not all, are new tokens, and in
-            the second half of the rows few.
+        prompts: rows with a suffix of at least 3 positions, of which 2 or more, and not all, are new tokens; few in the
+            second half of the rows.
     """
     shift = prompts.num_slots
     tables = [prompts.table[1:], np.where(single.table > 0, single.table + shift, 0)[1:]]

@@ -1,4 +1,4 @@
-"""Cutting shared parts into items: every row and position once, whatever the device's size, within its buffers."""
+"""Work items of shared prefixes: every row and position once, for any size of the device, within its buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares are even, in order and complete, whatever the rows' lengths are."""
+"""The decode plan gives every lane an equal, contiguous share of all blocks, for rows of any lengths."""
 
 from __future__ import annotations
 

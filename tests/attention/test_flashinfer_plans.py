@@ -1,4 +1,4 @@
-"""What compiles FlashInfer's modules, with pretended ones: neither FlashInfer nor a GPU is needed."""
+"""Compilation of FlashInfer's modules, with fake modules: the tests need neither FlashInfer nor a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 @dataclass
 class Spec:
-    """As FlashInfer's JitSpec: `build` compiles what is not up to date."""
+    """Fake of FlashInfer's JitSpec: `build` compiles a module that is not up to date."""
 
     name: str
     together: threading.Barrier

@@ -1,4 +1,4 @@
-"""Attention over a narrowed batch is what the whole batch's is at the positions that sample, in every CPU backend."""
+"""Attention over a narrowed batch equals the whole batch's at the positions that sample, in every CPU backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def narrow_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_rows(rng: np.random.Generator) -> list[tuple[int, int, bool]]:
-    """Length, new tokens and whether it samples: prompts that go on, that begin, and single tokens, in any number."""
+    """Return (length, new tokens, whether the row samples): prompts with and without a prefix, and single tokens."""
     rows = []
     for _ in range(int(rng.integers(0, 4))):
         prefix, new = int(rng.integers(1, 200)), int(rng.integers(1, 120))
@@ -41,7 +41,7 @@ def random_rows(rng: np.random.Generator) -> list[tuple[int, int, bool]]:
 
 
 def make_batch(rows: list[tuple[int, int, bool]], rng: np.random.Generator, *, shares: bool) -> ForwardBatch:
-    """A step over scattered slots; its single tokens at the end may have SHARED_LENGTH positions in common."""
+    """Create a step over scattered slots; its single tokens at the end may share SHARED_LENGTH positions."""
     lens, extends, samples = (list(column) for column in zip(*rows, strict=True))
     order = rng.permutation(NUM_SLOTS) + 1
     slots = [order[sum(lens[:i]) : sum(lens[: i + 1])] for i in range(len(rows))]
@@ -111,7 +111,7 @@ def test_narrowed_equals_whole(
 
 @pytest.mark.parametrize("kind", ["compiled", "reference"])
 def test_layers_before_the_last_attend_to_the_whole_batch(kind: str, cache_folder: Path) -> None:
-    """Both plans stand beside each other, and a later step without a narrowed batch has none."""
+    """Both batches are planned at once, and a later step without a narrowed batch has one plan."""
     layers = [AttentionLayer(i, 4, 2, 16, 0.25) for i in range(2)]
     kv = KVCache(layers, NUM_SLOTS, 1, torch.float32, torch.device("cpu"))
     backend = TorchNativeBackend(kv) if kind == "reference" else CpuBackend(kv, layers, cache_folder / "kernels")

@@ -1,4 +1,4 @@
-"""Prompts over what they share: each query meets its groups once, and the reference gives what it gives without."""
+"""Prompts with shared prefixes: each query attends to its groups once, and the result equals that without sharing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's end towards ranks that were started elsewhere: who gets in, and who is missed."""
+"""Executor for ranks that were started elsewhere: authentication, and detection of ranks that are gone."""
 
 from __future__ import annotations
 

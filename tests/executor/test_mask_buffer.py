@@ -1,4 +1,4 @@
-"""Grammar masks through memory that two sides map."""
+"""Grammar masks through memory that the scheduler and the runner map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting an EXTEND step into parts: the scheduler's order is used, any other is computed by pages."""
+"""Division of an EXTEND step into parts: the scheduler's order is used, rows in any other order read by pages."""
 
 from __future__ import annotations
 

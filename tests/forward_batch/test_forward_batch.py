@@ -1,4 +1,4 @@
-"""What a batch of prompts says about its narrowed one, and when it has none."""
+"""The narrowed batch of a prefill step, when a step has none, and the groups of a step's columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
 
 ROWS = [(300, 200, 1), (90, 90, 0), (70, 70, 1), (41, 1, 1), (12, 1, 1)]
-"""Sequence length, new tokens, whether it samples; the last two have a future token."""
+"""Sequence length, new tokens, whether the row samples; the last two rows extend by their future token."""
 
 
 def make_step(rows: list[tuple[int, int, int]], **columns: Any) -> ForwardStep:
@@ -55,7 +55,7 @@ def test_the_rows_that_sample_with_their_last_positions() -> None:
 
 
 def test_rows_that_sample_are_padded() -> None:
-    """By the first token and, in the narrowed batch, by rows that read the one token of row and slot 0."""
+    """Padding repeats the first token; in the narrowed batch, padding rows read the one token of row and slot 0."""
     batch, plain = build(make_step(ROWS), sizes=(3, 6, 8)), build(make_step(ROWS))
     assert batch.logits_index.tolist() == [*plain.logits_index.tolist(), 0, 0]
     assert torch.equal(batch.sample_rows, plain.sample_rows)
@@ -74,7 +74,7 @@ def test_rows_that_sample_are_padded() -> None:
 
 @pytest.mark.parametrize(("samples", "sizes"), [(0, (2, 4)), (4, (2, 4)), (4, (1, 2))])
 def test_numbers_of_samples_that_need_no_padding(samples: int, sizes: tuple[int, ...]) -> None:
-    """None, one of the sizes, and more than the largest."""
+    """No sampling row, as many as one of the sizes, and more than the largest size."""
     rows = [(100, 80, int(i < samples)) for i in range(5)]
     batch = build(make_step(rows), sizes=sizes)
     assert batch.logits_index.shape == batch.sample_rows.shape == (samples,)

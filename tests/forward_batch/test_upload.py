@@ -1,4 +1,4 @@
-"""Packing a step's numbers for one copy: each array is found again where the layout says."""
+"""Packing a step's numbers for one copy: each array can be read back at its offset of the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlashInfer for what each row has for itself, our kernels for what rows share: equal to plain attention in float32.
+"""FlashInfer for suffixes, Triton kernels for shared prefixes: equal to reference attention in float32.
 
 Tolerance: as in test_flashinfer.py.
 """
@@ -25,7 +25,7 @@ SHAPES = {"llama": (32, 8, 128), "qwen": (16, 8, 128), "small": (9, 3, 64)}
 
 
 def tree_step(seed: int, num_rows: int, device: torch.device) -> tuple[ForwardBatch, int]:
-    """A DECODE step over a random tree as the scheduler sends it, and the slots of the pool."""
+    """Return a DECODE step over a random tree, as the scheduler sends it, and the slots of the pool."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, num_rows, levels=4, run=400, own=100)
     while not len(tree.shared.segments):
@@ -113,7 +113,7 @@ def test_prompts_share_beside_decode_rows_that_share(
     reference = TorchNativeBackend(exact)
     plain = replace(batch, shared=None, narrowed=None)
     limit = 1e-2 if pool is torch.bfloat16 else 6e-2
-    for _ in range(2):  # the second time every plan is made anew in the same places
+    for _ in range(2):  # the second time every plan is made again in the same buffers
         backend.prepare(batch)
         reference.prepare(plain)
         assert any(isinstance(part, PagedPart) and part.shared is not None for part in backend.parts_of(batch))

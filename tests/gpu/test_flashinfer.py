@@ -38,7 +38,7 @@ NARROWED = {
     "one-of-many": ([(2500, 300), (80, 80)], [0, 1]),
     "none": ([(600, 600), (90, 90)], [0, 0]),
 }
-"""Rows, and which of them sample."""
+"""Rows, and whether each of them samples."""
 
 SHAPES = {"llama": (32, 8, 128), "qwen": (16, 8, 128), "small": (9, 3, 64)}
 
@@ -140,7 +140,7 @@ def test_a_narrowed_last_layer_equals_the_reference(
     backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=16, context_length=4096)
     reference = TorchNativeBackend(exact)
     limit = 1e-2 if pool is torch.bfloat16 else 6e-2
-    for _ in range(2):  # the second time every plan is made anew in the same places
+    for _ in range(2):  # the second time every plan is made again in the same buffers
         backend.prepare(batch)
         reference.prepare(batch)
         for layer in layers:

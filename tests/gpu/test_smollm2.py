@@ -1,4 +1,4 @@
-"""The real small model on a GPU writes what it writes on the CPU."""
+"""The embedded small model generates the same text on a GPU as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism on GPUs: sums and gathers eager and captured, and the same tokens as one GPU's."""
+"""Tensor parallelism on GPUs: all-reduces and gathers, eager and captured, and the same tokens as on one GPU."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_long_steps_equal_one_gpus(size: int, model: Path) -> None:
 @pytest.mark.parametrize(("size", "all_reduce"), [(2, "nccl"), *((size, "one_shot") for size in SIZES)])
 def test_one_row_is_the_same_however_its_steps_run(size: int, all_reduce: str, model: Path) -> None:
     """Captured at the start, when first needed, or not at all: a row alone meets the same kernels. The prompt is too
-    long to be captured: that would pad it, and matrix products round differently for another number of tokens. More
+    long to be captured: that would pad it, and GEMMs round differently for another number of tokens. More
     than two ranks NCCL adds up in another order when captured; ours always in rank order."""
     one = [[i % 400 + 3 for i in range(1100)]]
     ways = [

@@ -1,4 +1,4 @@
-"""The real runner under the real scheduler, step by step, in one process."""
+"""The runner under the scheduler, step by step, in one process."""
 
 from __future__ import annotations
 

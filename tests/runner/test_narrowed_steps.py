@@ -50,7 +50,7 @@ def runner(folder: Path, **options: Any) -> Iterator[ModelRunner]:
 
 @dataclass
 class Row:
-    """One sequence: its prompt, how far it has got, and how many tokens it still samples."""
+    """One sequence: its prompt, its computed tokens, and the number of tokens that it samples."""
 
     place: int
     prompt: np.ndarray
@@ -59,7 +59,7 @@ class Row:
     slots: list[int] = field(default_factory=list)
 
     def chunk(self, rng: np.random.Generator) -> int:
-        """New tokens of its next step; 0 if it has ended."""
+        """Return the new tokens of its next step; 0 if it has ended."""
         left = len(self.prompt) - self.done
         return int(rng.integers(1, left + 1)) if left > 0 else int(self.done < len(self.prompt) + self.outputs)
 
@@ -70,7 +70,7 @@ def greedy(place: int, **more: Any) -> SamplingRow:
 
 
 def steps(seed: int) -> Iterator[ForwardStep]:
-    """EXTEND steps of random sequences in random chunks, some without a row that samples, until all have ended."""
+    """Yield EXTEND steps of random sequences in random chunks, some without a sampling row, until all have ended."""
     rng = np.random.default_rng(seed)
     rows = [
         Row(i + 1, rng.integers(3, 500, int(rng.integers(1, 90))), int(rng.integers(0, 6))) for i in range(MAX_ROWS)
@@ -140,7 +140,7 @@ def test_narrowed_steps_equal_whole_ones(
 
 
 def test_scored_rows_beside_others(tiny_model: Callable[[str], Path]) -> None:
-    """Log-probabilities of a prompt, choices, and a row that only samples, in one step, which is not narrowed then."""
+    """A step with prompt log-probabilities, scored choices and a row that only samples is not narrowed."""
     rng = np.random.default_rng(0)
     lens = [30, 20, 25]
     plain = ForwardStep(
@@ -170,10 +170,10 @@ def test_scored_rows_beside_others(tiny_model: Callable[[str], Path]) -> None:
         assert sampled.scores == b""
 
 
-def test_products_are_tried_with_every_number_of_rows_that_may_sample(
+def test_gemms_run_with_every_number_of_rows_that_may_sample(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of prompts too, but for the head, which has no product with as many."""
+    """GEMMs with numbers of prompt tokens run too, except with the output head, which never has that many rows."""
     from radixrt.runner.profile_run import load_gemm_kernels
 
     with runner(tiny_model("llama")) as made:

@@ -1,4 +1,4 @@
-"""How many threads a runner takes."""
+"""The number of threads of a runner."""
 
 from __future__ import annotations
 

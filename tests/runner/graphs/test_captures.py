@@ -1,4 +1,4 @@
-"""Graphs are captured where steps ask for them, then in order; a failure ends capturing, or a step of several ranks."""
+"""Graphs are captured when steps request them, then in order; a failure stops capturing, or fails a multi-rank step."""
 
 from __future__ import annotations
 

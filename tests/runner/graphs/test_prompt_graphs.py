@@ -1,4 +1,4 @@
-"""What `PromptGraphRunner` does around its graphs, with some that only count; tests/gpu/test_runner.py has others."""
+"""`PromptGraphRunner` with graphs that only count replays; tests/gpu/test_runner.py tests real graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS = [AttentionLayer(i, 2, 1, 4, 0.5) for i in range(3)]
 
 
 class CountingGraph:
-    """In the place of torch.cuda.CUDAGraph."""
+    """Replaces torch.cuda.CUDAGraph."""
 
     capturing = False
     replays: ClassVar[list[CountingGraph]] = []
@@ -47,7 +47,7 @@ class Stream:
 
 
 class Attention:
-    """Notes what it is asked to attend to."""
+    """Records the batches and layers that it is called for."""
 
     def __init__(self) -> None:
         self.prepared: list[ForwardBatch] = []
@@ -67,7 +67,7 @@ class Attention:
 
 
 class Model:
-    """Attends once in each layer; may fail from some call on."""
+    """Attends once in each layer; fails from a given call on."""
 
     attention_layers = LAYERS
 
@@ -91,7 +91,7 @@ class Model:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a PromptGraphRunner of a model; has its attention and its builder too."""
+    """Return a function that creates a PromptGraphRunner of a model, with its attention and its batch builder."""
     CountingGraph.capturing, CountingGraph.replays = False, []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CountingGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
@@ -136,7 +136,7 @@ def test_a_bucket_is_captured_when_steps_have_asked_for_it(runner: Any) -> None:
     assert static.positions.tolist() == [*range(20), *[0] * 12]
     assert static.out_cache_loc.tolist() == batch.out_cache_loc.tolist() + [0] * 12
     made.graphs.forward(prompt(made.builder, 17))
-    assert static.input_ids.tolist()[15:] == [22, 23, *[0] * 15]  # of the step before nothing is left
+    assert static.input_ids.tolist()[15:] == [22, 23, *[0] * 15]  # nothing of the previous step is left
     assert made.attention.attended[3:] == [(0, 17), (1, 17), (2, 17)]
 
 
@@ -149,7 +149,7 @@ def test_the_rest_is_captured_while_idle(runner: Any) -> None:
 
 
 def test_all_tokens_are_computed(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graphs' last layer is whole, so the batch is not attended to as a narrowed one."""
+    """The graphs compute the whole last layer, so the batch is prepared without its narrowed batch."""
     monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 8)
     made = runner(Model())
     while made.graphs.capture_next():
@@ -162,7 +162,7 @@ def test_all_tokens_are_computed(runner: Any, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("fails_from", [1, 2])
 def test_a_failed_capture_ends_capturing(runner: Any, fails_from: int) -> None:
-    """The first call only warms up; the second one is captured, and the stream must not go on capturing."""
+    """The first call only warms up; the second one is captured, and the stream must not stay in capture mode."""
     made = runner(Model(fails_from))
     assert not made.graphs.capture_next()
     assert not CountingGraph.capturing

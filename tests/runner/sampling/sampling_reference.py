@@ -1,4 +1,4 @@
-"""The definition of sampling, one row at a time in float64 with sorts and loops, which the Sampler is held against."""
+"""Reference implementation of sampling, one row at a time in float64 with sorts and loops."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def splitmix_uniform(seed: int, position: int) -> float:
 
 
 def is_knife_edge(x: Vector, p: Params, u: float, margin: float = 1e-5) -> bool:
-    """Whether float32 may rightly decide otherwise: a mass near top_p, a weight near min_p, or u near a boundary.
+    """Return whether float32 may decide differently: a mass near top_p, a weight near min_p, or u near a boundary.
 
     Where every weight is exactly 0 or 1 there is no such excuse.
     """

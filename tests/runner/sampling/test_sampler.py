@@ -1,4 +1,4 @@
-"""The Sampler against the definition, row by row; and that a row does not know what it is batched with."""
+"""The Sampler equals the reference row by row, and a row's token does not depend on the other rows of the batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bench:
 
 
 def step_mask(rows: list[int], allowed: np.ndarray) -> Mask:
-    """Of some rows: bool [m, vocab]. Rows with the same mask have it in common."""
+    """Create a mask of some rows from bool [m, vocab]; equal rows share one mask."""
     padded = np.pad(allowed, ((0, 0), (0, -allowed.shape[1] % 32)))
     words = np.packbits(padded, axis=1, bitorder="little").view("<u4")
     masks, index = np.unique(words, axis=0, return_inverse=True)

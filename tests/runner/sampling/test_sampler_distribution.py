@@ -1,4 +1,4 @@
-"""That the draws have the distribution they should, and that seeds and positions are independent of one another."""
+"""Draws have the exact distribution, and draws of different seeds and positions are independent."""
 
 from __future__ import annotations
 

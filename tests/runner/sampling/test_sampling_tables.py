@@ -1,4 +1,4 @@
-"""What a written row holds, and that count rows exist for penalised requests only."""
+"""Content of a written row; count rows exist for penalized requests only."""
 
 from __future__ import annotations
 
