@@ -1,4 +1,4 @@
-"""The calls that a dry run made, as a plan: the length of each prompt, and what the prompts share."""
+"""Plan of a program from its dry run: the calls, the length of each prompt, and the prefixes that prompts share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PlannedCall:
 
     Attributes:
         id: number within the explanation; `depends` names others by it.
-        branch, branch_key: id of its branch, and what `fork` named it by.
-        max_tokens: of the output; None: up to the context's end, or a select.
-        length: of the prompt, without what calls generate.
-        shared: how much of that the engine will have when this call comes: it is the beginning of another's prompt.
-        outputs: calls whose outputs are in the prompt besides.
+        branch, branch_key: id of its branch, and its key in `fork`.
+        max_tokens: limit of the output; None for the context's end, or a select.
+        length: length of the prompt, without outputs of calls.
+        shared: part of the length that is cached when the call comes, as the prefix of an earlier prompt.
+        outputs: ids of the calls whose outputs are in the prompt.
     """
 
     id: int
@@ -48,12 +48,12 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """A beginning that several prompts have in common.
+    """A prefix that several prompts share.
 
     Attributes:
-        length: with placeholders in the place of outputs.
-        saved: what sharing it spares, over what the shorter prefixes spare.
-        end: the last of its text.
+        length: length with placeholders for outputs.
+        saved: length that sharing it saves, beyond what shorter prefixes save.
+        end: end of its text.
     """
 
     length: int
@@ -66,7 +66,7 @@ def planned_calls(log: RunLog) -> list[PlannedCall]:
     records = {call.id: call for call in log.calls if call.prompt_ids is not None}
     outputs = {number: _outputs(call, records) for number, call in records.items()}
     planned: list[PlannedCall] = []
-    latest: dict[tuple[int, ...] | None, int] = {}  # by what calls go on from; under None that of all
+    latest: dict[tuple[int, ...] | None, int] = {}  # latest call by dependencies; under None the latest of all
     for call in records.values():
         inside = [records[other] for other in outputs[call.id]]
         generated = sum(len(other.output_ids or ()) for other in inside)
@@ -94,7 +94,7 @@ def planned_calls(log: RunLog) -> list[PlannedCall]:
 
 
 def _outputs(call: CallRecord, records: Mapping[int, CallRecord]) -> tuple[int, ...]:
-    """The calls whose outputs are in its prompt: those joined in, and all along its own transcript."""
+    """Ids of the calls whose outputs are in the prompt: joined ones, and those of its own transcript."""
     found: dict[int, None] = {}
     at: CallRecord | None = call
     while at is not None:
@@ -116,8 +116,8 @@ def _shared(
     records: Mapping[int, CallRecord],
     outputs: Mapping[int, tuple[int, ...]],
 ) -> tuple[int, int]:
-    """How many tokens one of the candidates' prompt and output begins with in common with this prompt, and how many of
-    those are placeholders. A prompt's last token is always computed."""
+    """Length of the longest prefix that this prompt shares with a candidate's prompt and output, and the number of
+    placeholder tokens in it. The last token of a prompt is always computed."""
     best, generated = 0, 0
     for other in candidates:
         whole = ids_of(other) + other.output_ids if other.output_ids is not None else ids_of(other)
@@ -131,8 +131,7 @@ def _shared(
 
 
 def shared_prefixes(log: RunLog) -> list[SharedPrefix]:
-    """The beginnings that at least two prompts share, each as long as it can be for its calls; without those that
-    hardly count, such as the digit with which some numbers begin."""
+    """Longest prefixes that at least two prompts share, except small ones, such as the first digit of numbers."""
     calls = sorted((call for call in log.calls if call.prompt_ids), key=lambda call: list(ids_of(call)))
     lengths = [common_prefix(ids_of(a), ids_of(b)) for a, b in itertools.pairwise(calls)]
     found: list[SharedPrefix] = []

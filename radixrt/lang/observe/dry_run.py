@@ -35,17 +35,17 @@ OTHER = "another text"
 MAX_STEPS = 200
 MAX_CHANGES = 64
 MAX_NESTED = 2
-"""Lists within lists that are filled; a type that holds itself goes on for ever."""
+"""Maximum depth of filled lists; recursive types have no end."""
 
 _OPENINGS = '{["0123456789-tfn'
-"""What a value in a list can begin with."""
+"""First characters of JSON values."""
 
 ROLES = {
     "templates": {"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
                              "{% if add_generation_prompt %}assistant: {% endif %}"},
     "special_tokens": {},
 }  # fmt: skip
-"""Stands for the chat template of a backend that does not tell its own."""
+"""Chat template for backends that do not report theirs."""
 
 
 MAX_CALLS = 5_000
@@ -53,18 +53,18 @@ MAX_CALLS_OF_A_BRANCH = 200
 
 
 class TooManyCalls(Exception):
-    """The program goes on calling: more than MAX_CALLS, or MAX_CALLS_OF_A_BRANCH one after another."""
+    """The program made more than MAX_CALLS calls, or MAX_CALLS_OF_A_BRANCH in one branch."""
 
 
 class DryRun(Backend):
     """See the module's docstring.
 
     Args:
-        inner: the backend that a real run would use; asked for its template and its tokens, never for an answer.
-        variant: which placeholder is answered.
+        inner: backend of a real run; provides the template and the tokenizer, never answers.
+        variant: index of the placeholder.
 
     Attributes:
-        unit: what prompts are counted in: "tokens", or "characters" where the backend knows no tokens.
+        unit: unit of prompt lengths: "tokens", or "characters" if the backend does not work on tokens.
     """
 
     tokens = True
@@ -112,10 +112,10 @@ class DryRun(Backend):
         return ids
 
     async def release(self, program: str, branch: str | None = None) -> None:
-        """Nothing was kept."""
+        """Do nothing: nothing was kept."""
 
     async def aclose(self) -> None:
-        """The inner backend is its owner's."""
+        """Do nothing: the owner closes the inner backend."""
 
     def _count(self, hint: ProgramHint | None) -> None:
         branch = "" if hint is None else hint.branch
@@ -128,7 +128,7 @@ class DryRun(Backend):
 
 
 def placeholder(sampling: SamplingParams, variant: Variant) -> str:
-    """A text that the constraint allows; without one, a text that no stop string would cut."""
+    """A text that satisfies the constraint; without one, a text that contains no stop string."""
     constraint = sampling.constraint
     if constraint is None or constraint.kind == "structural_tag":
         for text in (LISTED, OTHER) if variant else (PLAIN,):
@@ -177,7 +177,7 @@ class _Sentences:
         return self._closing(self._recognizer.start())
 
     def full(self) -> str:
-        """The shortest way, but with something in each list."""
+        """The shortest text with a value in each list."""
         text, state = "", self._recognizer.start()
         for _ in range(MAX_STEPS):
             rest = self._closing(state)
@@ -199,7 +199,7 @@ class _Sentences:
         return text + self._closing(state)
 
     def other(self) -> str:
-        """`full`, with other values wherever one can be changed by itself."""
+        """`full`, with every value changed that can be changed alone."""
         text = self.full()
         for _ in range(MAX_CHANGES):
             changed = next((other for other in _changes(json.loads(text)) if self._accepts(other)), None)
@@ -225,7 +225,7 @@ class _Sentences:
 
 
 def _changes(value: Any) -> Iterator[str]:
-    """The value's JSON with one leaf changed to what no change leads away from again."""
+    """JSON texts of the value with one leaf changed; a changed leaf is not changed again."""
     for changed in _changed(value):
         yield json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
 

@@ -1,7 +1,7 @@
-"""`explain`: what a program will call and what its prompts will share, before anything is generated.
+"""`explain`: the calls of a program and the prefixes that their prompts share, before anything is generated.
 
-The program's function runs against a backend that answers with placeholders, twice with different ones: where the calls
-differ, they depend on what the model says.
+The function runs twice on a backend that answers with placeholders, with different ones each time. Calls that differ
+depend on the answers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from radixrt.lang.observe.dry_run import DryRun, TooManyCalls
 from radixrt.lang.observe.run_log import BranchRecord, Event, Record, RunLog, observe
 
 FULL_FORK = 8
-"""Branches of a fork that the text lists; of a larger one it lists the first."""
+"""Maximum number of branches of a fork that are listed; of a larger fork only the first is."""
 
 MAX_LINES = 24
-"""Calls and forks of one branch that the text lists."""
+"""Maximum number of calls and forks of one branch that are listed."""
 
 MAX_PREFIXES = 8
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """See the module's docstring; `str()` is a text for people.
+    """See the module's docstring; `str()` is the text for the terminal.
 
     Attributes:
-        unit: what lengths are counted in: "tokens", or "characters" where the backend knows no tokens.
-        calls: in the order in which they become ready.
-        prefixes: those that save most first.
-        notes: what depends on values that are not known yet; empty where the calls are certain.
+        unit: unit of lengths: "tokens", or "characters" if the backend does not work on tokens.
+        calls: planned calls, in the order in which they become ready.
+        prefixes: shared prefixes, the largest saving first.
+        notes: reasons why the plan depends on answers; empty if the calls are certain.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Explanation:
 
     @property
     def length(self) -> int:
-        """Of all prompts, without what calls generate."""
+        """Length of all prompts, without outputs of calls."""
         return sum(call.length for call in self.calls)
 
     @property
@@ -62,13 +62,13 @@ class Explanation:
 def explain(
     name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], backend: Any = None
 ) -> Explanation:
-    """What a run with these arguments would call.
+    """Plan a run with these arguments.
 
     Args:
         name: name of the function.
         run: its `Function.run`.
-        kwargs: the function's own, and `sampling` as `Function.run` takes it.
-        backend: whose chat template and tokens count; it is asked for no answer.
+        kwargs: arguments of the function, and `sampling` as `Function.run` takes it.
+        backend: backend whose chat template and tokenizer are used; it gets no calls.
 
     Raises:
         ProgramError: the program cannot be run even with placeholders, because it uses the language wrongly.
@@ -135,7 +135,7 @@ def _problem(error: Exception, log: RunLog) -> str:
 
 
 def _differences(first: RunLog, second: RunLog) -> list[str]:
-    """How the calls of two runs differ."""
+    """Notes on the calls that differ between two runs."""
     counts = [Counter((call.branch, call.name or call.kind) for call in log.calls) for log in (first, second)]
     only = [counts[i] - counts[1 - i] for i in (0, 1)]
     if not only[0] and not only[1]:
@@ -190,7 +190,7 @@ class _Tree:
                 self._forks.setdefault(branch.parent, {}).setdefault(branch.group, []).append(branch)
 
     def lines(self, branch: str, depth: int) -> Iterator[str]:
-        """Forks stand where they branch off: behind the call whose output they begin with."""
+        """Lines of a branch; a fork follows the call after which it was made."""
         indent = "  " * depth
         forks = list(self._forks.get(branch, {}).values())
         queued = {call.id: call.queued for call in self._made.log.calls}
@@ -227,7 +227,7 @@ class _Tree:
 
 
 def _paths(branch: str) -> Iterator[str]:
-    """The branch and those that it was forked from."""
+    """Ids of the branch and its ancestors."""
     while branch:
         yield branch
         branch = branch.rpartition("/")[0]
@@ -239,5 +239,5 @@ def count(number: int, noun: str) -> str:
 
 
 def _preview(text: str) -> str:
-    """Its end on one line, of printable characters."""
+    """The text on one line, of printable characters."""
     return "".join(c if c.isprintable() else "⏎" if c == "\n" else " " for c in text)

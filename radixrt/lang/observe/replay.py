@@ -1,4 +1,4 @@
-"""`replay`: the calls of a trace as a load on a server: the same arrivals, and each call after those that it needs.
+"""`replay`: sends the calls of a trace to a server as a load, with the same arrivals and dependencies.
 
 A replayed call gets another answer than the recorded one, of the same length. The next call's prompt must continue what
 this server has in its cache, so the recorded output at its beginning is replaced by the new one.
@@ -26,7 +26,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Replayed:
-    """The prompt that a call was replayed with, and its answer; each as text and as ids, as far as they are known."""
+    """Prompt and answer of a replayed call, as text and as token ids; ids are empty if they are not known."""
 
     prompt_text: str
     prompt_ids: Sequence[int]
@@ -36,7 +36,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Base:
-    """The call whose prompt and output a prompt begins with: how much of its output, and where the rest begins."""
+    """The call whose prompt and output begin a prompt: how much of the output, and where the rest begins."""
 
     call: Key
     output_ids: int
@@ -51,10 +51,9 @@ class Planned:
 
     Attributes:
         after: calls that must have been answered.
-        gap_s: seconds from the last of their answers to asking for this one; from the trace's start where there is
-            none to wait for.
-        base: see `Base`; None where the prompt goes on from no other call.
-        continues: another call goes on from this one.
+        gap_s: seconds from the last of their answers until this call; from the trace's start if there are none.
+        base: see `Base`; None if the prompt continues no other call.
+        continues: another call continues this one.
     """
 
     key: Key
@@ -65,7 +64,7 @@ class Planned:
     continues: bool
 
     def text(self, done: dict[Key, Replayed]) -> str:
-        """The prompt to send, as text."""
+        """Text of the prompt to send."""
         before = None if self.base is None else done.get(self.base.call)
         if self.base is None or before is None:
             return self.call.prompt_text
@@ -73,7 +72,7 @@ class Planned:
         return before.prompt_text + kept + self.call.prompt_text[self.base.rest_chars :]
 
     def ids(self, done: dict[Key, Replayed]) -> list[int]:
-        """The prompt to send, as token ids; empty where the trace has none."""
+        """Token ids of the prompt to send; empty if the trace has none."""
         before = None if self.base is None else done.get(self.base.call)
         recorded = ids_of(self.call)
         if self.base is None or before is None or not before.ids:
@@ -83,7 +82,7 @@ class Planned:
 
 
 def plan(runs: Sequence[RunLog]) -> list[Planned]:
-    """The calls of all runs that got an answer when they were recorded, in the order in which they were asked for."""
+    """The calls of all runs that were answered in the recording, in the order in which they were queued."""
     first = min((log.unix_time for log in runs), default=0.0)
     planned: list[Planned] = []
     for index, log in enumerate(runs):
@@ -112,7 +111,7 @@ def _base(index: int, call: CallRecord, answered: dict[int, CallRecord]) -> Base
     for number in call.depends:
         other = answered.get(number)
         if other is None or other.kind == "select":
-            continue  # a choice is what it was
+            continue  # the recorded choice is replayed unchanged
         ids = common_prefix(ids_of(call), ids_of(other) + (other.output_ids or array("i")))
         chars = common_prefix(call.prompt_text, other.prompt_text + other.text)
         output_ids, output_chars = ids - len(ids_of(other)), chars - len(other.prompt_text)
@@ -126,11 +125,11 @@ def _base(index: int, call: CallRecord, answered: dict[int, CallRecord]) -> Base
 
 @dataclass
 class Replay:
-    """What came of it.
+    """Results of a replay.
 
     Attributes:
         seconds: from the first call sent to the last answer.
-        answers: by call.
+        answers: answers by call.
         program_s: seconds of each run that had calls, from its first call to its last answer.
     """
 
@@ -145,9 +144,9 @@ async def replay(
     """Replay the runs.
 
     Args:
-        speed: how much faster than recorded programs arrive and think; inf sends each call as soon as it can be.
-        concurrency: most calls that are open at once; None for no limit.
-        hints: tell a radixrt server which calls belong together.
+        speed: factor by which arrivals and pauses are faster than recorded; inf sends each call once it is ready.
+        concurrency: maximum number of open calls; None for no limit.
+        hints: send program hints to a radixrt server.
     """
     return await _Run(plan(runs), target, speed, concurrency, hints).run()
 
@@ -210,7 +209,7 @@ class _Run:
 
 
 def table(runs: Sequence[RunLog], result: Replay, target: Target) -> str:
-    """What was recorded beside what was replayed."""
+    """Table of recorded and replayed figures."""
     calls = [one.call for one in plan(runs)]
     answers = [answer for answer in result.answers.values() if answer.error is None]
     spans = [log.end - log.start for log in runs if log.end is not None]
@@ -284,7 +283,7 @@ def _per(number: int, seconds: float) -> str:
 
 
 def _percentile(values: Sequence[float], percent: int) -> str:
-    """The value that so many percent of them do not exceed."""
+    """The percentile by the nearest-rank method."""
     if not values:
         return "-"
     ordered = sorted(values)

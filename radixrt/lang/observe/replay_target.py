@@ -1,4 +1,4 @@
-"""Where a replay sends its calls: a radixrt server over its native routes, or /v1/completions of any other."""
+"""Targets of a replay: a radixrt server over its native routes, or /v1/completions of any other server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass
 class Answered:
-    """How it went. Times are in seconds; `cached_tokens` is None where the server does not tell."""
+    """Result of a call. Times are in seconds; `cached_tokens` is None if the server does not report it."""
 
     seconds: float = 0.0
     first_s: float | None = None
@@ -48,13 +48,18 @@ class Answered:
 
 
 class Target(ABC):
-    """Attributes: name: for people; ids: whether prompts are sent as token ids."""
+    """Target of a replay.
+
+    Attributes:
+        name: name for the table.
+        ids: whether prompts are sent as token ids.
+    """
 
     name: str
     ids: bool
 
     async def ask(self, question: Question) -> Answered:
-        """Send a call; what goes wrong with it is in the answer."""
+        """Send a call; errors are returned in the answer."""
         start, answer = time.perf_counter(), Answered()
         try:
             await self._ask(question, answer, start)
@@ -70,7 +75,7 @@ class Target(ABC):
 
     @abstractmethod
     async def release(self, program: str) -> None:
-        """A program is over."""
+        """Tell that a program has ended."""
 
     @abstractmethod
     async def aclose(self) -> None: ...
@@ -112,8 +117,8 @@ class RadixrtTarget(Target):
 
 
 class CompletionsTarget(Target):
-    """A server with OpenAI's /v1/completions. As many tokens are generated as were recorded, without constraints; of a
-    select, one."""
+    """A server with OpenAI's /v1/completions. It generates as many tokens as were recorded, without constraints, and
+    one for a select."""
 
     def __init__(self, http: HttpClient, model: str, ids: bool) -> None:
         self.name = f"{http.base_url} ({model})"
@@ -158,14 +163,14 @@ class CompletionsTarget(Target):
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     async def release(self, program: str) -> None:
-        """It knows nothing of programs."""
+        """Do nothing: such a server has no programs."""
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
 
 def _sampling(call: CallRecord) -> SamplingParams:
-    """As recorded; without a constraint, exactly as many tokens as were generated then."""
+    """The recorded parameters; without a constraint, the output gets exactly the recorded length."""
     sampling = call.sampling or SamplingParams(temperature=0.0)
     if sampling.constraint is not None:
         return sampling
@@ -178,17 +183,17 @@ def _sampling(call: CallRecord) -> SamplingParams:
 async def find_target(
     base_url: str, api_key: str | None, model: str | None, send: Send, plain: bool, sample: CallRecord | None
 ) -> Target:
-    """The server behind a URL.
+    """Detect the server behind a URL.
 
     Args:
-        model: the name to ask for; None takes the first that the server lists.
+        model: name of the model; None takes the first that the server lists.
         send: "auto" sends token ids where a radixrt server has the tokenizer that the trace was recorded with.
-        plain: treat a radixrt server as any other.
+        plain: treat a radixrt server like any other.
         sample: a call of the trace.
 
     Raises:
-        EngineError: nobody answers.
-        ConfigError: the server lists no models, or the trace has no ids to send.
+        EngineError: the server does not answer.
+        ConfigError: the server lists no models, or the trace has no token ids to send.
     """
     if send == "ids" and sample is not None and sample.prompt_ids is None:
         raise ConfigError("the trace has no token ids, because its backend told none; use --send text")

@@ -1,4 +1,4 @@
-"""What a run computed and what it reused, as a text for the terminal; `report_page` makes the HTML page."""
+"""Report of computed and reused tokens of a run, as text for the terminal; `report_page` makes the HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
 
 FULL_FORK = 8
-"""Forks with more branches than this are summed up in the text."""
+"""Forks with more branches are summarized."""
 
 OUTPUT_CHARS = 44
 NAME_CHARS = 30
@@ -20,10 +20,10 @@ class Totals:
     """Sums over calls.
 
     Attributes:
-        computed_tokens: prompt tokens that were not in the cache, so that the model had to run over them.
-        hit_rate: share of prompt tokens that were, 0 to 1.
-        call_s: seconds of all calls from sending to their end, summed.
-        wall_s: seconds from the first thing asked for to the last answer.
+        computed_tokens: prompt tokens that were not in the cache.
+        hit_rate: share of prompt tokens that were in the cache, 0 to 1.
+        call_s: sum of the seconds from sending to the end of each call.
+        wall_s: seconds from the first queued call to the last answer.
     """
 
     calls: int = 0
@@ -45,12 +45,12 @@ class Totals:
 
     @property
     def at_once(self) -> float:
-        """How many calls were open at once, on average over the run."""
+        """Mean number of open calls over the run."""
         return self.call_s / self.wall_s if self.wall_s else 0.0
 
 
 def totals(calls: Sequence[CallRecord]) -> Totals:
-    """Those of some calls of one run."""
+    """Totals of some calls of one run."""
     ends = [call.end for call in calls if call.end is not None]
     return Totals(
         calls=len(calls),
@@ -65,7 +65,7 @@ def totals(calls: Sequence[CallRecord]) -> Totals:
 
 
 def seconds(call: CallRecord) -> float | None:
-    """From sending the call to its end; None while it runs."""
+    """Seconds from sending the call to its end; None while it runs."""
     return None if call.end is None or call.start is None else call.end - call.start
 
 
@@ -174,7 +174,7 @@ def _label(call: CallRecord) -> str:
 
 
 def _one_line(text: str, most: int) -> str:
-    """The text on one line, of printable characters alone: what a model writes must not move the cursor."""
+    """The text on one line, of printable characters alone, so that a model's output cannot move the cursor."""
     shown = "".join(c if c.isprintable() else " " for c in text.replace("\n", "⏎"))
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 

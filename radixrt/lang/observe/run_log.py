@@ -1,7 +1,7 @@
-"""`RunLog`: what one run of a program did, as it happens. Reports, traces and usage are read from it.
+"""`RunLog`: log of one run of a program, from which reports, traces and usage are computed.
 
 All times are seconds of one monotonic clock (`time.monotonic`). The runtime's event loop is the only writer of calls;
-branches are added by whoever forks. A reader sees a run that is still going on as it stands.
+the thread that forks adds branches. The log of a running program is incomplete.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ CallKind = Literal["gen", "select"]
 if TYPE_CHECKING:
     Ids = array[int]
 else:
-    Ids = array  # which takes no type argument at run time in Python 3.11, where traces decode it
+    Ids = array  # Python 3.11 has no array[int] at run time, when msgspec reads the annotation
 
 
 class BranchRecord(msgspec.Struct):
     """One state of a program. The program's own is "0"; those forked from it are "0/1", "0/2", ... in order of forking.
 
     Attributes:
-        parent: id of the branch that it was forked from; None for the program's own state.
-        key: what `fork` named it by, as text; "" for the program's own.
+        parent: id of the parent branch; None for the program's own state.
+        key: its key in `fork`, as text; "" for the program's own.
         group: number of the fork within the parent; siblings of one `fork` have the same.
-        created, ended: `ended` is when nothing more could follow (the program ended, it was joined or closed); None
-            while it is open.
-        after: id of the last call whose output lies in the prefix that it was forked with; None if there is none.
-        error: why it failed, or None.
+        created, ended: `ended` is the time after which no step could follow (the program ended, or the branch was
+            joined or closed); None while it is open.
+        after: id of the last call whose output is in the prefix at the fork; None if there is none.
+        error: message of the error that ended it, or None.
     """
 
     TIMES: ClassVar = ("created", "ended")
@@ -57,28 +57,27 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     Attributes:
         id: number within the run, in the order in which calls became ready to be sent.
         branch: id of its branch.
-        name: of the value; "" for a gen or select without one.
-        index: which of n.
-        type: what the value is, e.g. "str", "Verdict", "regex".
-        depends: ids of the calls whose outputs the prompt holds directly: the one before it in the transcript, and
-            those that were joined in since.
-        queued, start, admitted, first_token, end: when the program asked for it, when it was sent, when the engine
-            began with it (None where the backend does not tell), when the first text came (only where it was streamed;
-            otherwise as the engine's own timings tell, None if they do not), when its answer was complete. None for
-            what has not happened.
-        prompt_tokens, cached_tokens, completion_tokens: as counted by the backend; for a select, completion_tokens are
+        name: name of the value; "" for a gen or select without one.
+        index: index of the sample among n.
+        type: name of the value's type, e.g. "str", "Verdict", "regex".
+        depends: ids of the calls whose outputs the prompt contains directly: the previous call of the transcript, and
+            those joined in since.
+        queued, start, admitted, first_token, end: times at which the program appended the call, it was sent, the
+            engine admitted it (None if the backend does not report it), its first text came (from the stream, or from
+            the engine's timings), and its answer was complete. None for a time that has not come.
+        prompt_tokens, cached_tokens, completion_tokens: counts of the backend; for a select, completion_tokens are
             the tokens of all choices.
-        forced_tokens: output tokens that a grammar left no choice about.
-        text: the output, or the choice taken.
+        forced_tokens: output tokens that a grammar forced.
+        text: the output, or the selected choice.
         finish: "stop", "length", "abort", "choice" (a select), "error" or "cancelled"; "" while it runs.
-        error: why it failed, or None.
-        prompt_ids: the prompt's token ids (array of C ints); None where the backend tells none.
-        output_ids: the output's token ids; for a select, the choice's.
-        prompt_text: the prompt as text, template included.
-        rerendered: the chat template did not go on from what was sent before, so the conversation was rendered whole.
-        sampling: of a gen.
-        choices, probabilities, method: of a select.
-        fork_len, siblings: as they were hinted to the engine.
+        error: message of the error, or None.
+        prompt_ids: token ids of the prompt (array of C ints); None if the backend reports none.
+        output_ids: token ids of the output, or of the selected choice.
+        prompt_text: text of the prompt, template included.
+        rerendered: the chat template rewrote earlier text, so that the whole conversation was tokenized again.
+        sampling: parameters of a gen.
+        choices, probabilities, method: choices, their probabilities and the method of a select.
+        fork_len, siblings: values of the hint to the engine.
     """
 
     TIMES: ClassVar = ("queued", "start", "admitted", "first_token", "end")
@@ -124,14 +123,14 @@ class RunLog:
     """See the module's docstring.
 
     Attributes:
-        program: id of the run, unique.
-        name: of the function.
-        backend: its name.
-        unix_time: when the run started, seconds since 1970; `start` is the same moment on the monotonic clock.
-        end: None while it runs.
-        branches, calls: in the order in which they came to be.
-        error: what ended the program, or None.
-        dry_run: `explain` runs it with placeholders in the place of answers.
+        program: unique id of the run.
+        name: name of the function.
+        backend: name of the backend.
+        unix_time: start of the run in seconds since 1970; `start` is the same moment on the monotonic clock.
+        end: end of the run; None while it runs.
+        branches, calls: records in the order of their creation.
+        error: message of the error that ended the program, or None.
+        dry_run: the answers are placeholders, because `explain` runs the program.
     """
 
     program: str
@@ -146,12 +145,12 @@ class RunLog:
     dry_run: bool = False
 
     def calls_of(self, branch: str) -> list[CallRecord]:
-        """Those of a branch and of all branches forked from it."""
+        """Calls of a branch and of all branches forked from it."""
         below = branch + "/"
         return [call for call in self.calls if call.branch == branch or call.branch.startswith(below)]
 
     def emit(self, event: Event, record: Record | None = None) -> None:
-        """Tell the observers. What one of them raises is shown as a warning, and disturbs nothing else."""
+        """Call the observers. An exception of an observer is only shown as a warning."""
         for observer in tuple(_observers):
             try:
                 observer(self, event, record)
@@ -166,11 +165,11 @@ _observers_lock = threading.Lock()
 def observe(observer: Observer) -> Callable[[], None]:
     """Call `observer(log, event, record)` for everything that any program of this process does from now on.
 
-    It is called from the thread in which the event happens, the runtime's event loop for calls, and must be quick.
-    The record is the branch or the call concerned, and None for the program's own events.
+    The observer is called in the thread of the event, which is the runtime's event loop for calls, and must be fast.
+    The record is the branch or the call of the event, and None for events of the program.
 
     Returns:
-        A function that ends it.
+        A function that removes the observer.
     """
     with _observers_lock:
         _observers.append(observer)
@@ -188,11 +187,11 @@ class ProgramUsage:
     """Sums over the calls of a run. Tokens are as the backend counts them.
 
     Attributes:
-        calls: of the model, failed ones included; `errors` are those.
-        cached_tokens: prompt tokens that were not computed again.
-        forced_tokens: output tokens that a grammar left no choice about.
-        rerendered: calls whose conversation had to be rendered whole, because the chat template rewrote what had been
-            sent before.
+        calls: number of calls, failed ones included.
+        cached_tokens: prompt tokens that were found in the cache.
+        forced_tokens: output tokens that a grammar forced.
+        rerendered: calls whose whole conversation was tokenized again, because the chat template rewrote earlier text.
+        errors: number of failed calls.
     """
 
     calls: int = 0
@@ -205,7 +204,7 @@ class ProgramUsage:
 
 
 def usage_of(log: RunLog, branch: str) -> ProgramUsage:
-    """Of a branch and all that was forked from it."""
+    """Usage of a branch and of all branches forked from it."""
     calls = log.calls_of(branch)
     return ProgramUsage(
         calls=len(calls),

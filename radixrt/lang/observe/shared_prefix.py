@@ -1,4 +1,4 @@
-"""What prompts have in common at their beginning: for traces and reports, which say a shared prefix once."""
+"""Common prefixes of prompts, for traces and reports, which write a shared prefix once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixrt.lang.observe.run_log import CallRecord
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many items two texts, or two arrays of ids, begin with in common."""
+    """Length of the common prefix of two texts, or of two arrays of ids."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -25,11 +25,11 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
 
 @dataclass(frozen=True)
 class Shared:
-    """A call's prompt, told by that of an earlier call.
+    """The prefix that a call's prompt shares with an earlier call's.
 
     Attributes:
-        base: that call's id, None if none has anything in common.
-        chars, tokens: what the two prompts begin with in common; the call's own text and ids follow.
+        base: id of the earlier call; None if no call shares a prefix.
+        chars, tokens: length of the prefix in characters and in tokens.
     """
 
     base: int | None = None
@@ -38,11 +38,11 @@ class Shared:
 
 
 class Sharing:
-    """The calls of one run, and with which earlier one each has most in common: one that it goes on from, the latest of
-    its siblings, or the latest of all.
+    """Finds the earlier call of a run that shares the longest prefix with a new call. Candidates are the calls that it
+    depends on, its latest sibling, and the latest call of all.
 
     Attributes:
-        calls: those added, by id.
+        calls: added calls by id.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Sharing:
         self._latest_after: dict[tuple[int, ...], int] = {}
 
     def add(self, call: CallRecord) -> Shared:
-        """Take a call whose prompt will not change any more."""
+        """Add a call whose prompt is final."""
         best = Shared()
         for number in {*call.depends, self._latest_after.get(call.depends), self._latest}:
             other = None if number is None or number == call.id else self.calls.get(number)
@@ -67,5 +67,5 @@ class Sharing:
 
 
 def ids_of(call: CallRecord) -> array[int]:
-    """The prompt's ids; empty where the backend told none."""
+    """Token ids of the prompt; empty if the backend reported none."""
     return call.prompt_ids if call.prompt_ids is not None else array("i")

@@ -1,7 +1,7 @@
-"""The report of a run as one HTML page: no network, no other files; its script and style are beside this one.
+"""The report of a run as one self-contained HTML page; its script and style are in this folder.
 
-What the run holds travels as JSON and reaches the page through `textContent` alone, and the page allows no script but
-its own, so that nothing that a model wrote can act in it.
+The page gets the run as JSON and shows it through `textContent` alone, and its content security policy allows no other
+script, so that output of a model cannot be executed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from radixrt.lang.observe.run_log import CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import Sharing
 
 MAX_TEXT_CHARS = 100_000
-"""Of an output that are shown; the rest is said to be there."""
+"""Maximum number of shown characters of an output."""
 
 
 def save_report(log: RunLog, path: str | PathLike[str]) -> Path:
-    """Write the page; returns where it is.
+    """Write the page and return its path.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     target = Path(path)
     target.write_text(report_page(log), encoding="utf-8")
@@ -62,13 +62,13 @@ def _asset(name: str) -> str:
 
 
 def run_data(log: RunLog) -> dict[str, Any]:
-    """The run as the page's script reads it. Times are seconds since its start; `ready` is when a call had been asked
-    for and all that it goes on from was there."""
+    """The run as data for the page's script. Times are seconds since its start; `ready` is the time at which a call was
+    queued and all calls that it depends on were answered."""
 
     def at(moment: float | None) -> float | None:
         return None if moment is None else round(moment - log.start, 6)
 
-    # The log of a run that is still going on grows while it is read, so it is copied first.
+    # The log of a running program grows while it is read, so it is copied first.
     branches, calls = list(log.branches.values()), list(log.calls)
     sharing = Sharing()
     of = Counter(map(_asked_for, calls))
@@ -106,7 +106,7 @@ _TIMES = {"queued": "queued", "start": "start", "admitted": "admitted", "first":
 
 
 def _asked_for(call: CallRecord) -> tuple[Any, ...]:
-    """The same for the n calls of one gen."""
+    """Key that the n calls of one gen share."""
     return call.branch, call.name, call.depends
 
 
@@ -143,7 +143,7 @@ def _call(call: CallRecord, sharing: Sharing, of: int) -> dict[str, Any]:
 
 
 def _sampling(call: CallRecord) -> dict[str, Any]:
-    """What the program asked for that is not the default; a constraint's text is cut."""
+    """Sampling parameters that are not the default; the text of a constraint is cut."""
     if call.sampling is None:
         return {}
     fields: dict[str, Any] = msgspec.to_builtins(call.sampling)
@@ -157,5 +157,5 @@ def _cut(text: str) -> str:
 
 
 def _utf16(text: str) -> int:
-    """Its length as JavaScript counts."""
+    """Length of the text in UTF-16 code units, as JavaScript counts."""
     return len(text.encode("utf-16-le", errors="surrogatepass")) // 2
