@@ -1,4 +1,4 @@
-"""Which class runs an architecture."""
+"""`Model`, the runner's view of a model, and the class of each architecture."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 DECODER = "radixrt.models.decoder:Decoder"
 TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"
-"""Runs transformers' own modeling code, for every architecture without a class of ours."""
+"""Runs transformers' modeling code, for every architecture that is not in MODEL_CLASSES."""
 
 MODEL_CLASSES: dict[str, str] = dict.fromkeys(DECODER_ARCHITECTURES, DECODER)
 
 
 class Model(Protocol):
-    """What the runner needs of a model."""
+    """Interface of a model to the runner."""
 
     attention_layers: list[AttentionLayer]
-    """One for each layer, in order; their layer_ids count from 0."""
+    """One entry per layer with keys and values, in order; their layer_ids count from 0."""
 
     narrows: bool
-    """Whether `forward` goes by `batch.narrowed`; if not, no batch it gets has one."""
+    """Whether `forward` supports `batch.narrowed`; if not, it must be None."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """As torch's: of what it is made."""
+        """As `nn.Module.modules`."""
 
     def forward(
         self,
@@ -44,21 +44,21 @@ class Model(Protocol):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied; where `batch.narrowed` is set,
-        [P, hidden], its tokens' alone."""
+        [P, hidden] of its tokens."""
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], in `out` (contiguous) if that saves a copy, else anywhere."""
 
     def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """[S, hidden] -> float32 [S, columns of this rank], where the ranks can sample from them together (see
-        `DeviceCommunicator.sample_buffer`); None where they cannot, or there is one rank."""
+        """[S, hidden] -> float32 [S, columns of this rank], in a `DeviceCommunicator.sample_buffer`; None where the
+        ranks cannot sample from sharded logits, or there is one rank."""
 
 
 def model_class(architecture: str) -> Any:
-    """The class for an architecture, imported only now.
+    """Import and return the class of an architecture.
 
     Raises:
-        ModelLoadError: its module cannot be imported; carries the cause.
+        ModelLoadError: its module cannot be imported; the message has the cause.
     """
     module_name, class_name = MODEL_CLASSES.get(architecture, TRANSFORMERS).split(":")
     try:

@@ -1,7 +1,9 @@
-"""`TransformersModel`: transformers' own modeling code with our attention, for architectures without a class of ours.
+"""`TransformersModel`: transformers' modeling code with this engine's attention, for architectures without a class
+here.
 
-All tokens of a step pass as one sequence with explicit position ids and no mask. That is right only for models whose
-tokens meet in attention alone, through transformers' attention interface; loading probes that and refuses the others.
+All tokens of a step pass as one sequence with explicit position ids and no mask. That is correct only for models whose
+tokens interact in attention alone, through transformers' attention interface. Loading probes the model by a forward
+pass and refuses every other model by name.
 """
 
 from __future__ import annotations
@@ -19,14 +21,46 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.models.model_config import ModelSpec
-from radixrt.models.transformers_probe import AttentionCall, check_calls, check_config, check_no_other_mixing
 
 INTERFACE = "radixrt"
+"""Name of this engine in transformers' attention interface."""
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Kinds of rotary embedding that depend on the longest sequence of the step, and so on other requests, once a sequence
+is longer than the model's original context."""
+
+HARMLESS_KWARGS = {
+    "dropout",  # 0 outside of training
+    "scaling",
+    "sliding_window",
+    "is_causal",
+    "position_ids",
+    "cache_position",
+    "position_embeddings",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+}
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of the attention interface; shapes are [1, heads, T, head_dim]."""
+
+    module: nn.Module
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    mask: Any
+    kwargs: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a forward pass carries down to every attention call."""
+    """Argument of a forward pass that every attention call receives."""
 
     batch: ForwardBatch
     attention: AttentionBackend
@@ -36,7 +70,7 @@ class StepContext:
 def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """The function in transformers' attention interface: query [1, heads, T, D] -> [1, T, heads, D]."""
+    """Implement transformers' attention interface: query [1, heads, T, D] -> [1, T, heads, D]."""
     context = kwargs.pop("radixrt_context", None)
     if isinstance(context, _Probe):
         return context.record(module, query, key, value, mask, kwargs), None
@@ -52,7 +86,7 @@ AttentionInterface.register(INTERFACE, _attend)
 
 
 class _Probe:
-    """Stands in for the context while a model is probed: attention returns zeros, calls are recorded."""
+    """Takes the place of the context while a model is probed: attention returns zeros and is recorded."""
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
@@ -67,7 +101,7 @@ class _Probe:
 
 
 class _GivenHidden(nn.Module):
-    """Takes the place of the base model when only the head is wanted: returns the hidden states that it is given."""
+    """Takes the place of the base model in front of the head: returns the hidden states that it is given."""
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _HiddenOnly:
         return _HiddenOnly(inputs_embeds)
@@ -89,7 +123,7 @@ class _HiddenOnly:
 class TransformersModel(nn.Module):
     """A causal language model of transformers. Build one with `from_folder`."""
 
-    narrows = False  # its layers are transformers' and take all tokens alike
+    narrows = False  # transformers' layers compute all tokens
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()
@@ -97,8 +131,8 @@ class TransformersModel(nn.Module):
         base = getattr(model, prefix, None)
         if not isinstance(base, nn.Module) or base is model:
             raise ModelLoadError(f"{type(model).__name__} has no base model {prefix!r} apart from its head")
-        # The head keeps whatever the class does to its logits (scaling, soft caps): its forward runs over a base model
-        # that returns the hidden states given to it.
+        # The class's own forward computes the logits (with scaling, soft caps), over a base model that returns the
+        # hidden states given to it.
         self._base = base
         self._head = model
         setattr(model, prefix, _GivenHidden())
@@ -119,7 +153,8 @@ class TransformersModel(nn.Module):
 
         Raises:
             ModelLoadError: transformers does not know or cannot load the model, tensors do not fit, or the model needs
-                what this engine does not do; names it.
+            a
+                feature that this engine lacks; the message names it.
         """
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         if not show_progress:
@@ -132,7 +167,7 @@ class TransformersModel(nn.Module):
             else:
                 model = _load(folder, config, spec, dtype)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            # Some classes look their attention up in a table of their own.
+            # Some classes look attention up in a table of their own.
             if isinstance(error, KeyError) and error.args == (INTERFACE,):
                 raise ModelLoadError(f"{spec.architecture} does not use transformers' attention interface") from error
             raise ModelLoadError(f"transformers cannot load {spec.architecture} from {folder}: {error}") from error
@@ -152,7 +187,7 @@ class TransformersModel(nn.Module):
         return logits[0].float()
 
     def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """None: there is one rank."""
+        """Return None: the model is not split."""
         return None
 
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, context: StepContext | _Probe) -> torch.Tensor:
@@ -167,7 +202,7 @@ class TransformersModel(nn.Module):
         """Run a few tokens without attention, twice, and learn each layer's attention from its calls.
 
         Raises:
-            ModelLoadError: what the model does cannot be served; names it.
+            ModelLoadError: the model cannot be served; the message names the feature.
         """
         device = next(self._base.parameters()).device
         outputs, probe = [], _Probe()
@@ -210,3 +245,111 @@ def _load(folder: Path, config: Any, spec: ModelSpec, dtype: torch.dtype) -> Any
     if problems:
         raise ModelLoadError(f"the tensors in {folder} do not fit {spec.architecture}; {'; '.join(problems)}")
     return model
+
+
+def check_config(config: Any, context_length: int) -> None:
+    """Refuse models whose configuration names an unsupported feature.
+
+    Args:
+        context_length: longest sequence that may be computed.
+
+    Raises:
+        ModelLoadError: names the field.
+    """
+    fields = config.to_dict()
+    name = type(config).__name__
+    if fields.get("is_encoder_decoder"):
+        raise ModelLoadError(f"{name}: encoder-decoder models are not supported")
+    if fields.get("text_config") or fields.get("vision_config"):
+        raise ModelLoadError(f"{name}: models of several parts (text_config, vision_config) are not supported")
+    if fields.get("use_bidirectional_attention"):
+        raise ModelLoadError(f"{name}: use_bidirectional_attention is not supported")
+    if unknown := set(fields.get("layer_types") or []) - LAYER_TYPES:
+        raise ModelLoadError(f"{name}: layer_types {', '.join(sorted(unknown))} are not supported")
+    _check_rope(name, fields, context_length)
+
+
+def _check_rope(name: str, fields: dict[str, Any], context_length: int) -> None:
+    params = fields.get("rope_parameters") or {}
+    for value in [part for part in params.values() if isinstance(part, dict)] or [params]:
+        kind = value.get("rope_type", "default")
+        original = value.get("original_max_position_embeddings") or fields.get("max_position_embeddings") or 0
+        if kind in BATCH_DEPENDENT_ROPE and context_length > original:
+            raise ModelLoadError(
+                f"{name}: rope_type {kind} is not supported beyond the original {original} tokens; set the context"
+                " length to at most that"
+            )
+
+
+def check_no_other_mixing(model: nn.Module, one: torch.Tensor, other: torch.Tensor) -> None:
+    """Refuse a model whose tokens interact also without attention (convolutions, state spaces, memory).
+
+    Args:
+        one, other: hidden states [T, hidden] for inputs that differ only in the first token.
+    """
+    if not torch.allclose(one[1:].float(), other[1:].float(), atol=1e-3, rtol=1e-2):
+        raise ModelLoadError(f"{type(model).__name__} mixes tokens outside of attention, which is not supported")
+    if torch.equal(one[0], other[0]):
+        raise ModelLoadError(
+            f"{type(model).__name__} does not depend on its input without attention: cannot be checked"
+        )
+
+
+def check_calls(model: Any, calls: list[AttentionCall]) -> list[AttentionLayer]:
+    """Return each layer's attention, in order, from the calls of one forward pass.
+
+    Raises:
+        ModelLoadError: names the unsupported feature.
+    """
+    name, config = type(model).__name__, model.config
+    expected = config.num_hidden_layers
+    indices = [getattr(call.module, "layer_idx", None) for call in calls]
+    if indices != list(range(expected)):
+        raise ModelLoadError(
+            f"{name}: {len(calls)} of {expected} layers use transformers' attention interface (layers {indices});"
+            " models with other kinds of layers are not supported"
+        )
+    layers = [_layer_of(name, i, call) for i, call in enumerate(calls)]
+    for layer, window in zip(layers, _declared_windows(config, expected), strict=True):
+        if layer.sliding_window != window:
+            raise ModelLoadError(
+                f"{name}: layer {layer.layer_id} has the sliding window {layer.sliding_window} in its attention, but"
+                f" {window} in the configuration"
+            )
+    return layers
+
+
+def _layer_of(name: str, index: int, call: AttentionCall) -> AttentionLayer:
+    where = f"{name}, layer {index} ({type(call.module).__name__})"
+    if call.mask is not None:
+        raise ModelLoadError(f"{where}: attention with a mask of its own is not supported")
+    unknown = [key for key, value in call.kwargs.items() if value is not None and key not in HARMLESS_KWARGS]
+    if unknown:
+        raise ModelLoadError(f"{where}: attention with {', '.join(sorted(unknown))} is not supported")
+    causal = call.kwargs.get("is_causal")
+    if causal is False or (causal is None and getattr(call.module, "is_causal", True) is False):
+        raise ModelLoadError(f"{where}: attention that is not causal is not supported")
+    if call.key[3] != call.query[3] or call.value[3] != call.query[3]:
+        dims = f"{call.query[3]}, {call.key[3]} and {call.value[3]}"
+        raise ModelLoadError(f"{where}: queries, keys and values of different sizes ({dims}) are not supported")
+    if call.key[2] != call.query[2] or call.value[2] != call.query[2]:
+        raise ModelLoadError(f"{where}: attention over other tokens than the step's is not supported")
+    scaling = call.kwargs.get("scaling")
+    return AttentionLayer(
+        layer_id=index,
+        num_heads=call.query[1],
+        num_kv_heads=call.key[1],
+        head_dim=call.query[3],
+        scale=call.query[3] ** -0.5 if scaling is None else float(scaling),
+        sliding_window=call.kwargs.get("sliding_window"),
+    )
+
+
+def _declared_windows(config: Any, layers: int) -> list[int | None]:
+    """Return the windows of the configuration, which transformers would put into the mask."""
+    fields = config.to_dict()
+    window = fields.get("sliding_window")
+    types = fields.get("layer_types")
+    if types is None:
+        return [window] * layers
+    return [window if kind == "sliding_attention" else None for kind in types]

@@ -57,7 +57,7 @@ def _merge_parts(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr,
     WITH_LSE: tl.constexpr,
 ):  # fmt: skip
-    """Count this lane's part of the row as there; the lane that completes the count merges all of them."""
+    """Count this lane's part of the row as finished; the lane that completes the count merges all parts."""
     begin = tl.load(first_lane + row)
     end = tl.load(last_lane + row)
     counter = arrived + row * KV_HEADS + kv_head
@@ -189,8 +189,9 @@ def write_decode_list(
         starts, ends: int [B], ends[i] > starts[i].
         block_ptr: int32 [B + 1], of the `DecodePlan`.
         block: positions of a block.
-        slots: int32 [at least block_ptr[B] * block], written; what lies beyond is left alone.
-        meta: int32 [at least block_ptr[B] + 1], written: whose each block is, and how much of it.
+        slots: int32 [at least block_ptr[B] * block], written; the rest is unchanged.
+        meta: int32 [at least block_ptr[B] + 1], written: the row of each block, and how many of its positions are
+        valid.
     """
     _decode_list_kernel[(rows.shape[0], LIST_SPLITS)](
         table, table.stride(0), rows, starts, ends, block_ptr, rows.shape[0], slots, meta,

@@ -1,4 +1,4 @@
-"""What kernels that write float8 have in common."""
+"""Conversion to float8, common to the kernels that write it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 FP8_MAX = tl.constexpr(448.0)
-"""The largest float8_e4m3fn; what is larger in size is stored as this, for it has no infinity."""
+"""The largest float8_e4m3fn, to which larger values are clamped: the format has no infinity."""
 
 
 @triton.jit

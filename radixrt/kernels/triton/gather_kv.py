@@ -1,4 +1,4 @@
-"""Keys and values of a list of slots, side by side, for kernels that read them in order."""
+"""Gather of the keys and values of a list of slots, for kernels that read them contiguously."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _gather_kv_kernel(keys, values, slots, k_out, v_out, SIZE: tl.constexpr, BLO
 def gather_kv(
     pool: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """pool[0][slots] and pool[1][slots], [N, kv_heads, head_dim] each, converted to a dtype.
+    """Return pool[0][slots] and pool[1][slots], [N, kv_heads, head_dim] each, converted to a dtype.
 
     Args:
         pool: keys and values [slots, kv_heads, head_dim], contiguous.

@@ -1,4 +1,4 @@
-"""The list of pages that each row of a batch reads, made on the device from req_to_token."""
+"""List of the pages that each row of a batch reads, built on the device from req_to_token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 BLOCK = 1024
 SPLITS = 8
-"""Programs for each row: one alone would walk a long context for longer than the attention itself takes."""
+"""Programs per row: one alone would take longer for a long context than its attention."""
 
 
 @triton.jit
@@ -32,13 +32,13 @@ def write_kv_indices(
     table: torch.Tensor, rows: torch.Tensor, indptr: torch.Tensor, page_size: int, out: torch.Tensor,
     starts: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """out[indptr[i] + j] = the page that holds page_size positions of row i from starts[i] + j * page_size on.
+    """Set out[indptr[i] + j] to the page that holds page_size positions of row i from starts[i] + j * page_size on.
 
     Args:
         table: int32 [max_requests + 1, max_context_len], req_to_token.
         rows: int [B], rows of the table.
         indptr: int32 [B + 1], where each row's pages begin in out.
-        out: int32 [at least indptr[B]]; what lies beyond is left alone.
+        out: int32 [at least indptr[B]]; the rest is unchanged.
         starts: int32 [B], multiples of page_size; None for 0.
     """
     grid = (rows.shape[0], SPLITS)

@@ -1,4 +1,4 @@
-"""Attention over parts of each row's context becomes attention over all of it, by log-sum-exp, in one launch."""
+"""Merge of partial attention outputs over parts of each row's context, by log-sum-exp, in one launch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def merge(
     own: torch.Tensor, own_lse: torch.Tensor, row_ptr: torch.Tensor, partial: torch.Tensor, partial_lse: torch.Tensor,
     out: torch.Tensor, order: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Merge each row's own part with its shared ones.
+    """Merge each row's suffix with its prefixes.
 
     Args:
         own: [B, heads, dim], contiguous. Where own_lse is -inf its values do not matter.

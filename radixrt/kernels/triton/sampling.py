@@ -1,4 +1,4 @@
-"""One token for each row of logits, by temperature alone or greedily: two launches, one read of the logits.
+"""Sampling of one token per row of logits, by temperature alone or greedily: two launches, one read of the logits.
 
 The distribution is that of `radixrt.runner.sampling.draw`: a token weighs exp((logit - best) / temperature), and the
 draw is the first token, by id, at which the running sum of weights exceeds u times their total. The first kernel sums
@@ -125,7 +125,7 @@ def _row_kernel(
 
 
 class SampleWorkspace:
-    """What `fused_sample` writes, allocated once, so that a captured graph finds it in its place at each replay.
+    """Outputs of `fused_sample`, allocated once, so that a captured graph writes to the same addresses at each replay.
 
     Attributes:
         token_ids: int64 [max_rows].
@@ -147,7 +147,7 @@ class SampleWorkspace:
 def fused_sample(
     logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, out: SampleWorkspace | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose one token per row. It allocates nothing if `out` is given, and waits for nothing.
+    """Choose one token per row, without synchronization; nothing is allocated if `out` is given.
 
     Args:
         logits: float32 or bfloat16 [S, vocab], vocab contiguous; not changed.

@@ -1,4 +1,4 @@
-"""New keys and values into their slots of the pool."""
+"""Store of new keys and values into their slots of the KV pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _store_kv_kernel(
 
 
 def store_kv(k: torch.Tensor, v: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor) -> None:
-    """pool[0][slots] = k and pool[1][slots] = v, in the pool's dtype; float8 clamped to its range.
+    """Set pool[0][slots] = k and pool[1][slots] = v, in the pool's dtype; float8 clamped to its range.
 
     Args:
         k, v: [T, kv_heads, head_dim], the heads of a token contiguous, tokens at any stride.

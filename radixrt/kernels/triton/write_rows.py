@@ -1,4 +1,4 @@
-"""Runs of slots into rows of req_to_token, all in one launch."""
+"""Write of runs of slots into rows of req_to_token, all in one launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 BLOCK = 1024
 SPLITS = 4
-"""Programs for each run."""
+"""Programs per run."""
 
 
 @triton.jit
@@ -25,9 +25,9 @@ def _write_rows_kernel(table, stride, rows, starts, indptr, slots, BLOCK: tl.con
 def write_rows(
     table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, indptr: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """table[rows[i], starts[i] : starts[i] + n] = slots[indptr[i] : indptr[i + 1]], n of them, for each i.
+    """Set table[rows[i], starts[i] : starts[i] + n] = slots[indptr[i] : indptr[i + 1]], n of them, for each i.
 
-    No two runs may touch the same place.
+    No two runs may overlap.
 
     Args:
         table: int32 [max_requests + 1, max_context_len], req_to_token.

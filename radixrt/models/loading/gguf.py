@@ -1,6 +1,6 @@
-"""Turns a GGUF file into a Hugging Face folder: config.json, the tokenizer's files and model.safetensors.
+"""Conversion of a GGUF file to a Hugging Face folder: config.json, the tokenizer's files and model.safetensors.
 
-Everything in the file that would change the result is carried over or refused by name.
+Every field of the file that would change the result is converted or refused by name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def convert_gguf(path: Path, folder: Path, dtype: str, *, show_progress: bool) -
     """Write `path` as a Hugging Face folder with weights in `dtype` ("bfloat16" or "float32").
 
     Raises:
-        ModelLoadError: what the file holds is not supported, or the file is malformed; names it.
+        ModelLoadError: the file is malformed or has an unsupported feature; the message names it.
     """
     file = GGUFFile(path)
     config = model_config(file, dtype)
@@ -86,7 +86,7 @@ def convert_gguf(path: Path, folder: Path, dtype: str, *, show_progress: bool) -
 
 
 def model_config(file: GGUFFile, dtype: str) -> dict[str, Any]:
-    """config.json for the file. Raises ModelLoadError as `convert_gguf` does."""
+    """Return config.json for the file. Raises ModelLoadError as `convert_gguf` does."""
     meta = file.metadata
     architecture = meta.get("general.architecture")
     if architecture not in MODEL_TYPES:
@@ -165,7 +165,7 @@ def _rope_scaling(file: GGUFFile, architecture: str, head_dim: int) -> dict[str,
 
 
 def _llama3_scaling(factors: npt.NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any]:
-    """The rope_scaling of Llama 3.1 and later, which GGUF holds as the factor that each frequency is divided by."""
+    """Return the rope_scaling of Llama 3.1 and later, which GGUF stores as the divisor of each frequency."""
     largest = float(factors.max())
     for original in (8192, 4096, 16384, 32768):
         low, high = 1.0, 4.0
@@ -184,7 +184,7 @@ def _llama3_scaling(factors: npt.NDArray[np.float32], theta: float, head_dim: in
 
 
 def _decimal(value: float) -> float:
-    """The short decimal that was rounded to float32: 9.9999997e-06 stands for 1e-05."""
+    """Return the short decimal that was rounded to float32: 1e-05 for 9.9999997e-06."""
     return float(f"{value:.6g}")
 
 
@@ -204,7 +204,7 @@ def _shape(file: GGUFFile, name: str) -> tuple[int, ...]:
 
 
 def _hub_name(name: str) -> str:
-    """The name of a GGUF tensor in a Hugging Face checkpoint."""
+    """Return the Hugging Face name of a GGUF tensor."""
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
     if layer and layer[2] in LAYER_TENSORS:
         return f"model.layers.{layer[1]}.{LAYER_TENSORS[layer[2]]}.{layer[3]}"
@@ -215,7 +215,7 @@ def _hub_name(name: str) -> str:
 
 
 def _write_weights(file: GGUFFile, config: dict[str, Any], path: Path, dtype: str, show_progress: bool) -> None:
-    """Write model.safetensors tensor by tensor: numpy has no bfloat16, and all of it need not fit into memory."""
+    """Write model.safetensors tensor by tensor: numpy has no bfloat16, and the model need not fit into memory."""
     code, size = SAFETENSORS_DTYPES[dtype]
     names = {name: _hub_name(name) for name in file.tensors if name != ROPE_FACTORS}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -238,7 +238,7 @@ def _write_weights(file: GGUFFile, config: dict[str, Any], path: Path, dtype: st
 
 
 def _chunks(file: GGUFFile, name: str, config: dict[str, Any]) -> Iterator[npt.NDArray[np.float32]]:
-    """The tensor's values in order, in transformers' row order."""
+    """Yield the tensor's values in transformers' row order."""
     shape = file.tensors[name].shape
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
     if heads and config["model_type"] in ("llama", "mistral"):
@@ -250,7 +250,8 @@ def _chunks(file: GGUFFile, name: str, config: dict[str, Any]) -> Iterator[npt.N
 
 
 def _halves_from_pairs(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Llama's GGUF files keep the two dimensions that rotate together side by side; transformers, half a head apart."""
+    """Reorder rows: Llama's GGUF files store the two dimensions that rotate together side by side, transformers half a
+    head apart."""
     paired = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return paired.swapaxes(1, 2).reshape(rows.shape)
 

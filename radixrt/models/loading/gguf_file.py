@@ -28,7 +28,7 @@ STRING, ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies. Row-major shape, GGML quantization type, offset from the file's start."""
+    """Location of a tensor: row-major shape, GGML quantization type, byte offset from the file's start."""
 
     shape: tuple[int, ...]
     kind: int
@@ -40,7 +40,7 @@ class GGUFFile:
 
     Attributes:
         metadata: key -> int, float, bool, str or a list of them.
-        tensors: name -> where it lies.
+        tensors: name -> location.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,10 +108,10 @@ class GGUFFile:
         return name, tuple(reversed(dims)), self._scalar("I"), self._scalar("Q")
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
-        """Rows [start, end) of a tensor, dequantized to float32.
+        """Return rows [start, end) of a tensor, dequantized to float32.
 
         Raises:
-            ModelLoadError: its quantization is not supported, or the file ends before it does.
+            ModelLoadError: the quantization is not supported, or the file is truncated.
         """
         import gguf
 
@@ -140,6 +140,6 @@ class GGUFFile:
 
 
 def _typed(raw: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[Any]:
-    """`gguf.quants.dequantize` wants unquantized data in its own type and quantized data as bytes."""
+    """View raw bytes as `gguf.quants.dequantize` expects them: unquantized data typed, quantized data as bytes."""
     plain = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
     return raw.view(plain[kind]) if kind in plain else raw

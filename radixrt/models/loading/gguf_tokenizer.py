@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as tokenizer.json and tokenizer_config.json."""
+"""Conversion of the tokenizer in a GGUF file's metadata to tokenizer.json and tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ SPLITS = {
     "qwen2": (QWEN2_WORDS,),
     "tekken": (TEKKEN_WORDS,),
 }
-"""`tokenizer.ggml.pre` -> how text is cut before merging, by one expression after the other (llama.cpp)."""
+"""`tokenizer.ggml.pre` -> regular expressions that split text before merging, one after the other (llama.cpp)."""
 
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
-"""A word that is a token is taken as it is, without merges; and a text starts with bos unless the file denies it."""
+"""Pre-tokenizers under which a word that is a token is not merged, and a text starts with bos unless the file denies
+it.
+"""
 
 
 def write_tokenizer(metadata: dict[str, Any], folder: Path, context_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json, chat template and special tokens included.
 
     Raises:
-        ModelLoadError: a tokenizer or pre-tokenizer that is not supported, or metadata that is missing; names it.
+        ModelLoadError: the tokenizer or pre-tokenizer is not supported, or metadata is missing; the message names it.
     """
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -67,7 +69,7 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path, context_length: int)
 
 
 def build_tokenizer(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The byte-level BPE tokenizer that the metadata describes. Raises ModelLoadError as `write_tokenizer` does."""
+    """Build the byte-level BPE tokenizer of the metadata. Raises ModelLoadError as `write_tokenizer` does."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
         raise ModelLoadError(
@@ -106,7 +108,7 @@ def _added_tokens(tokens: list[str], types: list[int]) -> list[AddedToken]:
 
 
 def _post_processor(metadata: dict[str, Any], tokens: list[str], pre: str) -> Any:
-    """Adds bos and eos around a text where the file asks for it."""
+    """Return the post-processor that adds bos and eos where the file asks for it."""
     byte_level = processors.ByteLevel(trim_offsets=False)
     parts, special = ["$A"], []
     for name, default in (("bos", pre in WHOLE_WORDS_FIRST), ("eos", False)):

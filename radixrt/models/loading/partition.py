@@ -1,7 +1,7 @@
-"""How tensor parallelism splits a decoder: which heads, feed-forward columns and vocabulary rows a rank holds.
+"""Tensor-parallel partition of a decoder: the heads, feed-forward columns and vocabulary rows of a rank.
 
 The split is Megatron-LM's (Shoeybi et al., arXiv 1909.08053): q, k, v, gate and up by output, o and down by input, so
-that a layer needs two sums over the ranks; embedding and head by rows of the vocabulary. Imports no torch.
+that a layer needs two all-reduces; embedding and head by rows of the vocabulary. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from radixrt.errors import ConfigError
 from radixrt.models.model_config import DecoderSpec, ModelSpec
 
 VOCAB_ALIGN = 64
-"""A rank's vocabulary rows are a multiple of this where there is more than one rank; matrix products like it."""
+"""A rank's vocabulary rows are a multiple of this where there is more than one rank, which suits GEMM tiles."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What one rank holds. The ranges count heads, columns and rows of the whole model.
+    """The shard of one rank. The ranges count heads, columns and rows of the whole model.
 
     Attributes:
         heads: query heads.
@@ -37,7 +37,7 @@ class Partition:
 
 
 def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
-    """The part of a decoder that a rank of `size` ranks holds.
+    """Return the shard of a decoder that a rank of `size` ranks holds.
 
     Args:
         spec: a spec whose `decoder` is set.
@@ -65,10 +65,10 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
 
 
 def check_partition(spec: ModelSpec, size: int) -> DecoderSpec | None:
-    """The spec's decoder, once it is known that `size` ranks can share it.
+    """Check that `size` ranks can share the decoder, and return its spec.
 
     Raises:
-        ConfigError: they cannot; names the sizes and the values of tp that fit.
+        ConfigError: they cannot; the message names the sizes and the values of tp that fit.
     """
     decoder = spec.decoder
     if size == 1:

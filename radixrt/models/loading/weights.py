@@ -42,9 +42,9 @@ def load_model(
     ops: LayerOps | None = None,
     group: TPGroup | None = None,
 ) -> Model:
-    """Build the model and fill it. At no time are there two copies of more than one layer's weight.
+    """Build the model and load its weights. At no time do two copies of more than one layer's weight exist.
 
-    A rank reads its own part of each tensor, and nothing else.
+    A rank reads its own slice of each tensor, and nothing else.
 
     Args:
         folder: Hugging Face folder with model.safetensors, or with its shards and model.safetensors.index.json.
@@ -52,12 +52,12 @@ def load_model(
         dtype: of weights and activations: "float32", "bfloat16" or "float16".
         load_format: "auto", or "dummy" for random weights, the same for the same seed.
         show_progress: draw a progress bar on stderr.
-        ops: the small operations of our own decoder; default: plain torch.
+        ops: kernels of the decoder; default: plain torch.
         group: the ranks that the model is split over.
 
     Raises:
         ConfigError: the ranks cannot share the model.
-        ModelLoadError: a file or tensor is missing, unexpected, malformed or of another shape; names it.
+        ModelLoadError: a file or tensor is missing, unexpected, malformed or of another shape; the message names it.
     """
     if dtype not in DTYPES:
         raise ModelLoadError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -68,7 +68,7 @@ def load_model(
         return kind.from_folder(  # type: ignore[no-any-return]
             folder, spec, DTYPES[dtype], torch.device(device), load_format == "dummy", seed, show_progress
         )
-    # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels want one dtype.
+    # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels need one dtype.
     residual_dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES[dtype]
     model = kind(spec, DTYPES[dtype], residual_dtype, ops or TorchOps(), group)
     tied = spec.decoder.tie_word_embeddings
@@ -108,7 +108,7 @@ class Checkpoint:
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def read(self, wanted: CheckpointTensor) -> torch.Tensor:
-        """The part of a tensor that is wanted; nothing else of it is read."""
+        """Read the slice that is wanted, and no other bytes of the tensor."""
         if wanted.whole:
             tensor: torch.Tensor = self._files[wanted.name].get_tensor(wanted.name)
             return tensor
@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied: bool, show_progress: bool) -> None:
-    """Set every parameter of a model on the meta device, each as soon as it is read, and pack its linear layers.
+    """Set every parameter of a model on the meta device, each as soon as it is read, and process its linear layers.
 
     Raises:
         ModelLoadError: as `load_model`; lists every tensor that does not fit.
@@ -150,7 +150,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
 def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool) -> None:
     """Set every parameter of a model on the meta device: norms to one, the rest normal, the same for a seed.
 
-    Each tensor of the whole model has a generator of its own, so ranks make the same model without telling each other.
+    Each tensor of the whole model has a generator of its own, so ranks make the same model without communication.
     """
     sources = model.checkpoint_tensors()
     for prefix, module in model.named_modules():
@@ -170,7 +170,7 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
 
 
 def _draw(rows: torch.Tensor, tensor: CheckpointTensor, seed: int) -> None:
-    """Fill a parameter's rows with what a tensor of random numbers holds there."""
+    """Fill a parameter's rows with the same slice of a tensor of random numbers."""
     digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
     generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
     if tensor.whole and len(rows) == tensor.shape[0]:
@@ -191,12 +191,12 @@ def _read_parameter(
 
 
 def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The rows of a parameter that each tensor fills."""
+    """Split a parameter into the rows that each tensor fills."""
     return torch.split(values, [tensor.rows for tensor in tensors])
 
 
 def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
-    """Put the part that this rank takes of a tensor into a parameter's rows, and zeros behind it."""
+    """Copy this rank's slice of a tensor into a parameter's rows, and zeros behind it."""
     taken = part.shape[0]
     rows[:taken].copy_(part)
     rows[taken:].zero_()
