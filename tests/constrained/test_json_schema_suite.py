@@ -1,6 +1,6 @@
 """The official JSON-Schema-Test-Suite: every test right, or its schema refused with a place; nothing invalid accepted.
 
-Texts are judged by the recognizer, a sample of them by llguidance as well.
+The recognizer checks the texts; llguidance checks a sample of them as well.
 """
 
 from __future__ import annotations

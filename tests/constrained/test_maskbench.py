@@ -67,9 +67,9 @@ def test_schemas_and_instances() -> None:
 
 
 def test_every_text_of_the_grammars_is_valid() -> None:
-    """Texts drawn from the grammars, judged by the jsonschema package.
+    """Texts drawn from the grammars, checked by the jsonschema package.
 
-    Left out: `multipleOf`, which that package computes in floating point, `nullable`, which it does not know, and
+    Skipped: `multipleOf`, which that package computes in floating point, `nullable`, which it does not know, and
     strings with line terminators, on which Python's patterns and those of ECMA-262 disagree.
     """
     drawn = 0

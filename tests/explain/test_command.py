@@ -1,4 +1,4 @@
-"""`radixrt schema check`: what it prints about schemas and instances, and its exit code."""
+"""`radixrt schema check`: its output for schemas and instances, and its exit code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_schema_that_is_enforced(check: Check) -> None:
     assert "backend: llguidance" in out
 
 
-def test_instances_are_judged_by_value(check: Check) -> None:
+def test_instances_are_checked_by_value(check: Check) -> None:
     code, out = check(
         "s.json", "same.json", "spaces.json", "order.json",
         s_json=PERSON,

@@ -1,4 +1,4 @@
-"""`explain`: what it says about constraints that are enforced and about those that are not, and how it judges texts."""
+"""`explain`: reports on enforced and refused constraints, and checks of texts and values."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_why_not(look: Look, text: str, said: list[str]) -> None:
         assert part in why
 
 
-def test_values_are_judged_whatever_their_text(look: Look) -> None:
+def test_values_are_checked_whatever_their_text(look: Look) -> None:
     report = look(json_schema=PERSON)
     assert report.accepts_value({"age": 3, "name": "A"})
     assert report.why_not_value({"age": 3, "name": "A"}) is None

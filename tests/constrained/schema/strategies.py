@@ -1,4 +1,4 @@
-"""Random schemas, weighted to what real ones have, and instances that have a chance to satisfy them."""
+"""Random schemas with the keywords of real ones, and instances that have a chance to satisfy them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts, references and anchors, and what is refused before anything is worked out."""
+"""Drafts, references and anchors, and refusals before normalization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices, negations and conditions: exact, and without multiplying."""
+"""Choices, negations and conditions: exact results without an exponential number of branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of numbers and strings: what narrowing leaves, and the texts of what is left."""
+"""Sets of numbers and strings: narrowing, and the texts of the narrowed sets."""
 
 from __future__ import annotations
 

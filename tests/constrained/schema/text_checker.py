@@ -1,4 +1,4 @@
-"""Judging values by the texts that a normalized schema's productions accept."""
+"""Checks of values against the texts that a normalized schema's productions accept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixrt.constrained.schema.normal_form.validation import admits, admits_arr
 
 States = dict[int, State]
 MOST_ORDERS = 32
-"""Sets of keys that are followed at once: an object with many undeclared keys has too many orders to try them all."""
+"""Maximum number of key sets that are followed at once; an object with many undeclared keys has too many orders."""
 
 
 class TextChecker:

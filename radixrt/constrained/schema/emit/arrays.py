@@ -17,7 +17,7 @@ from radixrt.constrained.schema.values import key
 NESTED_OPTIONALS = 8
 """Optional items that are nested within one rule."""
 MAX_LISTED_VALUES = 64
-"""Maximum number of values of an item that are told apart."""
+"""Maximum number of values of an item that the states distinguish."""
 State = tuple[int, tuple[int, ...], frozenset[int], bool]
 """Number of items, matches of each counter, numbers of the values used, and whether a value was used twice."""
 Move = tuple[Expr, State]

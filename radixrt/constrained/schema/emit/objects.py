@@ -238,7 +238,7 @@ class _UndeclaredEmitter:
     def _find_groupings(self) -> Iterator[tuple[Group, ...]]:
         """Yield the ways in which the witnesses are members: one member may serve several, or each has its own class.
 
-        Two different members of one class cannot be told apart. Such a grouping is skipped where it adds nothing,
+        Two different members of one class cannot be distinguished. Such a grouping is skipped where it adds nothing,
         because there is no room for both or because one member satisfies what the other must; else it is refused.
         """
         plan = self._plan

@@ -120,7 +120,7 @@ def _is(branch: Branch, formula: Is, frames: Frames) -> bool:
 
 
 def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
-    """Where it matters what is evaluated, each alternative says of every option whether it holds."""
+    """Choose an option; if evaluation is recorded, every alternative decides each option."""
     graph = branch.graph
     if frames and any(evaluates(graph, option) for option in a.options):
         return choose(branch, [_first_of(a.options, place) for place in range(len(a.options))], frames)

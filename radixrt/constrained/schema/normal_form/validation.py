@@ -74,7 +74,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """How one schema is validated.
+    """The context of the validation of one value against one schema.
 
     Attributes:
         graph: the graph of the schema.
