@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -221,11 +220,11 @@ async def test_a_call_that_takes_too_long(backend: Endpoint) -> None:
 
 async def test_cancelling_frees_the_server(backend: Endpoint, server_url: str) -> None:
     calls = [asyncio.create_task(generate(backend, max_tokens=4000, ignore_eos=True, stream=s)) for s in (True, False)]
-    await asyncio.sleep(0.5)
+    await open_requests(server_url, 2)
     for call in calls:
         call.cancel()
     assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*calls, return_exceptions=True))
-    await idle(server_url)
+    await open_requests(server_url, 0)
 
 
 async def test_leaving_a_stream_early_frees_the_server(backend: Endpoint, server_url: str) -> None:
@@ -233,15 +232,14 @@ async def test_leaving_a_stream_early_frees_the_server(backend: Endpoint, server
     async for _ in stream:
         break
     await stream.aclose()
-    await idle(server_url)
+    await open_requests(server_url, 0)
 
 
-async def idle(server_url: str) -> None:
-    deadline = time.monotonic() + 20
-    async with httpx.AsyncClient() as client:
-        while "radixrt_open_requests 0.0" not in (await client.get(f"{server_url}/metrics")).text:
-            assert time.monotonic() < deadline, "a request is left over"
-            await asyncio.sleep(0.1)
+async def open_requests(server_url: str, number: int) -> None:
+    """Wait until the server has so many open requests."""
+    async with asyncio.timeout(60), httpx.AsyncClient() as client:
+        while f"radixrt_open_requests {number}.0" not in (await client.get(f"{server_url}/metrics")).text:
+            await asyncio.sleep(0.02)
 
 
 async def test_many_at_once(backend: Endpoint) -> None:
