@@ -1,7 +1,7 @@
-"""Channels: how messages travel between the parts, over ZMQ between processes or in memory within one.
+"""Channels for messages between components: over ZMQ between processes, or in memory within one process.
 
-Every part has exactly one inbox, which it reads, and outboxes to the inboxes of others. A channel delivers in order.
-ZMQ endpoints are `ipc://` sockets in a private folder (mode 0700, random name) that the launcher makes and removes.
+Every component reads exactly one inbox, and has outboxes to the inboxes of others. A channel delivers in order. ZMQ
+endpoints are `ipc://` sockets in a private folder (mode 0700, random name) that the launcher creates and removes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import zmq
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""A larger frame makes ZMQ drop the connection that sent it."""
+"""Largest frame; ZMQ closes a connection that sends a larger one."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding bytes that are no message raises: not MessagePack or of another type, no UTF-8, nested too deep."""
+"""Exceptions of decoding invalid bytes: not MessagePack, another type, invalid UTF-8, or nested too deeply."""
 
 M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
@@ -29,11 +29,10 @@ M_contra = TypeVar("M_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class Curve:
-    """Keys of one end of a TCP connection (CurveZMQ): it is encrypted, and only who knows the server's public key can
-    connect.
+    """Keys of one end of an encrypted TCP connection (CurveZMQ). Clients need the server's public key to connect.
 
     Attributes:
-        server: the server's public key, on a client; None on the server, which is the end that binds.
+        server: public key of the server, on a client; None on the server, which is the end that binds.
     """
 
     public: bytes
@@ -42,7 +41,7 @@ class Curve:
 
     @staticmethod
     def make(server: bytes | None = None) -> Curve:
-        """New keys for a server, or for a client of one."""
+        """Generate keys for a server, or for a client of the given server."""
         return Curve(*zmq.curve_keypair(), server)
 
     def apply(self, socket: zmq.Socket[Any]) -> None:
@@ -54,7 +53,7 @@ class Curve:
 
 
 def _attach(socket: zmq.Socket[Any], endpoint: str, bind: bool, curve: Curve | None) -> str:
-    """Bind or connect; returns the endpoint, with the port that it got where it was left open."""
+    """Bind or connect; return the endpoint, with the assigned port if none was given."""
     if curve is not None:
         curve.apply(socket)
     if not bind:
@@ -74,7 +73,7 @@ class Outbox(Protocol[M_contra]):
 
 class Inbox(Protocol[M_co]):
     def recv(self, timeout_s: float | None = 0.0) -> M_co | None:
-        """The next message; None if none comes within timeout_s (None: wait for ever)."""
+        """Return the next message, or None if none arrives within timeout_s seconds (None: wait indefinitely)."""
 
     def close(self) -> None: ...
 
@@ -131,8 +130,8 @@ class ZmqOutbox(Generic[M]):
         self.send_frame(self._encoder.encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a message in its wire form."""
-        # Without a peer ZMQ queues (SNDHWM 0); NOBLOCK makes that explicit. A dead peer is the supervisor's to notice.
+        """Send an encoded message."""
+        # Without a peer ZMQ queues (SNDHWM 0); NOBLOCK makes that explicit. The launcher detects a dead peer.
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -143,7 +142,7 @@ class ZmqOutbox(Generic[M]):
 
 
 class LocalChannel(Generic[M]):
-    """Both ends of a channel within one thread. With a message type, each message crosses the wire form on its way."""
+    """Both ends of a channel within one thread. With a message type, each message is encoded and decoded."""
 
     def __init__(self, message_type: Any | None = None) -> None:
         self._messages: deque[M] = deque()

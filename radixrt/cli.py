@@ -46,9 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_options(generate, server=False)
 
     doctor = commands.add_parser(
-        "doctor", help="say what this machine has for serving, and what mends what is missing",
-        description="Say what this machine has for serving, and for everything that is missing the command that mends "
-        "it. Exit code 0 if serving works as asked for, 1 if not.",
+        "doctor", help="check this machine for serving, and show how to fix what is missing",
+        description="Check what this machine has for serving, and show the command that fixes each missing part. "
+        "Exit code 0 if serving works with these options, 1 if not.",
     )  # fmt: skip
     _add_doctor(doctor)
 

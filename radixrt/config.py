@@ -1,7 +1,7 @@
-"""The user-facing configuration: frozen dataclasses in sections, resolved once. The command line flags come from here.
+"""User-facing configuration: frozen dataclasses in sections, resolved once. The command line flags are derived from it.
 
-What is learned at run time (the number of KV slots, the context length) is never written back: it travels in
-`RunnerReady`, `SchedulerReady` and `EngineReady`.
+Values determined at run time (the number of KV slots, the context length) are never written back: the messages
+`RunnerReady`, `SchedulerReady` and `EngineReady` carry them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None) -> Any:
-    """A field with the text, the choices and the lower bound that its flag shows and `resolve_config` enforces."""
+    """Define a field with its help text, choices and lower bound, which its flag shows and `make_config` enforces."""
     return field(default=default, metadata={"help": help, "choices": choices, "low": low})
 
 
@@ -82,8 +82,8 @@ class ExecutorConfig:
     tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
     all_reduce: str = option(
         "one_shot",
-        "how CUDA ranks add up; one_shot: each sum in one kernel, over memory that GPUs of one machine map, "
-        "where that works; nccl: always NCCL",
+        "all-reduce of CUDA ranks; one_shot: one kernel over memory that GPUs of one machine map, if possible; "
+        "nccl: always NCCL",
         choices=("one_shot", "nccl"),
     )
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
@@ -143,7 +143,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything, by section. Build one with `make_config`."""
+    """All options, by section. Use `make_config` to create one."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -164,7 +164,7 @@ SECTIONS: dict[str, type] = {
 
 
 def field_type(section: type, name: str) -> tuple[type, bool]:
-    """The plain type of a section's field and whether None is allowed."""
+    """Return the type of a section's field without None, and whether None is allowed."""
     hint = typing.get_type_hints(section)[name]
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     return (args[0], True) if args else (hint, False)
@@ -220,11 +220,11 @@ DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192},
     },
 }
-"""What an option that was left at 0 means, by device."""
+"""Values of options that were left at 0, by device."""
 
 
 def with_device_defaults(config: Config, device: str) -> Config:
-    """The same config with every option that depends on the device (cpu or cuda) settled."""
+    """Return the config with values for all options that depend on the device (cpu or cuda)."""
     settled = {}
     for section, defaults in DEVICE_DEFAULTS[device].items():
         values = getattr(config, section)
@@ -252,7 +252,7 @@ def _check_together(config: Config) -> None:
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
-    """Flat options that `make_config` turns back into an equal Config; plain JSON types."""
+    """Convert to flat options of plain JSON types, from which `make_config` creates an equal Config."""
     flat: dict[str, Any] = {}
     for section in SECTIONS:
         flat.update(dataclasses.asdict(getattr(config, section)))

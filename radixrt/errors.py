@@ -1,15 +1,15 @@
-"""Errors, in two kinds that never mix.
+"""Exceptions, in two kinds: request errors and engine errors.
 
 A *request error* concerns one request. Before a request is sent it is the exception `RequestError`; once the request
 is inside the engine it is data, the `FinishError` of a `Finish` (see `radixrt.messages`), and ends that request alone.
-An *engine error* concerns everyone: `EngineError`, raised where the engine is used and never sent to a client as a 4xx.
+An *engine error* concerns all requests: `EngineError`, raised by the engine's API and never sent to a client as a 4xx.
 """
 
 from __future__ import annotations
 
 
 def shown(value: object) -> str:
-    """The value for an error message: at most 40 characters, whatever it is."""
+    """Format a value for an error message, in at most 40 characters."""
     try:
         return f"{value!r:.40}"
     except ValueError:  # Python does not print integers of thousands of digits
@@ -21,7 +21,7 @@ class RadixRTError(Exception):
 
 
 class RequestError(RadixRTError):
-    """One request cannot be served, for a reason that lies in the request or in the load of the moment.
+    """One request cannot be served, because of the request itself or of the current load.
 
     Args:
         message: what is wrong and what to do about it, for the person who sent the request.
@@ -39,7 +39,7 @@ class RequestError(RadixRTError):
 
 
 def unsupported(param: str, feature: str | None = None) -> RequestError:
-    """The error for a request that uses a feature that is not served; `feature` defaults to the name of the field."""
+    """Create the error for a request with an unsupported feature; `feature` defaults to the name of the field."""
     return RequestError(f"{feature or param} is not supported yet", param=param, code="unsupported_parameter")
 
 
@@ -52,7 +52,7 @@ class ModelLoadError(RadixRTError):
 
 
 class EngineError(RadixRTError):
-    """The engine cannot go on: a process died, did not start, or the engine was shut down."""
+    """The engine cannot continue: a process died or did not start, or the engine was shut down."""
 
 
 class InvariantError(RadixRTError):

@@ -1,7 +1,7 @@
-"""`EngineClient`: the main process's end of the engine. Sends requests, hands each delta to whoever waits for it.
+"""`EngineClient`: the main process's connection to the engine. Sends requests and delivers outputs to their streams.
 
-Threads: any thread and any event loop may submit; one receiver thread calls `dispatch`. Each open request belongs to
-one stream, removed when its one finish has been delivered, so that `open_requests` is what is truly unanswered.
+Threads: any thread and any event loop may submit; one receiver thread calls `dispatch`. Each open request has one
+stream, which is removed when its finish has been delivered, so that `open_requests` counts unanswered requests.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, Relea
 CONTROL_TIMEOUT_S = 30.0
 
 
-def _answer(delta: RequestOutput) -> RequestOutput:
-    if delta.finish is not None:
-        raise_for_error(delta.finish)
-    return delta
+def _answer(output: RequestOutput) -> RequestOutput:
+    if output.finish is not None:
+        raise_for_error(output.finish)
+    return output
 
 
 class _Stream:
-    """Where one request's deltas go: `put` into a queue, called in `loop` when the reader lives in an event loop."""
+    """Stream of one request: `put` appends to its queue and is called in `loop` if the reader runs in an event loop."""
 
     __slots__ = ("loop", "put")
 
@@ -51,18 +51,19 @@ class _Stream:
 
 
 def _put_all(items: list[tuple[_Stream, RequestOutput]]) -> None:
-    for stream, delta in items:
-        stream.put(delta)
+    for stream, output in items:
+        stream.put(output)
 
 
 class EngineClient:
-    """See the module's docstring.
+    """Client of one engine; see the module's docstring.
 
     Attributes:
-        info: what the engine is and holds, once ready.
-        failure: why the engine can no longer serve (a process died), or None.
+        ready: set once `info` is available.
+        info: properties of the engine and its model; None before it is ready.
+        failure: reason why the engine can no longer serve (e.g. a process died), or None.
         draining: new requests are refused because the engine is shutting down.
-        stats: the latest snapshot from the scheduler, or None before the first.
+        stats: latest snapshot of the scheduler; None before the first.
     """
 
     def __init__(self, outbox: Outbox[ToTokenizer]) -> None:
@@ -86,69 +87,69 @@ class EngineClient:
     # --- requests ---
 
     def stream(self, request: Request) -> Generator[RequestOutput, None, None]:
-        """Send the request now and iterate over its deltas, the last of which has `finish`. Leaving early aborts it.
+        """Send the request now and iterate over its outputs, the last of which has `finish`. Leaving early aborts it.
 
         Raises:
             RequestError: at once, if a parameter is not valid, the engine is draining or has failed, or the rid is in
                 use.
         """
-        deltas: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        self._submit(request, _Stream(deltas.put, None))
-        return self._iterate(request.rid, deltas)
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        self._submit(request, _Stream(outputs.put, None))
+        return self._iterate(request.rid, outputs)
 
-    def _iterate(self, rid: str, deltas: queue.SimpleQueue[RequestOutput]) -> Generator[RequestOutput, None, None]:
+    def _iterate(self, rid: str, outputs: queue.SimpleQueue[RequestOutput]) -> Generator[RequestOutput, None, None]:
         finished = False
         try:
             while not finished:
-                delta = deltas.get()
-                finished = delta.finish is not None
-                yield delta
+                output = outputs.get()
+                finished = output.finish is not None
+                yield output
         finally:
             if not finished:
                 self.abort(rid)
 
     def astream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """`stream` for the running event loop: sends now; closing or cancelling the iterator early aborts it."""
-        deltas: asyncio.Queue[RequestOutput] = asyncio.Queue()
-        self._submit(request, _Stream(deltas.put_nowait, asyncio.get_running_loop()))
-        return self._aiterate(request.rid, deltas)
+        """`stream` for the running event loop; closing or cancelling the iterator early aborts the request."""
+        outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        self._submit(request, _Stream(outputs.put_nowait, asyncio.get_running_loop()))
+        return self._aiterate(request.rid, outputs)
 
-    async def _aiterate(self, rid: str, deltas: asyncio.Queue[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    async def _aiterate(self, rid: str, outputs: asyncio.Queue[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
         finished = False
         try:
             while not finished:
-                delta = await deltas.get()
-                finished = delta.finish is not None
-                yield delta
+                output = await outputs.get()
+                finished = output.finish is not None
+                yield output
         finally:
             if not finished:
                 self.abort(rid)
 
     def abort(self, rid: str) -> None:
-        """Stop a request; its stream still gets one finish. An unknown or finished rid does nothing."""
+        """Stop a request; its stream still gets one finish. An unknown or finished rid has no effect."""
         with self._lock:
             if self.failure is None:
                 self._outbox.send(AbortReq(rid))
 
     def release(self, program: str, branch: str | None = None) -> None:
-        """A program, or a branch of it, makes no more calls (see `ProgramHint`); what was kept for it may go."""
+        """Announce that a program, or a branch of it, sends no more requests (see `ProgramHint`)."""
         with self._lock:
             if self.failure is None:
                 self._outbox.send(ReleaseReq(program, branch))
 
     def ask(self, request: Question) -> RequestOutput:
-        """The one delta that answers a question.
+        """Send a request that is answered with one output, and return the output.
 
         Raises:
-            RequestError: it was refused or failed; its message names the field.
+            RequestError: the request was refused or failed; names the field.
         """
-        with contextlib.closing(self.stream(request)) as deltas:
-            return _answer(next(deltas))
+        with contextlib.closing(self.stream(request)) as outputs:
+            return _answer(next(outputs))
 
     async def aask(self, request: Question) -> RequestOutput:
         """`ask` for the running event loop; cancelling it aborts the request."""
-        async with contextlib.aclosing(self.astream(request)) as deltas:
-            return _answer(await anext(deltas))
+        async with contextlib.aclosing(self.astream(request)) as outputs:
+            return _answer(await anext(outputs))
 
     def _submit(self, request: Request, stream: _Stream) -> None:
         check_request(request)
@@ -169,10 +170,10 @@ class EngineClient:
     # --- operators ---
 
     def control(self, op: str, timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
-        """Ask the scheduler for "flush_cache", "check" or "drain" and wait for its answer.
+        """Send the scheduler "flush_cache", "check" or "drain" and wait for its reply.
 
         Raises:
-            EngineError: the engine is dead or does not answer in time.
+            EngineError: the engine has failed or does not reply in time.
         """
         control_id = str(next(self._control_ids))
         answer: queue.SimpleQueue[ControlReply] = queue.SimpleQueue()
@@ -194,7 +195,7 @@ class EngineClient:
     # --- the receiver thread ---
 
     def dispatch(self, message: ToMain) -> None:
-        """Take one message from the engine. Never raises because of its content."""
+        """Handle one message from the engine. Never raises because of its content."""
         if isinstance(message, OutputBatch):
             self._deliver(message.outputs)
         elif isinstance(message, SchedulerStats):
@@ -208,7 +209,7 @@ class EngineClient:
                 waiting.put(message)
 
     def fail(self, reason: str) -> None:
-        """The engine is dead: end every open request with an error that says why, and refuse new ones."""
+        """Mark the engine as failed: end every open request with an error that names the reason; refuse new ones."""
         error = Finish(FINISH_ERROR, error=FinishError(reason, code="engine_dead", status=503))
         with self._lock:
             if self.failure is not None:
@@ -219,20 +220,20 @@ class EngineClient:
         for control_id, waiting in list(self._controls.items()):
             waiting.put(ControlReply(control_id, ok=False, message=reason))
 
-    def _deliver(self, deltas: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}
-        for delta in deltas:
-            if delta.finish is None:
-                stream = self._streams.get(delta.rid)
+        for output in outputs:
+            if output.finish is None:
+                stream = self._streams.get(output.rid)
             else:
                 with self._lock:
-                    stream = self._streams.pop(delta.rid, None)
+                    stream = self._streams.pop(output.rid, None)
             if stream is None:
                 continue
             if stream.loop is None:
-                stream.put(delta)
+                stream.put(output)
             else:
-                by_loop.setdefault(stream.loop, []).append((stream, delta))
+                by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, items in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its readers with it
                 loop.call_soon_threadsafe(_put_all, items)

@@ -1,4 +1,4 @@
-"""`radixrt doctor`: what this machine has for serving, what is missing, and the command that mends it."""
+"""`radixrt doctor`: checks this machine for serving and names the command that fixes each missing part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From facts to findings: what does not work or could work better, and one command for each that mends it."""
+"""Derives findings from facts: parts that do not work or could be faster, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Finding:
 
     Attributes:
         severity: "error": what was asked for does not work; "warning": it works, but less well than it could.
-        fix: the command that mends it; None where there is none.
+        fix: command that fixes the problem; None if there is none.
     """
 
     severity: Literal["error", "warning"]

@@ -1,7 +1,7 @@
-"""Finds out what `Facts` holds. Each probe is guarded: what it cannot find out is `unknown`, with the reason.
+"""Collects `Facts`. Each probe is guarded: if it fails, `unknown` holds the reason.
 
-What imports libraries that may crash or hang runs in a child process (`radixrt.doctor.child`): a driver that does not
-fit can take the process with it.
+Probes that import libraries run in a child process (`radixrt.doctor.child`), because an unsuitable driver can crash or
+hang the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGES = (
     "msgspec", "pyzmq", "numpy",
 )  # fmt: skip
 CHILD_PROBES = ("torch", "CPU kernels", "triton", "flashinfer-python", "xgrammar", "llguidance", "pyzmq", "msgspec")
-"""What the child finds out, in this order, with a name for each."""
+"""Names of the child's probes, in order."""
 CHILD_TIMEOUT_S = 180.0
 TOOL_TIMEOUT_S = 20.0
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "bf16", "asimd", "sve")
@@ -51,7 +51,7 @@ class Driver(NamedTuple):
 
 
 class Prober:
-    """Runs probes and keeps why some failed."""
+    """Runs probes and records the reasons of failures."""
 
     def __init__(self) -> None:
         self.unknown: dict[str, str] = {}
@@ -59,13 +59,13 @@ class Prober:
     def ask(self, name: str, probe: Callable[[], T], otherwise: T) -> T:
         try:
             return probe()
-        except Exception as error:  # whatever it is, the others are still worth asking
+        except Exception as error:  # any failure; the other probes still run
             self.unknown[name] = f"{type(error).__name__}: {error}"[:300]
             return otherwise
 
 
 def gather(*, device: str, attention_backend: str) -> Facts:
-    """Everything that can be found out, within about as long as importing torch takes. Never raises."""
+    """Run all probes, in about the time that importing torch takes. Never raises."""
     prober = Prober()
     ask = prober.ask
     nothing: dict[str, dict[str, Any]] = {}
@@ -118,10 +118,10 @@ def gather(*, device: str, attention_backend: str) -> Facts:
 
 
 def ask_child(probes: Iterable[str], unknown: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The child's answers, by probe. A probe that ends the child is left out, and the next ones are asked of another.
+    """Return the child's answers by probe. If a probe ends the child, another child runs the remaining probes.
 
     Args:
-        unknown: gets the probes without an answer, with what happened.
+        unknown: receives the reason for each probe without an answer.
     """
     answers: dict[str, dict[str, Any]] = {}
     left = list(probes)
@@ -134,7 +134,7 @@ def ask_child(probes: Iterable[str], unknown: dict[str, str]) -> dict[str, dict[
 
 
 def _run_child(probes: list[str], answers: dict[str, dict[str, Any]]) -> str:
-    """Fill in the answers as they come; returns how the child ended."""
+    """Add the answers of one child to `answers`; return how the child ended."""
     child = subprocess.Popen(
         [sys.executable, "-m", "radixrt.doctor.child", *probes],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -164,7 +164,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> Cpu:
-    """The processor's name, and which of CPU_FEATURES it has."""
+    """Return the processor's name and the CPU_FEATURES that it has."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
         key, _, value = line.partition(":")
@@ -181,7 +181,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _driver() -> Driver:
-    """The NVIDIA driver's version and its devices; by nvidia-smi, or the kernel module where that is missing."""
+    """Return the NVIDIA driver's version and devices, from nvidia-smi or from the kernel module."""
     smi = shutil.which("nvidia-smi")
     if smi is not None:
         query = [smi, "--query-gpu=driver_version,name,memory.total", "--format=csv,noheader"]
@@ -197,7 +197,7 @@ def _driver() -> Driver:
 
 
 def _tool(names: list[str], places: list[str] | None = None, pattern: str = r"(\d+(\.\d+)+)") -> Tool | None:
-    """The first of these programs, on the PATH or in one of `places`."""
+    """Find the first of these programs, on the PATH or in one of `places`."""
     path = next((place for name in names if name and (place := _which(name, places or []))), None)
     if path is None:
         return None
@@ -211,7 +211,7 @@ def _which(name: str, places: list[str]) -> str | None:
 
 
 def _flashinfer_folder() -> Path:
-    """Where FlashInfer keeps what it compiled."""
+    """Return the folder of FlashInfer's compiled kernels."""
     return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
 
 
@@ -226,7 +226,7 @@ def _caches(flashinfer: Path | None) -> tuple[CacheFolder, ...]:
 
 
 def _size(folder: Path, suffix: str = "") -> int:
-    """Bytes of the files in a folder, of those with a suffix if one is given; 0 if there is no such folder."""
+    """Sum the sizes in bytes of a folder's files with the suffix; 0 if the folder does not exist."""
     total = 0
     for count, (parent, _, files) in enumerate(os.walk(folder)):
         if count > MAX_CACHE_FILES:
@@ -238,7 +238,7 @@ def _size(folder: Path, suffix: str = "") -> int:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder can be written, or made where it does not exist yet."""
+    """Whether the folder can be written, or created if it does not exist."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

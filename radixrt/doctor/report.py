@@ -1,4 +1,4 @@
-"""How `radixrt doctor` says what it found: for people and as JSON."""
+"""Reports of `radixrt doctor`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines += ["", f"{finding.severity}: {finding.what}"]
         if finding.fix is not None:
-            lines.append(f"  mend it with: {finding.fix}")
+            lines.append(f"  fix it with: {finding.fix}")
     return "\n".join([*lines, "", _verdict(facts, findings)])
 
 

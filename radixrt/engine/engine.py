@@ -1,4 +1,4 @@
-"""`Engine`: the offline API, over the same processes as the server or all in this one."""
+"""`Engine`: the offline API. The engine runs in the same processes as under the server, or in this one."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Engine:
             ranks this never returns: they serve rank 0, and exit with it.
 
     Attributes:
-        config: as given, with the device's defaults.
-        settings: what follows from it and from the model, e.g. the model's folder.
+        config: the given options with the device's defaults.
+        settings: values derived from the options and the model, e.g. the model's folder.
 
     Raises:
         ConfigError, ModelLoadError: an option or the model is wrong; names it and the fix.
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def window(self) -> int:
-        """Requests of one call that are open at once: enough to fill every batch, never more than the queue takes."""
+        """Number of requests of one call that are open at once: enough for full batches, at most the queue's size."""
         limits = self.config.scheduler
         return min(limits.max_running_requests + limits.max_queued_requests // 2, limits.max_queued_requests)
 
@@ -128,8 +128,7 @@ class Engine:
             A Completion for one prompt with n = 1; else a list, prompt by prompt, n for each.
 
         Raises:
-            RequestError: a prompt or a parameter is not valid; names it. Of a list, nothing else is lost: the others
-                are aborted.
+            RequestError: a prompt or a parameter is not valid; names it. The other requests of the call are aborted.
             EngineError: the engine failed.
         """
         each, single = split(prompts)
@@ -138,7 +137,7 @@ class Engine:
         streams: deque[tuple[Job, Iterator[RequestOutput]]] = deque()
         try:
             with _engine_errors():
-                for job in jobs(each, sampling_params, dict(options)):  # the engine begins while others are made
+                for job in jobs(each, sampling_params, dict(options)):  # the engine starts on the first ones
                     made.append(job)
                     if len(made) <= self.window:
                         streams.append((job, self.client.stream(job.request)))
@@ -153,7 +152,7 @@ class Engine:
                         bar.update()
                         streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
         finally:
-            for unanswered in made[len(out) :]:  # after an error or Ctrl-C: nobody waits for them
+            for unanswered in made[len(out) :]:  # after an error or Ctrl-C nobody waits for these
                 self.client.abort(unanswered.request.rid)
         return out[0] if single and len(out) == 1 else out
 
@@ -183,7 +182,7 @@ class Engine:
     # --- streaming ---
 
     def stream(self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
-        """The pieces of one completion as they come; leaving the loop early aborts it. n must be 1."""
+        """Iterate over the increments of one completion; leaving the loop early aborts it. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
         collector = OutputCollector()
         with _engine_errors():
@@ -207,7 +206,7 @@ class Engine:
         self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
         **options: Any,
     ) -> Decision:  # fmt: skip
-        """Score texts that may follow a prompt, exactly: the model's own probability of each one's tokens.
+        """Score texts that may follow a prompt by the model's exact probability of their tokens.
 
         Args:
             prompt: a text, token ids, or parts (see `radixrt.messages.GenerateReq`).
@@ -233,24 +232,24 @@ class Engine:
             return as_decision(request, await self.client.aask(request))
 
     def tokenize(self, prompt: ScoredPrompt) -> list[int]:
-        """The token ids of a prompt, as a request with it has them. Raises as `score` does."""
+        """Tokenize a prompt as a request would. Raises as `score` does."""
         with _engine_errors():
             return self.client.ask(tokenize_request(prompt)).prompt_token_ids
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Raises as `score` does."""
+        """Convert token ids to text. Raises as `score` does."""
         column = pack_i32(as_token_ids(token_ids, "tokens"))
         with _engine_errors():
             return self.client.ask(DetokenizeReq(new_rid(), column, skip_special_tokens)).text
 
-    # --- the rest ---
+    # --- programs, cache, statistics ---
 
     def release(self, program: str, branch: str | None = None) -> None:
-        """A program, or a branch of it, makes no more calls (see `radixrt.messages.ProgramHint`)."""
+        """Announce that a program, or a branch of it, sends no more requests (see `radixrt.messages.ProgramHint`)."""
         self.client.release(program, branch)
 
     def flush_cache(self) -> None:
-        """Drop everything from the prefix cache that no running request holds."""
+        """Evict all prefixes that no running request uses from the prefix cache."""
         self.client.control("flush_cache")
 
     def check_invariants(self) -> None:
@@ -265,7 +264,7 @@ class Engine:
 
     @property
     def stats(self) -> SchedulerStats | None:
-        """The scheduler's latest snapshot; at most about a quarter of a second old while it works."""
+        """Latest snapshot of the scheduler; at most about a quarter of a second old while it is busy."""
         return self.client.stats
 
 
@@ -281,7 +280,7 @@ def _chunk(job: Job, collector: OutputCollector, output: RequestOutput) -> Chunk
 
 @contextlib.contextmanager
 def _engine_errors() -> Iterator[None]:
-    """What ended a request because the engine is dead is an EngineError to the caller."""
+    """Raise EngineError for requests that ended because the engine failed."""
     try:
         yield
     except RequestError as error:

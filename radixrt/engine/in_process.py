@@ -1,5 +1,6 @@
-"""`InProcessEngine`: tokenizer, scheduler and runner in one thread of the caller's process, with the same parts and
-the same messages as the processes. For notebooks, debugging and tests; a step of the model blocks nothing but itself.
+"""`InProcessEngine`: tokenizer, scheduler and runner in one thread of the caller's process.
+
+It uses the same components and messages as the multi-process engine. It is meant for notebooks, debugging and tests.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ThreadInbox:
-    """What the client sends; read by the engine's thread."""
+    """Queue of the client's messages, which the engine's thread reads."""
 
     def __init__(self) -> None:
         self.messages: queue.SimpleQueue[ToTokenizer | None] = queue.SimpleQueue()
@@ -36,7 +37,7 @@ class _ThreadInbox:
 
 
 class _ToClient:
-    """What the tokenizer sends to main: handed straight to the client."""
+    """Outbox of the tokenizer that passes messages directly to the client."""
 
     def __init__(self) -> None:
         self.client: EngineClient | None = None
@@ -49,7 +50,11 @@ class _ToClient:
 
 
 class InProcessEngine:
-    """The same face as `Launcher`. With encode=True every message crosses its wire form (tests)."""
+    """Engine in one thread, with the interface of `Launcher`.
+
+    Args:
+        encode: encode and decode every message, as between processes; for tests.
+    """
 
     def __init__(self, config: Config, settings: EngineSettings, *, encode: bool = False) -> None:
         self._config = config
@@ -65,7 +70,7 @@ class InProcessEngine:
         return {}
 
     def start(self) -> EngineClient:
-        """Raises EngineError if the model cannot be loaded."""
+        """Start the thread and wait until the engine is ready; raises EngineError if the model cannot be loaded."""
         self._thread.start()
         while not self.client.ready.wait(0.02):
             if self.client.failure is not None:

@@ -1,8 +1,8 @@
-"""`Launcher`: starts the worker processes of one engine, watches them, and leaves nothing behind.
+"""`Launcher`: starts, supervises and stops the worker processes of one engine.
 
 The main process holds a pipe to each worker's stdin (closing it ends the worker), a private folder with the sockets,
-a thread that receives messages and one that looks after the workers. If any worker dies, the engine has failed: every
-open request ends with an error that names the process, and the others are stopped.
+a thread that receives messages and a thread that watches the workers. If a worker dies, the engine has failed: every
+open request ends with an error that names the process, and the other workers are stopped.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from radixrt.messages.client import ToMain, ToTokenizer
 WATCH_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 3.0
 SETTLE_S = 0.05
-"""What dies of the same cause does so within this."""
+"""Seconds within which processes that fail for the same reason exit."""
 
 
 class Launcher:
-    """The processes of one engine.
+    """Worker processes of one engine.
 
     Attributes:
-        client: talks to the engine; usable once `start` has returned.
-        pids: by name of the process.
+        client: connection to the engine; usable once `start` has returned.
+        pids: process ids by process name.
     """
 
     def __init__(self, config: Config, settings: EngineSettings) -> None:
@@ -64,7 +64,7 @@ class Launcher:
         return {process_name(kind): worker.pid for kind, worker in self._workers.items()}
 
     def start(self) -> EngineClient:
-        """Start the workers and wait until the engine can answer.
+        """Start the workers and wait until the engine is ready.
 
         Raises:
             EngineError: a worker failed or the engine was not ready in time; everything is cleaned up.
@@ -97,7 +97,7 @@ class Launcher:
             "settings": self._settings.to_dict(),
             "folder": self._folder,
         }
-        with contextlib.suppress(BrokenPipeError):  # it died at once; the watcher will say so
+        with contextlib.suppress(BrokenPipeError):  # the worker exited at once; the watcher reports it
             worker.stdin.write(json.dumps(given) + "\n")
             worker.stdin.flush()
         return worker
@@ -126,19 +126,22 @@ class Launcher:
                 return
 
     def _first_dead(self) -> str:
-        """The epitaph of the process that the others died of: a rank cannot go on without another, nor the scheduler
-        without a rank, and they say so within moments."""
+        """Describe the process whose failure made the others fail.
+
+        A rank fails without the other ranks, and the scheduler without a rank, so that several processes may exit
+        within moments: runners and processes killed by a signal come first.
+        """
         time.sleep(SETTLE_S)
         dead = {kind: worker for kind, worker in self._workers.items() if worker.poll() is not None}
         runners = {kind: worker for kind, worker in dead.items() if kind.startswith("runner")}
         ordered = [*runners.items(), *dead.items()]
         kind, worker = min(ordered, key=lambda item: item[1].returncode >= 0)
-        return _epitaph(kind, worker)
+        return _describe_exit(kind, worker)
 
-    # --- the end ---
+    # --- shutdown ---
 
     def close(self) -> None:
-        """Stop everything and remove the socket folder. Open requests end with an error. May be called again."""
+        """Stop all processes and remove the socket folder. Open requests end with an error. Idempotent."""
         with self._close_lock:
             if self._closed:
                 return
@@ -170,8 +173,8 @@ class Launcher:
                 worker.wait()
 
 
-def _epitaph(kind: str, worker: subprocess.Popen[str]) -> str:
-    """Which process died, how, and its last words."""
+def _describe_exit(kind: str, worker: subprocess.Popen[str]) -> str:
+    """Describe how a process exited, with the error that it reported."""
     said = ""
     if worker.stdout is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
 """The worker processes: `python -m radixrt.engine.process KIND`, started by the launcher with its settings on stdin.
 
-A worker lives exactly as long as its launcher: the launcher holds the other end of its stdin, and when that closes,
-however the launcher ended, the worker removes the socket folder and exits. Its last words, if it fails, go to the
-launcher as one JSON line on the original stdout; everything else that prints goes to stderr.
+A worker exits when its launcher does: the launcher holds the other end of the worker's stdin, and when that closes, for
+any reason, the worker removes the socket folder and exits. A worker that fails reports the error to the launcher as one
+JSON line on the original stdout; all other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRun
 
 
 def process_kinds(config: Config, settings: EngineSettings) -> list[str]:
-    """The processes that the launcher starts: those of `NAMES`, runners with their rank where there are several."""
+    """Kinds of the processes to start: the keys of `NAMES`, with a rank for runners if there are several."""
     if settings.tp == 1:
         return list(NAMES)
     here = 1 if config.executor.executor == "external" else settings.tp
@@ -47,13 +47,13 @@ def process_kinds(config: Config, settings: EngineSettings) -> list[str]:
 
 
 def process_name(kind: str) -> str:
-    """What a person calls it, e.g. "ModelRunner 1"."""
+    """Return the display name of a process, e.g. "ModelRunner 1"."""
     base, _, rank = kind.partition("-")
     return f"{NAMES[base]} {rank}".rstrip()
 
 
 class Endpoints:
-    """The ipc:// addresses of one engine, all within its private folder."""
+    """Addresses (ipc://) and files of one engine, all in its private folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -63,17 +63,17 @@ class Endpoints:
 
     @property
     def masks(self) -> str:
-        """File that the scheduler and the runners map for grammar masks."""
+        """File that the scheduler and the runners map to share grammar masks."""
         return f"{self.folder}/masks"
 
     @property
     def ranks(self) -> str:
-        """File where runners of this machine meet."""
+        """File of the rendezvous of this machine's runners."""
         return f"{self.folder}/ranks"
 
     @property
     def addresses(self) -> str:
-        """File in which the scheduler says where ranks that were started elsewhere reach it."""
+        """File with the scheduler's addresses for ranks that were started externally."""
         return f"{self.folder}/addresses"
 
 
@@ -143,7 +143,7 @@ def run_runner(
 
 
 def _settle() -> None:
-    """What exists after start-up lives as long as the process: the garbage collector need not walk it again."""
+    """Exclude all objects that exist after start-up from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -165,7 +165,7 @@ def _exit_with_launcher(folder: str) -> None:
 
 def main(kind: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the launcher decides
-    last_words = os.fdopen(os.dup(1), "w")
+    error_report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     line = sys.stdin.readline()
     if not line:
@@ -180,12 +180,12 @@ def main(kind: str) -> int:
     try:
         RUN[base](config, settings, Endpoints(given["folder"]), zmq.Context(), int(rank or 0))
     except RadixRTError as error:
-        last_words.write(json.dumps(f"{error}") + "\n")
+        error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:
         logging.exception("the %s stopped on a defect", name)
-        last_words.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
-    last_words.flush()
-    os._exit(1)  # not sys.exit: threads of libraries and unsent messages must not keep a failed worker alive
+        error_report.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
+    error_report.flush()
+    os._exit(1)  # not sys.exit: library threads and unsent messages must not keep a failed worker alive
 
 
 if __name__ == "__main__":

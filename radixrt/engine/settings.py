@@ -1,4 +1,4 @@
-"""`EngineSettings`: what every process of one engine agrees on, resolved once by the main process from the Config."""
+"""`EngineSettings`: values that all processes of one engine share; the main process derives them from the Config."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from radixrt.models.model_config import load_model_spec
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Plain values, so that they cross to the workers as JSON.
+    """Settings of one engine; plain values that are sent to the workers as JSON.
 
     Attributes:
-        folder: the model as a Hugging Face folder.
-        model_name: what clients call it.
-        dtype: resolved, never "auto".
+        folder: Hugging Face folder of the model.
+        model_name: model name that clients use.
+        dtype: resolved dtype, never "auto".
         context_length: longest sequence, prompt and output together, in tokens.
-        eos_ids: the model's own end tokens.
+        eos_ids: end tokens of the model.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
-        tp: ranks that share the model.
+        tp: number of tensor-parallel ranks.
     """
 
     folder: str
@@ -46,13 +46,13 @@ class EngineSettings:
 
 
 def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, EngineSettings]:
-    """Find (and, the first time, convert or download) the model, and settle what depends on it and on the device.
+    """Find the model (download or convert it the first time) and derive the settings of the engine.
 
     Returns:
-        The config with the device's defaults in it, and what follows from it.
+        The config with the device's defaults, and the settings.
 
     Raises:
-        ModelLoadError, ConfigError: names what is missing or does not fit.
+        ModelLoadError, ConfigError: the model or an option is missing or does not fit; names it.
     """
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
@@ -84,10 +84,10 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
 
 
 def _ranks(config: Config) -> int:
-    """How many ranks there are: as many as were asked for, or as were started.
+    """Number of tensor-parallel ranks: the configured number, or the number that were started.
 
     Raises:
-        ConfigError: both were said, and differ.
+        ConfigError: both are given and differ.
     """
     wanted = config.executor.tp
     if config.executor.executor != "external":
@@ -99,5 +99,5 @@ def _ranks(config: Config) -> int:
 
 
 def _has_cuda() -> bool:
-    """Whether an NVIDIA driver is loaded; asks the system, because importing torch costs seconds."""
+    """Whether an NVIDIA driver is loaded; read from the system, because importing torch takes seconds."""
     return Path("/proc/driver/nvidia/version").exists() or os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")

@@ -177,7 +177,7 @@ def test_errors_come_first_and_each_fix_stands_below() -> None:
     assert [f.severity for f in found] == ["error", "warning"]
     lines = as_text(GPU_MACHINE, found).splitlines()
     at = lines.index(f"error: {found[0].what}")
-    assert lines[at + 1] == "  mend it with: pip install 'radixrt[cuda]'"
+    assert lines[at + 1] == "  fix it with: pip install 'radixrt[cuda]'"
     assert lines[-1] == "Serving does not work here as asked for."
     assert as_dict(GPU_MACHINE, found)["works"] is False
 
