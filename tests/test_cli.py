@@ -94,7 +94,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert re.search(r"^ +launch +start the OpenAI-compatible server$", out, re.MULTILINE)
     assert re.search(r"^ +generate +answer one prompt on the terminal$", out, re.MULTILINE)
-    assert re.search(r"^ +doctor +say what this machine has", out, re.MULTILINE)
+    assert re.search(r"^ +doctor +check this machine for serving", out, re.MULTILINE)
     assert re.search(r"^ +schema +look at a schema, a regex or a grammar$", out, re.MULTILINE)
 
 
