@@ -1,4 +1,4 @@
-"""Branch, solve, merge: a judge looks at an essay from three sides at once and then makes up its mind.
+"""Branch, solve, merge: a judge comments on three aspects of an essay in parallel, and then decides.
 
 python examples/branch_solve_merge.py
 python examples/branch_solve_merge.py --essay my_essay.txt --report judge.html
@@ -25,10 +25,10 @@ class Verdict(pydantic.BaseModel):
 def judge(s, essay: str):
     s += rt.system("You grade essays.") + rt.user(essay)
     views = s.fork(["clarity", "evidence", "style"])
-    # The three branches are at work at once. What stands before the fork is computed for the first and shared by all.
+    # The three branches run concurrently. The text before the fork is computed for the first one and shared by all.
     for view, topic in views.items():
         view += rt.user(f"Comment on its {topic}.") + rt.assistant(rt.gen("note", max_tokens=48, stop="\n"))
-    # join waits for the notes; nothing above it waited for anything.
+    # `join` waits for the notes; no statement above waits.
     s += rt.user("Notes:\n" + rt.join(views, "note"))
     s += rt.assistant(rt.select("grade", ["pass", "fail"]))
     s += rt.user("Now the verdict.") + rt.assistant(rt.gen("verdict", Verdict))

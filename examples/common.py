@@ -1,4 +1,4 @@
-"""What the examples share: the options --model and --base-url, and the line about reuse that each prints at its end."""
+"""Code that the examples share: the options --model and --base-url, and the line about reuse printed at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The options of every example; some add their own."""
+    """Return a parser with the options of every example, to which some examples add."""
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     made.add_argument("--model", help="folder, hub id or GGUF file to run in this process; default: the embedded model")
     made.add_argument("--base-url", help="run on this radixrt server instead, e.g. http://127.0.0.1:30000")
@@ -22,7 +22,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def backend(args: argparse.Namespace) -> Iterator[None]:
-    """Programs inside the block run where the options say."""
+    """Run the programs inside the block on the backend that the options name."""
     if args.base_url:
         rt.set_default_backend(args.base_url)
         yield
@@ -33,7 +33,7 @@ def backend(args: argparse.Namespace) -> Iterator[None]:
 
 
 def reuse(*states: rt.State) -> str:
-    """What some runs needed and did not have to compute, in one line."""
+    """Return one line about the calls, prompt tokens and cached tokens of some runs."""
     used = [state.usage for state in states]
     return reuse_line(
         sum(u.calls for u in used), sum(u.prompt_tokens for u in used), sum(u.cached_tokens for u in used)

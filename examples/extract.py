@@ -1,4 +1,4 @@
-"""Typed extraction: texts in, pydantic objects out. What comes back always has the shape that was asked for.
+"""Typed extraction: texts in, pydantic objects out. Every answer has the requested form.
 
 python examples/extract.py
 """
@@ -21,7 +21,7 @@ TEXTS = (
 
 
 class Person(BaseModel):
-    """What is known about someone."""
+    """A person described by a text."""
 
     name: str = Field(max_length=40)
     age: int = Field(ge=0, le=120)
@@ -42,11 +42,11 @@ def main() -> None:
             assert answer.constraint is not None
             print(f"  {len(answer.token_ids)} tokens, {answer.constraint.forced_tokens} of them forced by the schema")
 
-        # The same with a budget that is far too small: the answer is shorter, and still a Person.
+        # The same with far too few tokens: the answer is shorter, and still a Person.
         cut = engine.generate(prompts[0], {"max_tokens": 24, "temperature": 0}, json_schema=Person)
         print(f"cut: {cut.text} (finish_reason {cut.finish_reason!r}, forced_close {cut.forced_close})")
 
-        # One of a few words, and a text of a given form.
+        # A choice among a few words, and a text that matches a regular expression.
         mood = engine.generate("The food was cold. Sentiment:", {"temperature": 0}, choices=["positive", "negative"])
         date = engine.generate("Christmas 2024 is on", {"temperature": 0}, regex="[0-9]{4}-[0-9]{2}-[0-9]{2}")
         print(f"choice: {mood.parsed}  regex: {date.parsed}")

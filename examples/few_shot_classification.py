@@ -1,9 +1,9 @@
 """Few-shot classification of a file: one program, many items, an output file that can be resumed.
 
 python examples/few_shot_classification.py --output labels.jsonl
-python examples/few_shot_classification.py --output labels.jsonl    # again: everything is there already
+python examples/few_shot_classification.py --output labels.jsonl    # again: all items are done already
 
-The examples are the same for each item, so they are computed once.
+The few-shot examples are the same for each item, so they are computed once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOTS = (
 def classify(s: rt.State, text: str) -> None:
     for message, label in SHOTS:
         s += f"Message: {message}\nTopic: {label}\n\n"
-    # select does not sample: it scores each choice exactly, all of them in one step after the shared prompt.
+    # `select` does not sample: it scores each choice exactly, all choices in one step after the shared prompt.
     s += f"Message: {text}\nTopic:" + rt.select("label", [" " + label for label in LABELS])
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     items = [json.loads(line) for line in args.input.read_text().splitlines()]
 
     with common.backend(args):
-        # An item that fails has its error in its own line; the others go on. With resume, lines that are there stay.
+        # If an item fails, its line holds the error, and the others continue. `resume` keeps the lines that exist.
         results = classify.batch([item["text"] for item in items], concurrency=16, output=args.output, resume=True)
 
         right = 0
@@ -51,7 +51,7 @@ def main() -> None:
             right += label == item["label"]
             print(f"{label:10} {'(had it)' if result.resumed else '':8} {item['text']}")
         print(f"{right} of {len(items)} as labelled; {sum(r.resumed for r in results)} were in {args.output} before")
-        # States of thousands of items would fill the memory: with an output file, what each has used stands there.
+        # States of thousands of items would fill the memory, so with an output file the usage of each item is in it.
         used = [json.loads(line)["usage"] for line in args.output.read_text().splitlines()]
         print(common.reuse_line(*(sum(u[k] for u in used) for k in ("calls", "prompt_tokens", "cached_tokens"))))
 

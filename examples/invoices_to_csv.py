@@ -2,8 +2,8 @@
 
 python examples/invoices_to_csv.py --output invoices.csv
 
-What comes back has the type that was asked for, or that item has an error which says what is wrong; there is no third
-case. The form is guaranteed, the facts are the model's.
+Each result either has the requested type or is an error that names the problem; there is no third case. The form is
+guaranteed, the facts are the model's.
 """
 
 from __future__ import annotations

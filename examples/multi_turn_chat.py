@@ -1,4 +1,4 @@
-"""A conversation: each turn is an exact prefix hit of all the turns before it, the model's own words included.
+"""A conversation: each turn finds all earlier turns in the prefix cache, including the model's answers.
 
 python examples/multi_turn_chat.py
 python examples/multi_turn_chat.py "What is the largest planet?" "How many moons has it?"
@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("questions", nargs="*", default=QUESTIONS, help="what to ask, turn by turn")
     args = parser.parse_args()
     with common.backend(args):
-        # A stream tells of all gens as they are written. One of a single name would be `stream.text("answer")`.
+        # A stream yields the events of all gens. `stream.text("answer")` would yield the text of one gen.
         stream = chat.stream(args.questions)
         for event in stream:
-            if event.text and event.text == event.so_far:  # the first of a turn
+            if event.text and event.text == event.so_far:  # the first event of a turn
                 print("> " + args.questions[event.call])
             print(event.text, end="\n" if event.done else "", flush=True)
 

@@ -1,4 +1,4 @@
-"""A conversation with a running server through the openai package; each turn hits the cache with all turns before it.
+"""A conversation with a running server through the openai package; each turn finds the earlier turns in the cache.
 
 radixrt launch &
 python examples/openai_client.py

@@ -1,4 +1,4 @@
-"""Questions about a folder: Python finds the document for each, questions about the same document share it.
+"""Questions about a folder: Python selects a document for each question; questions about one document share it.
 
 python examples/rag_folder.py
 python examples/rag_folder.py --folder notes "Who wrote the report?" "When is it due?"
@@ -34,7 +34,7 @@ def words(text: str) -> set[str]:
 
 
 def best_document(documents: dict[str, str], question: str) -> str:
-    """The name of the document with the most words of the question; rare words count more."""
+    """Return the name of the document that has the most words of the question; rare words count more."""
     bags = {name: words(text) for name, text in documents.items()}
     found_in = Counter(word for bag in bags.values() for word in bag)
     return max(bags, key=lambda name: sum(log(len(bags) / found_in[w]) for w in words(question) & bags[name]))

@@ -3,8 +3,8 @@
 python examples/react_agent.py
 python examples/react_agent.py "How many people live in Bergen and Oslo together?"
 
-Each step goes on from all steps before it, so only what a tool has said is new to the model. A tool, a city or a sum is
-chosen among those that there are: nothing has to be parsed, and nothing is called that does not exist.
+Each step continues all earlier steps, so only the output of a tool is new to the model. Tools, cities and expressions
+are constrained to those that exist, so nothing has to be parsed and no unknown tool is called.
 
 After Yao et al., "ReAct: Synergizing Reasoning and Acting in Language Models", arXiv 2210.03629.
 """
@@ -56,7 +56,7 @@ SIGNS: dict[type, Callable[[int, int], int]] = {
 
 
 def calculate(expression: str, names: dict[str, int]) -> int:
-    """The value of an expression with + - * over whole numbers and names."""
+    """Return the value of an expression with + - * over whole numbers and names."""
 
     def value(node: ast.AST) -> int:
         match node:
@@ -78,11 +78,11 @@ def agent(s: rt.State, question: str, cities: dict[str, int], max_steps: int = 5
     result = None
     for _ in range(max_steps):
         s += "Thought:" + rt.gen("thought", max_tokens=24, stop="\n") + "\n"
-        # What cannot be done is not offered: there is nothing to calculate with before something was looked up.
+        # Offer only what is possible: nothing can be calculated before something has been looked up.
         s += "Action:" + rt.select("action", [" lookup", " calculate", " finish"] if known else [" lookup"])
         if s["action"] == " finish":
             break
-        # The newline belongs to each input. Without one, the only way to end a name would be to end the whole text.
+        # Each input ends in a newline. Without one, the only way to end a name would be to end the whole text.
         if s["action"] == " lookup":
             s += rt.gen("input", choices=[f" {city}\n" for city in cities])
             city = s["input"].strip()

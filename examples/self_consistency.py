@@ -1,4 +1,4 @@
-"""Self-consistency: think several times with some chance in it, and take the answer that comes up most often.
+"""Self-consistency: sample several chains of thought, and take the most frequent answer.
 
 python examples/self_consistency.py --samples 12
 
@@ -30,7 +30,7 @@ def solve(s: rt.State, question: str, samples: int) -> Counter[int]:
     paths = s.fork(samples)
     for seed, path in enumerate(paths):
         with path.assistant():
-            # A seed of its own for each: another run gives the same votes.
+            # Each sample has its own seed, so that another run gives the same votes.
             path += rt.gen("reasoning", temperature=0.5, seed=seed, max_tokens=40, stop="\n")
             path += "\nAnswer: " + rt.gen("answer", Annotated[int, Field(ge=0, le=999)], temperature=0)
     return Counter(paths.values("answer"))

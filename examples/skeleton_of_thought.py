@@ -1,9 +1,9 @@
-"""Skeleton of thought: first the points of an answer, then all points at once, each in a branch of its own.
+"""Skeleton of thought: first the points of an answer, then all points concurrently, each in its own branch.
 
 python examples/skeleton_of_thought.py
 python examples/skeleton_of_thought.py "How do I learn to play the guitar?"
 
-One long answer is written token after token; three short ones side by side take a third of the steps.
+One long answer is decoded token after token; three short ones in one batch take a third of the steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POINT = "[A-Z][a-z ]{3,30}"
 def answer(s: rt.State, question: str) -> str:
     s += rt.user(f"{question} List three short points, without explanations.")
     s += rt.assistant(rt.gen("skeleton", regex=f"1\\. {POINT}\n2\\. {POINT}\n3\\. {POINT}"))
-    # Reading a value waits for it, and for nothing else. A fork is named by what it is about.
+    # Reading a value waits for that value alone. The branches of a fork are named by their points.
     points = s.fork([line[3:] for line in s["skeleton"].splitlines()])
     for branch, point in points.items():
         branch += rt.user(f"Explain in one sentence: {point}")
@@ -34,7 +34,7 @@ def main() -> None:
     with common.backend(args):
         state = answer.run(args.question)
         print(state.returned)
-        print("\n" + state.report() + "\n")  # the branches' times overlap: "at once on average" says how much
+        print("\n" + state.report() + "\n")  # the branches overlap in time: "at once on average" measures how much
         print(common.reuse(state))
 
 

@@ -2,8 +2,8 @@
 
 python examples/three_backends.py
 
-It starts the server itself, on a free port, and stops it in the end; --base-url takes one that runs already. In float32
-greedy answers do not depend on what is computed together, so the three are the same to the last token.
+The example starts a server on a free port and stops it at the end; --base-url names a running one instead. In float32,
+greedy answers do not depend on the composition of batches, so the three answers are equal in every token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def travel(s: rt.State, country: str) -> None:
 
 @contextmanager
 def server(model: str | None) -> Iterator[str]:
-    """`radixrt launch` on a free port; gives its URL when it is ready."""
+    """Run `radixrt launch` on a free port, and yield its URL when it is ready."""
     command = [sys.executable, "-m", "radixrt", "launch", "--port", "0", "--dtype", "float32"]
     command += ["--model", model] if model else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,9 +1,9 @@
-"""Tree of thought: several next steps from each plan, a judgement of each, and only the best are followed.
+"""Tree of thought: propose several next steps for each plan, judge each step, and keep only the best.
 
 python examples/tree_of_thought.py
 python examples/tree_of_thought.py "a day in Paris" --propose 4 --keep 2
 
-Every plan is a state; its next steps are forks of it, so that a step is computed once, whatever grows from it.
+Every plan is a state and its next steps are forks of it, so each step is computed once, however many plans continue it.
 
 After Yao et al., "Tree of Thoughts: Deliberate Problem Solving with Large Language Models", arXiv 2305.10601.
 """
@@ -23,7 +23,7 @@ def plan(s: rt.State, task: str, depth: int, propose: int, keep: int) -> rt.Stat
         thoughts = [branch for state in beam for branch in state.fork(propose)]
         for seed, thought in enumerate(thoughts):
             thought += f"Step {step}:" + rt.gen("thought", temperature=0.6, seed=100 * step + seed) + "\n"
-        # A copy is judged, so that the judgement does not stand in the plan. All of this is under way at once.
+        # Judge a copy, so that the judgement does not become part of the plan. All of these calls run concurrently.
         judges = [thought.copy() for thought in thoughts]
         for judge in judges:
             judge += "Question: Is this plan good?\nAnswer:" + rt.select("good", [" yes", " no"])
@@ -32,7 +32,7 @@ def plan(s: rt.State, task: str, depth: int, propose: int, keep: int) -> rt.Stat
         for i in ranked:
             print(f"{'keep' if i in ranked[:keep] else 'drop'} {worth[i]:6.1%}  step {step}:{thoughts[i]['thought']}")
         for i in ranked[keep:]:
-            thoughts[i].end()  # nothing will grow from it, so that its place in the cache may go
+            thoughts[i].end()  # nothing will continue this state, so its cached tokens may be evicted
         beam = [thoughts[i] for i in ranked[:keep]]
     return beam[0]
 

@@ -1,4 +1,4 @@
-"""`Constraint`: what one request's output must be, in the form in which it is compiled, cached and sent.
+"""`Constraint`: the constraint on one request's output, in the form in which it is compiled, cached and sent.
 
 A client states it through `SamplingParams`: json_schema, regex, ebnf, choices or structural_tag, and `structured`.
 """
@@ -32,17 +32,17 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
 
     Attributes:
         whitespace: most whitespace characters at each position where JSON allows it; 0 is compact.
-        closed: objects of the schema that say nothing about additional properties get none (OpenAI's "strict").
+        closed: objects of the schema that do not mention additional properties allow none (OpenAI's "strict").
         formats: "assert" holds strings to the formats that are known; "annotate" ignores `format`, as the standard
             does by default.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
             and lists them in the answer.
         backend: the library that fills the masks; "auto" is llguidance.
-        on_length: finish reason of an answer that had to be closed early: "length", or "stop" for clients that throw an
-            answer away on "length"; `forced_close` says so either way.
-        jump_forward: append what the grammar leaves no choice about without sampling it.
+        on_length: finish reason of an answer that had to be closed early: "length", or "stop" for clients that discard
+            an answer on "length"; `forced_close` is true either way.
+        jump_forward: append tokens without sampling them where the grammar allows only one continuation.
         reasoning_end: free text comes first, up to and including this marker; the constraint holds from there.
-        reasoning_budget: most tokens of that free text, the marker included; None leaves it to max_tokens.
+        reasoning_budget: largest number of tokens of that free text, including the marker; None: max_tokens alone.
     """
 
     whitespace: int = 0

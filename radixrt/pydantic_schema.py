@@ -1,7 +1,8 @@
-"""JSON Schema of Python types, made by pydantic and bent where its schema lets through what its validation refuses.
+"""JSON Schemas of Python types, made by pydantic and narrowed where they admit values that its validation refuses.
 
-What a schema allows is what a model may write, so a schema that is wider than the type would give texts that do not
-become values. Imported when a Python type is first used: pydantic takes longer to import than most of radixrt.
+A model may write everything that the schema allows, so a schema wider than the type would admit texts that do not
+become values. The module is imported when a Python type is first used, because importing pydantic takes longer than importing
+most of radixrt.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pydantic_core import core_schema
 INTEGER_KEY = "^-?(0|[1-9][0-9]*)$"
 NUMBER_KEY = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$"
 YEAR_NOT_ZERO = "^([1-9]|0[1-9]|00[1-9]|000[1-9])"
-"""Python's calendar starts with the year 1."""
+"""Excludes the year 0: Python's calendar starts with the year 1."""
 NO_LEAP_SECOND = "^([^T]*T)?[0-9]{2}:[0-9]{2}:[0-5]"
-"""Python's clock has none."""
+"""Excludes leap seconds, which Python's `time` cannot represent."""
 SHORT_NUMBERS = "^[^0-9]*([0-9]{1,6}[^0-9]+)*$"
 """At most six digits in a row, so that a duration stays within what a timedelta holds."""
 URL_REST = r"([a-z0-9]+(-[a-z0-9]+)*\.)*[a-z][a-z0-9]*(:[0-9]{1,4})?(/[A-Za-z0-9._~!$&'()*+,;=:@%/?#-]*)?"
@@ -37,10 +38,10 @@ FORMATS: dict[str, JsonSchemaValue] = {
     "base64": {"pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
     "base64url": {"pattern": "^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3}=)?$"},
 }
-"""Formats that only pydantic knows, by what says the same, or less."""
+"""Replacements for formats that only pydantic knows; each admits the same strings or fewer."""
 
 FINITE: JsonSchemaValue = {"type": "number", "minimum": -(10**308), "maximum": 10**308}
-"""What becomes a float that is not infinite."""
+"""Numbers that become a finite float."""
 
 DECIMAL_BOUNDS = {
     "multiple_of": "multipleOf",
@@ -52,7 +53,7 @@ DECIMAL_BOUNDS = {
 
 
 def json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """The schema of a type, with closed objects, keys in the order of declaration, and $defs.
+    """Return the schema of a type, with closed objects, keys in the order of declaration, and $defs.
 
     Raises:
         pydantic.errors.PydanticUserError: the type has a part without a JSON form.
@@ -61,14 +62,14 @@ def json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 def _closed(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """An object with declared properties has no others, unless its type says so."""
+    """Close an object schema that declares properties, unless its type allows additional ones."""
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     return schema
 
 
 def _also_pattern(schema: JsonSchemaValue, *patterns: str) -> JsonSchemaValue:
-    """The schema with the patterns added to its own."""
+    """Return the schema with the patterns added to its own."""
     if schema.get("type") != "string":  # the type's configuration asks for another form
         return schema
     if "pattern" not in schema and len(patterns) == 1:
@@ -77,7 +78,7 @@ def _also_pattern(schema: JsonSchemaValue, *patterns: str) -> JsonSchemaValue:
 
 
 class _Generator(GenerateJsonSchema):
-    # Declared for what the base class calls by name; each narrows what the base gives.
+    # The base class calls these methods by name; each one narrows the result of the base class.
 
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
         out = super().generate_inner(schema)
@@ -85,7 +86,7 @@ class _Generator(GenerateJsonSchema):
         return out if known is None else {k: v for k, v in out.items() if k != "format"} | known
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # titles made from names say nothing that the names do not
+        return False  # a title derived from a name adds nothing to the name
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         return _closed(super().model_schema(schema))
@@ -108,13 +109,13 @@ class _Generator(GenerateJsonSchema):
         return self._set(super().frozenset_schema(schema))
 
     def _set(self, out: JsonSchemaValue) -> JsonSchemaValue:
-        """An array: the set itself drops what is repeated, so only a least size needs distinct items."""
+        """Describe a set as an array. Python drops repeated items, so only a minimum size requires distinct items."""
         if out.get("minItems", 0) <= 1:
             out.pop("uniqueItems", None)
         return out
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """A number; pydantic's own schema also takes any string."""
+        """Describe a Decimal as a number; pydantic's own schema also admits any string."""
         bounds = {name: schema.get(name) for name in DECIMAL_BOUNDS}
         out: JsonSchemaValue = dict(FINITE)
         out |= {DECIMAL_BOUNDS[name]: _plain(bound) for name, bound in bounds.items() if bound is not None}

@@ -118,9 +118,10 @@ def _is_type(kind: Any) -> bool:
 
 
 def _with_typed_dicts(kind: Any, inside: tuple[Any, ...]) -> Any:
-    """The type with typing's TypedDicts replaced by typing_extensions', which pydantic needs before Python 3.12.
+    """Return the type with typing's TypedDicts replaced by typing_extensions', which pydantic needs before Python 3.12.
 
-    Those in generics and in each other are found; in the fields of other classes pydantic refuses them and says so.
+    TypedDicts in generics and in other TypedDicts are found. In the fields of other classes pydantic refuses them
+    with an error.
     """
     if sys.version_info >= (3, 12) or kind in inside:
         return kind

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how one request's tokens are chosen and when it stops. Made by the client, frozen, sent as is."""
+"""`SamplingParams`: the rules by which one request's tokens are chosen and its output ends. Frozen, sent as it is."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the output must be, if anything was asked for."""
+        """Constraint on the output, None if the request has none."""
         for kind in KINDS:
             source = getattr(self, kind)
             if source is not None:

@@ -1,4 +1,4 @@
-"""What the whole suite shares: an isolated cache folder, tiny models, and one real server on the embedded model."""
+"""Fixtures of the whole suite: an isolated cache folder, tiny models, and one real server on the embedded model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LONGEST = (
     "tests/server/test_run.py",
     "tests/explain/test_command.py",
 )
-"""What takes the longest: workers begin with it, lest one comes to it when the others are done."""
+"""The slowest test files. Workers run them first, so that none is left for the end, when other workers are idle."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ from radixrt.messages.client import OutputBatch, RequestOutput, TokenLogprob, To
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ToScheduler
 
 WAIT_S = 30.0
-"""How long something that certainly comes may take."""
+"""Timeout for events that are certain to occur, in seconds."""
 
 
 class Ends:

@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 class Address(typing.TypedDict):
-    """Where someone lives."""
+    """An address."""
 
     street: str
     zip: typing.NotRequired[str]
@@ -192,7 +192,7 @@ def test_typed_dicts_of_both_modules(kind: Any) -> None:
 
 
 def test_typed_dicts_inside_generics_and_each_other() -> None:
-    assert schema(list[Address])["$defs"]["Address"]["description"] == "Where someone lives."
+    assert schema(list[Address])["$defs"]["Address"]["description"] == "An address."
     assert schema(Address | None)["anyOf"] == [{"$ref": "#/$defs/Address"}, {"type": "null"}]
     assert schema(Annotated[dict[str, Address], Field(min_length=1)])["minProperties"] == 1
 

@@ -46,7 +46,7 @@ class Finding:
 
 
 def advise(facts: Facts) -> list[Finding]:
-    """What is wrong with a machine, errors first."""
+    """Return the problems of a machine, errors first."""
     found = [*_packages(facts), *_cuda(facts), *_attention(facts), *_kernels(facts), *_storage(facts)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
@@ -90,7 +90,7 @@ def _cuda(facts: Facts) -> Iterator[Finding]:
 
 
 def _attention(facts: Facts) -> Iterator[Finding]:
-    """What stands between this machine and FlashInfer, and a backend that does not go with its device."""
+    """Yield reasons why FlashInfer cannot run, and an attention backend that does not support the device."""
     wanted = facts.attention_backend
     if wanted == "cpu" and facts.uses_cuda:
         yield Finding("error", "the attention backend cpu needs --device cpu", "radixrt launch --device cpu")

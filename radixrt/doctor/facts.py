@@ -1,4 +1,4 @@
-"""`Facts`: what the probes found out about a machine. Plain values, so that advice on them is a pure function."""
+"""`Facts`: the results of the probes of a machine, as plain values, so that advice is a pure function of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tool:
-    """A program on the PATH; `version` is None where it did not say."""
+    """A program on the PATH; `version` is None if the program did not print one."""
 
     path: str
     version: str | None = None
@@ -27,7 +27,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """A folder for what is made once: kernels, models, grammars. `size` in bytes, 0 where there is none yet."""
+    """A cache folder for kernels, models or grammars. `size` in bytes, 0 if the folder does not exist yet."""
 
     what: str
     path: str
@@ -37,23 +37,23 @@ class CacheFolder:
 
 @dataclass(frozen=True)
 class Facts:
-    """See the module's docstring. None stands for "there is none", or for "not known" where `unknown` says so.
+    """Results of the probes. None means "there is none", or "not known" if `unknown` has an entry for it.
 
     Attributes:
-        device, attention_backend: what was asked for, as the options of these names.
+        device, attention_backend: the requested values of the options of these names.
         driver: version of the NVIDIA driver.
-        driver_gpus: devices by the driver's own account, e.g. "NVIDIA H200, 143771 MiB".
+        driver_gpus: devices as the driver lists them, e.g. "NVIDIA H200, 143771 MiB".
         torch, torch_cuda: versions of torch and of the CUDA that it was built for.
         cuda_error: why torch cannot use CUDA, though it was built for it.
         cuda_home: folder of the CUDA toolkit, by the environment.
-        nvcc, compiler, ninja: what kernels are built with.
+        nvcc, compiler, ninja: the tools with which kernels are built.
         packages: versions of Python packages, None for those that are not installed.
         broken: packages that are installed and do not import, with the reason.
-        cpu_kernels: "" if the compiled CPU kernels load, else why not; None where torch is missing.
+        cpu_kernels: "" if the compiled CPU kernels load, otherwise the reason; None if torch is missing.
         flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
         default_model: the embedded default model is installed.
         installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
-        unknown: what could not be found out, and why.
+        unknown: facts that no probe could determine, each with the reason.
     """
 
     device: str = "auto"

@@ -33,10 +33,10 @@ _packed_linear = _find_packed_linear()
 
 
 class LinearMethod(ABC):
-    """How linear layers keep their weights and multiply by them. One instance serves many layers and has no state.
+    """Storage format of a linear layer's weights, and the GEMM that reads them. Stateless: one instance serves many layers.
 
-    A method keeps all of a layer's state on the layer: parameters, which the loader fills from tensors of the same
-    name, and after loading whatever it derives from them.
+    All state is kept on the layer: parameters, which the loader fills from tensors of the same name, and the tensors
+    that the method derives from them after loading.
 
     Args:
         ops: kernels for the device.

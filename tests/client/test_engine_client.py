@@ -21,7 +21,7 @@ from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, Sched
 from radixrt.sampling_params import SamplingParams
 
 WAIT_S = 30.0
-"""How long something that certainly comes may take."""
+"""Timeout for events that are certain to occur, in seconds."""
 STOP = Finish("stop")
 
 Script = Callable[[ToTokenizer], object]

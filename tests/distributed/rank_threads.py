@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where the threads hand each other what they have."""
+    """A barrier at which the threads of a group exchange values."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -31,7 +31,7 @@ class Meeting:
 
 
 class ThreadGroup(TPGroup):
-    """Does what a TPGroup does; counts the collectives."""
+    """A TPGroup whose ranks are threads. Counts the collectives."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.size = rank, meeting.size

@@ -1,4 +1,4 @@
-"""What torchrun and SLURM say about a rank, and which options of tensor parallelism go together."""
+"""Ranks as torchrun and SLURM describe them, and combinations of tensor parallelism options."""
 
 from __future__ import annotations
 

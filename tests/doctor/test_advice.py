@@ -1,4 +1,4 @@
-"""What the doctor says about machines, from made-up facts."""
+"""Advice of the doctor about machines, from made-up facts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from radixrt.messages.client import TokenLogprob
 
 CONTEXT = 512
 WAIT_S = 60.0
-"""How long something that certainly comes may take."""
+"""Timeout for events that are certain to occur, in seconds."""
 OPTIONS: dict[str, Any] = {
     "executor": "uni",
     "num_threads": 1,

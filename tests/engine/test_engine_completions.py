@@ -1,4 +1,4 @@
-"""What a completion reports, where it ends, and which seed gives which tokens."""
+"""Completions of the engine: reported fields, ends, and reproducibility by seed."""
 
 from __future__ import annotations
 

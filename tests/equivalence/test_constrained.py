@@ -189,7 +189,7 @@ def _mixed(made: radixrt.Engine, jump_forward: bool) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def usual(tiny: radixrt.Engine) -> dict[bool, list[list[int]]]:
-    """What the usual engine writes, with and without jump_forward."""
+    """Outputs of the engine with default options, with and without jump_forward."""
     return {jump_forward: _mixed(tiny, jump_forward) for jump_forward in (True, False)}
 
 

@@ -131,7 +131,7 @@ def test_between_processes(kind: str, depth: int, tiny_model: Callable[[str], Pa
 @pytest.mark.parametrize("variant", ["default", "chunk-16", "torch-native", "page-16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_equal_transformers(kind: str, variant: str, tiny_model: Callable[[str], Path]) -> None:
-    """Of the prompt and of the output, within 1e-4, with the cache warm and other requests in the batch."""
+    """Log-probabilities of prompt and output agree within 1e-4, with a warm cache and other requests in the batch."""
     folder = tiny_model(kind)
     inputs = prompts()[:6]
     params = {"temperature": 0, "max_tokens": 5, "min_tokens": 5, "logprobs": 3, "prompt_logprobs": 2}

@@ -12,7 +12,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: object, cwd: Path) -> str:
-    """What the example prints; it must end well."""
+    """Run an example, which must exit with 0, and return its standard output."""
     result = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)],
         capture_output=True, text=True, timeout=280, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)},

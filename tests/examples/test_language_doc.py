@@ -20,7 +20,7 @@ URL = "http://127.0.0.1:30000"
 
 @pytest.fixture
 def on_server(server_url: str, tmp_path: Path) -> Iterator[None]:
-    """What the blocks run on by default, and a folder for what they write."""
+    """Make the server the default backend and a temporary folder the current one."""
     before = Path.cwd()
     os.chdir(tmp_path)
     rt.set_default_backend(server_url)

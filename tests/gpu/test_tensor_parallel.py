@@ -169,7 +169,7 @@ def test_float32_equals_one_gpu(size: int, options: dict[str, Any], model: Path,
 
 @pytest.mark.parametrize("size", SIZES)
 def test_long_steps_equal_one_gpus(size: int, model: Path) -> None:
-    """Of thousands of tokens; with four ranks their sums go another way than a decode step's."""
+    """Steps of thousands of tokens; with four ranks they take another all-reduce than a decode step does."""
     inputs = [[(i * k) % 400 + 3 for i in range(1900)] for k in range(3, 3 + 9)]
     options = {"dtype": "float32", "kv_cache_tokens": 20000, "chunked_prefill_size": 16384}
     assert tokens(model, inputs, tp=size, **options) == tokens(model, inputs, **options)

@@ -1,4 +1,4 @@
-"""Where the Triton kernels' tests run: on the GPU, or by Triton's interpreter on the CPU (TRITON_INTERPRET=1)."""
+"""Device of the Triton kernels' tests: the GPU, or the CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def run(
     pool_dtype: torch.dtype | None = None, tiles: tuple[Tile, ...] = SMALL, processors: int = 6, padding: int = 2,
     in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """What the kernels give and what they should, [B, heads, dim]; padding rows are checked to be left alone."""
+    """Return the kernels' result and the expected one, [B, heads, dim]; checks that padding rows are not written."""
     from radixrt.attention.cascade import CascadeRunner
 
     num_rows = len(batch.seq_lens)

@@ -21,7 +21,7 @@ TYPES = {
     "token_ids": "*i64", "best_out": "*fp32", "bias": "*bf16", "arrived": "*i32", "input_ids": "*i64",
     **dict.fromkeys(("rows", "each", "columns", "vocab", "tokens", "num_rows", "copy_stride", "first", "count"), "i32"),
 }  # fmt: skip
-"""Of arguments; those that are not named here are bfloat16."""
+"""Triton types of kernel arguments; pointers that are not named here point to bfloat16."""
 
 
 def compiled(kernel: Any, constants: dict[str, Any], **types: str) -> str:

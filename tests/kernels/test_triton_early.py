@@ -61,7 +61,7 @@ def test_products_wait_for_their_rows(tokens: int) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     start = torch.randn(tokens, HIDDEN, generator=generator, device="cuda").bfloat16()
     weight = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
-    # Of Qwen3-0.6B, whose products with 64 tokens go through `skinny_gemm`.
+    # The sizes of Qwen3-0.6B, whose linear layers use `skinny_gemm` for 64 tokens.
     gate_up = torch.randn(6 * HIDDEN, HIDDEN, generator=generator, device="cuda").bfloat16() * HIDDEN**-0.5
     down = torch.randn(HIDDEN, 3 * HIDDEN, generator=generator, device="cuda").bfloat16() * (3 * HIDDEN) ** -0.5
     expected = run_products(CudaOps(), start.clone(), weight, gate_up, down)

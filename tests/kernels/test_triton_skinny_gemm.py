@@ -26,7 +26,7 @@ needs_sm90 = pytest.mark.skipif(
 )
 
 SHARED_BYTES = 227 * 1024
-"""Of a program on sm_90, at most."""
+"""Largest shared memory of a program on sm_90, in bytes."""
 
 SIZES = [(1, 8), (40, 264), (64, 256), (130, 520), (33, 2056)]
 """Results and columns; few of them fill a tile, a step or a split."""

@@ -1,4 +1,4 @@
-"""What config.json says is represented or refused by name."""
+"""Every setting of config.json is represented or refused by name."""
 
 from __future__ import annotations
 

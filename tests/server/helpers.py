@@ -1,4 +1,4 @@
-"""What the server's tests share: calling the application in-process, and reading its streams and errors."""
+"""Helpers of the server's tests: call the application in-process, and read its streams and errors."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_echo_brings_the_prompt_and_its_logprobs(caller: Caller, stream: bool) -
 
 
 def test_scoring_a_prompt_generates_nothing(caller: Caller) -> None:
-    """What lm-evaluation-harness sends."""
+    """lm-evaluation-harness sends such requests."""
     (choice,) = caller.complete([[9]], echo=True, logprobs=1, max_tokens=0).json()["choices"]
     assert choice["text"] == "<9>"
     assert choice["finish_reason"] == "length"

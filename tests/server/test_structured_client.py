@@ -84,7 +84,7 @@ def check_calls(choice: Any) -> list[str]:
 
 
 def check_finish(choice: Any) -> None:
-    """Of a choice with calls. The limit may also strike where the calls are whole and more could have come."""
+    """Check the finish reason of a choice with calls. The limit may also be reached after a complete call."""
     if choice.model_extra["radixrt"]["forced_close"]:
         assert choice.finish_reason == "length"
     else:

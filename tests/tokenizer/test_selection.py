@@ -1,4 +1,4 @@
-"""How a choice is selected from log-probabilities of tokens."""
+"""Selection of a choice by the log-probabilities of its tokens."""
 
 from __future__ import annotations
 

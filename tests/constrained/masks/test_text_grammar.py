@@ -158,7 +158,7 @@ def test_mask_bits_say_what_the_matcher_and_the_recognizer_accept(
         ends = set(vocabulary.eos_ids) if matcher.may_end() else set()
         forced = current.forced_continuation()
         if backend == "llguidance" and matcher.forced():
-            # Of forced text, llguidance allows the canonical tokenization alone.
+            # llguidance allows only the canonical tokenization of forced text.
             assert mask == {matcher.forced()[0]} <= accepted
         else:
             assert mask == accepted | ends

@@ -1,4 +1,4 @@
-"""Which backend a program runs on."""
+"""Choice of the backend on which a program runs."""
 
 from __future__ import annotations
 

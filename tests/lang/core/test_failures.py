@@ -1,4 +1,4 @@
-"""What ends badly ends cleanly: errors surface where the program reads, branches fail alone, cancelling frees all."""
+"""Failures: errors are raised where the program reads, branches fail alone, and cancelling frees everything."""
 
 from __future__ import annotations
 

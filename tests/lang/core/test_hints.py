@@ -1,4 +1,4 @@
-"""What programs tell the engine of their structure, and that it is told when a branch or a program is done."""
+"""Hints that programs send to the engine: their structure, and the end of each branch and program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs can say, and what comes of it: text, roles, gens, forks, joins, programs in programs, async ones."""
+"""Programs and their results: text, roles, gens, forks, joins, nested programs, async programs."""
 
 from __future__ import annotations
 

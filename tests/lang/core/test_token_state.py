@@ -72,7 +72,7 @@ PROGRAMS = steps(steps(st.lists(SIMPLE, max_size=3), 0), 2)
 
 
 def perform(s: rt.State, plan: list[dict[str, Any]], roles: bool, found: list[rt.State]) -> None:
-    """What the plan says; with roles, each step is a message."""
+    """Execute the plan on a state; with roles, each step is a message."""
     found.append(s)
     for i, step in enumerate(plan):
         name = f"v{i}"

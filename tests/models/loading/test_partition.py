@@ -1,4 +1,4 @@
-"""How ranks share a decoder: everything is held once, and sizes that cannot be shared are refused by name."""
+"""Partition of a decoder over ranks: every weight is held once; sizes that cannot be divided are refused by name."""
 
 from __future__ import annotations
 
