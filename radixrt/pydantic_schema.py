@@ -1,8 +1,8 @@
 """JSON Schemas of Python types, made by pydantic and narrowed where they admit values that its validation refuses.
 
 A model may write everything that the schema allows, so a schema wider than the type would admit texts that do not
-become values. The module is imported when a Python type is first used, because importing pydantic takes longer than importing
-most of radixrt.
+become values. The module is imported when a Python type is first used, because importing pydantic takes longer than
+importing most of radixrt.
 """
 
 from __future__ import annotations

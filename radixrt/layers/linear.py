@@ -33,7 +33,7 @@ _packed_linear = _find_packed_linear()
 
 
 class LinearMethod(ABC):
-    """Storage format of a linear layer's weights, and the GEMM that reads them. Stateless: one instance serves many layers.
+    """Storage format of a linear layer's weights, and the GEMM that reads them. Stateless and shared by many layers.
 
     All state is kept on the layer: parameters, which the loader fills from tensors of the same name, and the tensors
     that the method derives from them after loading.
