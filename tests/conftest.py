@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from tests.server_process import ServerProcess
 from tests.tiny_models import make_tiny_model
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -24,6 +21,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has a core; where threads are tested, the test says so
+
+# How fast a machine draws or checks an example is no verdict.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 LONGEST = (
     "tests/equivalence/test_constrained.py",
@@ -113,47 +114,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[kind]
 
     return get
-
-
-class ServerProcess:
-    """`radixrt launch` as a user runs it, on a free port."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "radixrt", "launch", "--port", "0", *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=dict(os.environ),
-        )
-        self.url = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = re.search(r"is ready on (http://\S+)", line)
-            if found:
-                self.url = found.group(1)
-
-    def wait_ready(self, timeout_s: float = 120) -> ServerProcess:
-        deadline = time.monotonic() + timeout_s
-        while not self.url:
-            assert self.process.poll() is None, "the server did not start:\n" + "".join(self.lines)
-            assert time.monotonic() < deadline, "the server is not ready:\n" + "".join(self.lines)
-            time.sleep(0.05)
-        return self
-
-    def stop(self) -> int:
-        """SIGTERM, and its exit code."""
-        self.process.terminate()
-        try:
-            return self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 import typing
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -190,21 +192,29 @@ PACKAGE = Path(radixrt.__file__).parent
 PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
 
-def imported(source: str) -> set[str]:
-    """Top-level names of every module that a source imports, wherever the import stands."""
+@cache
+def syntax_of(file: Path) -> list[ast.AST]:
+    """The nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Top-level names of every module that a syntax tree imports, wherever the import stands."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "import_module",
-            "importlib.import_module",
-            "__import__",
-        ):
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
             names |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
     return {name.partition(".")[0] for name in names}
+
+
+def called(call: ast.Call) -> str:
+    """The name of the called function, without the module or object it belongs to."""
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def test_the_search_for_imports_finds_each_form() -> None:
@@ -212,23 +222,22 @@ def test_the_search_for_imports_finds_each_form() -> None:
         "def f():\n import pickle as p, os.path\n from dill.source import x\n importlib.import_module('marshal')\n"
         " __import__('cloudpickle')"
     )
-    assert imported(source) == {"pickle", "os", "dill", "marshal", "cloudpickle"}
+    assert imported(ast.walk(ast.parse(source))) == {"pickle", "os", "dill", "marshal", "cloudpickle"}
 
 
 def test_no_module_imports_a_pickler() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
     assert PACKAGE / "engine" / "process.py" in files
-    found = {str(f.relative_to(PACKAGE)): imported(f.read_text()) & PICKLERS for f in files}
+    found = {str(f.relative_to(PACKAGE)): imported(syntax_of(f)) & PICKLERS for f in files}
     assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
     """`send_pyobj` and multiprocessing's queues and pipes pickle."""
     for file in PACKAGE.rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names = {node.attr for node in syntax_of(file) if isinstance(node, ast.Attribute)}
         assert not names & {"send_pyobj", "recv_pyobj", "send_serialized"}, file
-        assert "multiprocessing" not in imported(file.read_text()), file
+        assert "multiprocessing" not in imported(syntax_of(file)), file
 
 
 def import_without(package: str, *missing: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 import radixrt
 from radixrt.errors import EngineError
-from tests.conftest import ServerProcess
 from tests.equivalence.reference import greedy
-from tests.process.test_supervision import generate, gone, socket_folders, wait_for
+from tests.process.test_supervision import generate, gone, socket_folders
+from tests.server_process import LIMIT_S, ServerProcess, wait_for
 
 OPTIONS = {"dtype": "float32", "kv_cache_tokens": 4096, "num_threads": 1, "show_progress": False}
 PROMPTS = [[3, 4, 5, 6], [3, 4, 9], [100] * 30]
@@ -54,17 +54,17 @@ def started_ranks(folder: Path, size: int, **more: str) -> list[subprocess.Popen
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_engine_by_name(rank: int, tiny_model: Callable[[str], Path]) -> None:
+def test_a_killed_rank_ends_the_engine_by_name(rank: int, long_model: Path) -> None:
     folders = socket_folders()
-    engine = radixrt.Engine(str(tiny_model("llama")), tp=2, **OPTIONS)
+    engine = radixrt.Engine(str(long_model), tp=2, **OPTIONS)
     with engine:
         pids = engine.pids
-        stream = engine.stream("hello", {"max_tokens": 400, "ignore_eos": True})
+        stream = engine.stream("hello", {"max_tokens": 4000, "ignore_eos": True})
         next(stream)
         os.kill(pids[f"ModelRunner {rank}"], signal.SIGKILL)
         with pytest.raises(EngineError, match=rf"ModelRunner {rank} process .* signal 9"):
             list(stream)
-    assert wait_for(lambda: all(gone(pid) for pid in pids.values()), 5)
+    assert wait_for(lambda: all(gone(pid) for pid in pids.values()))
     assert socket_folders() <= folders
 
 
@@ -79,8 +79,7 @@ def test_the_server_runs_over_two_ranks(tiny_model: Callable[[str], Path]) -> No
 
 def test_a_model_that_cannot_be_shared_is_one_clear_line(tiny_model: Callable[[str], Path]) -> None:
     server = ServerProcess("--model", str(tiny_model("llama")), "--tp", "3")
-    assert server.process.wait(60) == 2
-    server._reader.join(5)
+    assert server.wait() == 2
     assert any("radixrt: tp=3 does not divide" in line for line in server.lines), server.lines
 
 
@@ -91,7 +90,7 @@ def test_ranks_that_torchrun_started(tiny_model: Callable[[str], Path], tmp_path
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
          str(folder)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert said(done.stdout, "IDS") == [greedy(folder, ids, 8) for ids in PROMPTS]
@@ -101,10 +100,10 @@ def test_ranks_that_torchrun_started(tiny_model: Callable[[str], Path], tmp_path
 def test_ranks_that_only_variables_tell_where_they_are(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     ranks = started_ranks(folder, 2)
-    output, errors = ranks[0].communicate(timeout=120)
+    output, errors = ranks[0].communicate(timeout=LIMIT_S)
     assert ranks[0].returncode == 0, errors
     assert said(output, "IDS") == [greedy(folder, ids, 8) for ids in PROMPTS]
-    assert ranks[1].communicate(timeout=20)[0] == ""
+    assert ranks[1].communicate(timeout=LIMIT_S)[0] == ""
     assert ranks[1].returncode == 0
 
 
@@ -114,7 +113,7 @@ def test_a_lost_external_rank_is_named(tiny_model: Callable[[str], Path]) -> Non
     while not ranks[0].stdout.readline().startswith("PIDS"):
         assert ranks[0].poll() is None
     ranks[1].kill()
-    _, errors = ranks[0].communicate("\n", timeout=60)
+    _, errors = ranks[0].communicate("\n", timeout=LIMIT_S)
     assert ranks[0].returncode != 0
     assert "rank 1 is gone" in errors or "broke runner 0" in errors, errors
     ranks[1].communicate()
@@ -122,7 +121,7 @@ def test_a_lost_external_rank_is_named(tiny_model: Callable[[str], Path]) -> Non
 
 def test_an_external_rank_that_cannot_start_says_why(tiny_model: Callable[[str], Path]) -> None:
     ranks = started_ranks(tiny_model("llama"), 2, BAD_RANK="1")
-    _, errors = ranks[1].communicate(timeout=60)
+    _, errors = ranks[1].communicate(timeout=LIMIT_S)
     assert ranks[1].returncode == 2
     assert "/nowhere" in errors
     ranks[0].kill()
@@ -136,5 +135,5 @@ def test_an_external_rank_ends_with_a_killed_rank_0(tiny_model: Callable[[str], 
         assert ranks[0].poll() is None
     ranks[0].kill()
     ranks[0].communicate()
-    ranks[1].communicate(timeout=10)
+    ranks[1].communicate(timeout=LIMIT_S)
     assert ranks[1].returncode == 0

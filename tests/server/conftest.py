@@ -34,4 +34,4 @@ def live(engine: FakeEngine) -> Iterator[str]:
     engine.wait_for(lambda: server.started)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)

@@ -156,8 +156,8 @@ def test_chunked_body_is_bounded_too(engine: FakeEngine) -> None:
 
 def test_live_server_answers_413_to_ten_megabytes_and_goes_on(live: str) -> None:
     body = {"messages": [{"role": "user", "content": "x" * 10_000_000}]}
-    assert httpx.post(f"{live}/v1/chat/completions", json=body).status_code == 413
-    assert httpx.post(f"{live}/v1/chat/completions", json={"messages": USER}).status_code == 200
+    assert httpx.post(f"{live}/v1/chat/completions", json=body, timeout=60).status_code == 413
+    assert httpx.post(f"{live}/v1/chat/completions", json={"messages": USER}, timeout=60).status_code == 200
 
 
 def test_unexpected_exception_is_a_500_without_details(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,5 +69,5 @@ def test_leaving_while_sending_the_body_does_nothing(engine: FakeEngine, live: s
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
     client.close()
     counted = 'radixrt_http_requests_total{route="/v1/completions"'
-    engine.wait_for(lambda: counted in httpx.get(f"{live}/metrics").text)  # the request has ended
+    engine.wait_for(lambda: counted in httpx.get(f"{live}/metrics", timeout=60).text)  # the request has ended
     assert not engine.requests

@@ -14,6 +14,8 @@ import httpx
 import openai
 import pytest
 
+from tests.server_process import wait_idle
+
 QUESTION = [{"role": "user", "content": "Name three colours."}]
 
 
@@ -42,16 +44,8 @@ def complete(client: openai.OpenAI, model_name: str) -> Callable:
 
 @pytest.fixture
 def idle(server_url: str) -> Callable[[], None]:
-    """Waits until nothing is running, so that nothing was left behind."""
-
-    def wait() -> None:
-        deadline = time.monotonic() + 20
-        wanted = {"radixrt_open_requests 0.0", "radixrt_requests_running 0.0", "radixrt_requests_waiting 0.0"}
-        while not wanted <= set(httpx.get(f"{server_url}/metrics").text.splitlines()):
-            assert time.monotonic() < deadline, "requests are left over"
-            time.sleep(0.1)
-
-    return wait
+    """Wait until the server has nothing left of any request."""
+    return lambda: wait_idle(server_url)
 
 
 # --- chat ---
@@ -181,7 +175,7 @@ def test_scoring_agrees_with_generating(complete: Callable) -> None:
     n = len(made.logprobs.tokens)
     assert scored.logprobs.tokens[-n:] == made.logprobs.tokens
     for ours, theirs in zip(scored.logprobs.token_logprobs[-n:], made.logprobs.token_logprobs):
-        assert math.isclose(ours, theirs, abs_tol=0.15)  # bfloat16, other batch shapes
+        assert math.isclose(ours, theirs, abs_tol=1e-3)  # float32, other batch shapes
 
 
 def test_completion_of_several_prompts(complete: Callable) -> None:
@@ -228,7 +222,7 @@ def test_native_generate(server_url: str) -> None:
 
 def test_metrics_count(chat: Callable, server_url: str) -> None:
     def value(name: str) -> float:
-        lines = httpx.get(f"{server_url}/metrics").text.splitlines()
+        lines = httpx.get(f"{server_url}/metrics", timeout=60).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     names = ("radixrt_request_seconds_count", "radixrt_time_to_first_token_seconds_count")
@@ -241,7 +235,7 @@ def test_metrics_count(chat: Callable, server_url: str) -> None:
 def test_flush_cache(chat: Callable, server_url: str, idle: Callable[[], None]) -> None:
     chat()
     idle()
-    assert httpx.post(f"{server_url}/flush_cache").status_code == 200
+    assert httpx.post(f"{server_url}/flush_cache", timeout=60).status_code == 200
     assert chat().usage.prompt_tokens_details.cached_tokens == 0
 
 
@@ -283,14 +277,14 @@ def test_closing_a_stream_aborts(chat: Callable, idle: Callable[[], None], n: in
 def test_leaving_without_a_stream_aborts(server_url: str, idle: Callable[[], None]) -> None:
     body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server_url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.5))
+        httpx.post(f"{server_url}/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
     idle()
 
 
 def test_abort_by_id(chat: Callable, server_url: str) -> None:
     stream = chat(max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
     chunks = [next(iter(stream))]
-    assert httpx.post(f"{server_url}/abort", json={"rid": chunks[0].id}).json() == {"aborted": 1}
+    assert httpx.post(f"{server_url}/abort", json={"rid": chunks[0].id}, timeout=60).json() == {"aborted": 1}
     chunks += list(stream)
     assert chunks[-1].choices[0].finish_reason == "length"
 
@@ -351,8 +345,8 @@ def test_odd_but_harmless_input_is_served(complete: Callable, server_url: str) -
     assert complete("\0\ufffd\u2028é🙂", max_tokens=2).choices[0].finish_reason
     assert complete("x", max_tokens=2, extra_body={"nobody_knows_this": [1, {}]}).choices[0].finish_reason
     assert complete("x", max_tokens=2, logit_bias={"5": -100}, user="u").choices[0].finish_reason
-    assert httpx.post(f"{server_url}/abort", json={"rid": "nobody"}).json() == {"aborted": 0}
-    assert httpx.get(f"{server_url}/health").status_code == 200
+    assert httpx.post(f"{server_url}/abort", json={"rid": "nobody"}, timeout=60).json() == {"aborted": 0}
+    assert httpx.get(f"{server_url}/health", timeout=60).status_code == 200
 
 
 # --- decisions ---
@@ -382,11 +376,13 @@ def test_a_decision_that_is_wrong_names_its_field(client: openai.OpenAI, model_n
 
 
 def test_choices_are_scored_and_tokens_told(server_url: str) -> None:
-    template = httpx.get(f"{server_url}/chat_template").json()
+    template = httpx.get(f"{server_url}/chat_template", timeout=60).json()
     assert "default" in template["templates"]
     body = {"text": "The capital of France is", "choices": [" Berlin", " Paris"], "return_prompt_ids": True}
-    answer = httpx.post(f"{server_url}/v1/decisions", json=body).json()
+    answer = httpx.post(f"{server_url}/v1/decisions", json=body, timeout=60).json()
     assert answer["text"] == " Paris"
-    tokens = httpx.post(f"{server_url}/tokenize", json={"prompt": body["text"]}).json()["tokens"]
+    tokens = httpx.post(f"{server_url}/tokenize", json={"prompt": body["text"]}, timeout=60).json()["tokens"]
     assert answer["prompt_ids"] == tokens
-    assert httpx.post(f"{server_url}/detokenize", json={"tokens": tokens}).json() == {"prompt": body["text"]}
+    assert httpx.post(f"{server_url}/detokenize", json={"tokens": tokens}, timeout=60).json() == {
+        "prompt": body["text"]
+    }

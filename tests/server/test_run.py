@@ -42,7 +42,7 @@ class Served:
             body = {"prompt": "x", "max_tokens": words, "stream": True}
             with (
                 suppress(httpx.RemoteProtocolError),  # cut off in the middle: no answer
-                httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=30) as response,
+                httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as response,
             ):
                 for line in response.iter_lines():
                     self.lines.append(line + "\n")
@@ -61,7 +61,7 @@ class Served:
         self.process.stdin.flush()
 
     def wait_for_drain(self) -> None:
-        while httpx.get(f"{self.url}/health").status_code == 200:
+        while httpx.get(f"{self.url}/health", timeout=60).status_code == 200:
             time.sleep(0.01)
 
     def wait_for_lines(self, count: int) -> None:
@@ -97,8 +97,8 @@ def test_running_requests_end_and_new_ones_are_refused(start: Callable[[float], 
     stream = served.start_stream(40)
     served.process.send_signal(sig)
     served.wait_for_drain()
-    check_error(httpx.get(f"{served.url}/health"), 503)
-    check_error(httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}), 503)
+    check_error(httpx.get(f"{served.url}/health", timeout=60), 503)
+    check_error(httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}, timeout=60), 503)
     served.release()
     stream.join(60)
     (answer,) = served.answers
@@ -108,7 +108,7 @@ def test_running_requests_end_and_new_ones_are_refused(start: Callable[[float], 
 
 def test_idle_server_ends_at_once(start: Callable[[float], Served]) -> None:
     served = start(600)
-    with httpx.Client() as client:  # a connection that is kept alive (for 75 s) is no reason to wait
+    with httpx.Client(timeout=60) as client:  # a connection that is kept alive (for 75 s) is no reason to wait
         client.get(f"{served.url}/health")
         served.process.send_signal(signal.SIGTERM)
         served.end()  # within its timeout, far below the grace period
@@ -164,7 +164,7 @@ def test_heads_that_are_too_large_or_not_http_are_refused(start: Callable[[float
     served = start(1)
     host, port = served.url.removeprefix("http://").split(":")
     client = socket.create_connection((host, int(port)))
-    client.settimeout(10)
+    client.settimeout(120)
     answer = b""
     try:
         client.sendall(head)
@@ -173,4 +173,4 @@ def test_heads_that_are_too_large_or_not_http_are_refused(start: Callable[[float
     except ConnectionError:
         pass  # it closed while we were still sending
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx.get(f"{served.url}/health", timeout=60).status_code == 200

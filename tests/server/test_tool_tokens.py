@@ -19,7 +19,7 @@ import pytest
 from radixrt.config import ModelConfig
 from radixrt.models.loading.source import prepare_model
 from tests.chat import templates
-from tests.conftest import ServerProcess
+from tests.server_process import ServerProcess
 
 RENAMED = {
     "<repo_name>": "<tool_call>",

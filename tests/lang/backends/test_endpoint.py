@@ -17,6 +17,7 @@ from radixrt.lang.backends.endpoint import Endpoint
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
+from tests.server_process import wait_open
 
 ASK = Prompt(
     [TemplateText("<|im_start|>user\n"), "Name three colours.", TemplateText("<|im_end|>\n<|im_start|>assistant\n")]
@@ -61,8 +62,8 @@ async def test_a_call(backend: Endpoint, server_url: str) -> None:
     result = await generate(backend)
     messages = [{"role": "user", "content": "Name three colours."}]
     body = {"messages": messages, "max_tokens": 8, "temperature": 0}
-    async with httpx.AsyncClient() as client:
-        chat = (await client.post(f"{server_url}/v1/chat/completions", json=body, timeout=60)).json()
+    async with httpx.AsyncClient(timeout=60) as client:
+        chat = (await client.post(f"{server_url}/v1/chat/completions", json=body)).json()
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     with_system = [TemplateText(f"<|im_start|>system\n{system}<|im_end|>\n"), *ASK.parts]
     assert (await generate(backend, Prompt(with_system))).text == chat["choices"][0]["message"]["content"]
@@ -135,7 +136,7 @@ async def test_the_tokens_that_are_in_the_text(backend: Endpoint) -> None:
     assert cut.kept < len(cut.token_ids)
     again = await generate(backend, Prompt([cut.token_ids[: cut.kept], cut.tail]), max_tokens=1)
     assert again.prompt_ids is not None
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         url = backend.name.removeprefix("Endpoint ")
         text = (await client.post(f"{url}/detokenize", json={"tokens": again.prompt_token_ids})).json()["prompt"]
     assert text == cut.text
@@ -180,7 +181,7 @@ def judge(s: rt.State, essay: str) -> None:
 
 def test_a_program(server_url: str) -> None:
     """The same program twice: equal outputs, and the second time all of each prompt but its last token is reused."""
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         client.post(f"{server_url}/flush_cache").raise_for_status()
     first = judge.run("The sea is wide.", backend=Endpoint(server_url))
     again = judge.run("The sea is wide.", backend=server_url)
@@ -220,11 +221,11 @@ async def test_a_call_that_takes_too_long(backend: Endpoint) -> None:
 
 async def test_cancelling_frees_the_server(backend: Endpoint, server_url: str) -> None:
     calls = [asyncio.create_task(generate(backend, max_tokens=4000, ignore_eos=True, stream=s)) for s in (True, False)]
-    await open_requests(server_url, 2)
+    await asyncio.to_thread(wait_open, server_url, 2)
     for call in calls:
         call.cancel()
     assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*calls, return_exceptions=True))
-    await open_requests(server_url, 0)
+    await asyncio.to_thread(wait_open, server_url, 0)
 
 
 async def test_leaving_a_stream_early_frees_the_server(backend: Endpoint, server_url: str) -> None:
@@ -232,14 +233,7 @@ async def test_leaving_a_stream_early_frees_the_server(backend: Endpoint, server
     async for _ in stream:
         break
     await stream.aclose()
-    await open_requests(server_url, 0)
-
-
-async def open_requests(server_url: str, number: int) -> None:
-    """Wait until the server has so many open requests."""
-    async with asyncio.timeout(60), httpx.AsyncClient() as client:
-        while f"radixrt_open_requests {number}.0" not in (await client.get(f"{server_url}/metrics")).text:
-            await asyncio.sleep(0.02)
+    await asyncio.to_thread(wait_open, server_url, 0)
 
 
 async def test_many_at_once(backend: Endpoint) -> None:

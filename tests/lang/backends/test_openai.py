@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import openai
 import pytest
 
 from radixrt.client.collector import OutputCollector
@@ -19,6 +18,7 @@ from radixrt.lang.backends.openai_schema import response_format
 from radixrt.messages.client import RequestOutput
 from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
+from tests.server_process import wait_open
 
 ASK = Prompt([], [{"role": "user", "content": "Name three colours."}])
 
@@ -224,14 +224,8 @@ async def test_cancelling_ends_the_request(backend: OpenAI, server_url: str, mod
     names = ["ignore_eos"]
     endless = OpenAI(f"{server_url}/v1", model_name, extensions=names)
     task = asyncio.create_task(generate(endless, ignore_eos=True, max_tokens=4000))
-    async with asyncio.timeout(60), openai.AsyncOpenAI(base_url=server_url, api_key="none") as client:
-
-        async def open_requests(number: int) -> None:
-            while f"radixrt_open_requests {number}.0" not in (await client.get("/metrics", cast_to=str)):
-                await asyncio.sleep(0.02)
-
-        await open_requests(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await open_requests(0)
+    await asyncio.to_thread(wait_open, server_url, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(wait_open, server_url, 0)
