@@ -12,8 +12,9 @@ from radixrt.config import Config, with_device_defaults
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.loading.partition import check_partition
-from radixrt.models.loading.source import cache_folder, prepare_model, resolve_dtype
+from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
+from radixrt.models.precision import choose_precision
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
     config = with_device_defaults(config, device)
-    dtype = resolve_dtype(config.model.dtype, device)
+    dtype = choose_precision(config.model.dtype, device).dtype
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
         spec = load_model_spec(prepared.folder)

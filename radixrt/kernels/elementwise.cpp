@@ -47,12 +47,12 @@ void silu_and_mul(const T* gate_up, T* out, int rows, int size) {
 // Rotates `heads` heads of each row in place: x * cos + swap_halves(x) * sin, with sin's first half negated.
 // table is [positions][2][dim]; dim is a multiple of 2 * LANES.
 template <typename T>
-void rotate(T* x, int64_t stride, const T* table, const int64_t* positions, int rows, int heads, int dim) {
+void rotate(T* x, int64_t stride, const float* table, const int64_t* positions, int rows, int heads, int dim) {
     const int half = dim / 2;
 #pragma omp parallel for if (int64_t(rows) * heads * dim > PARALLEL_ELEMENTS)
     for (int i = 0; i < rows; i++) {
-        const T* cos = table + positions[i] * 2 * dim;
-        const T* sin = cos + dim;
+        const float* cos = table + positions[i] * 2 * dim;
+        const float* sin = cos + dim;
         for (int h = 0; h < heads; h++) {
             T* head = x + i * stride + h * dim;
             for (int d = 0; d < half; d += LANES) {
@@ -75,9 +75,9 @@ extern "C" {
     void radixrt_silu_and_mul_##SUFFIX(const void* gate_up, void* out, int rows, int size) {                          \
         silu_and_mul<TYPE>(static_cast<const TYPE*>(gate_up), static_cast<TYPE*>(out), rows, size);                   \
     }                                                                                                                 \
-    void radixrt_rotate_##SUFFIX(void* x, int64_t stride, const void* table, const int64_t* positions, int rows,      \
+    void radixrt_rotate_##SUFFIX(void* x, int64_t stride, const float* table, const int64_t* positions, int rows,      \
                                  int heads, int dim) {                                                                \
-        rotate<TYPE>(static_cast<TYPE*>(x), stride, static_cast<const TYPE*>(table), positions, rows, heads, dim);    \
+        rotate<TYPE>(static_cast<TYPE*>(x), stride, table, positions, rows, heads, dim);    \
     }
 RADIXRT_ELEMENTWISE(bf16, bf16)
 RADIXRT_ELEMENTWISE(f32, float)

@@ -40,10 +40,12 @@ class LinearMethod(ABC):
 
     Args:
         ops: kernels for the device.
+        keep_float32: layers are called with float32 activations too, and multiply them in float32.
     """
 
-    def __init__(self, ops: LayerOps) -> None:
+    def __init__(self, ops: LayerOps, *, keep_float32: bool = False) -> None:
         self._ops = ops
+        self._keep_float32 = keep_float32
 
     @abstractmethod
     def create_weights(self, layer: Linear, in_features: int, out_features: int, dtype: torch.dtype) -> None:
@@ -85,18 +87,24 @@ class UnquantizedLinearMethod(LinearMethod):
     def process_weights_after_loading(self, layer: Linear) -> None:
         """Pack the weight where that helps, and drop the plain one."""
         assert layer.weight is not None
-        layer.packed_weight = pack_weight(layer.weight)
+        plain = layer.weight
+        layer.packed_weight = pack_weight(plain)
+        if self._keep_float32:
+            layer.float32_weight = plain.float()
+            layer.float32_bias = None if layer.bias is None else layer.bias.float()
         if layer.packed_weight is not None:
             layer.weight = None
 
     def apply(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if layer.float32_weight is not None and x.dtype == torch.float32:
+            return F.linear(x, layer.float32_weight, layer.float32_bias)
         if layer.packed_weight is not None:
             return _packed_linear(x, layer.packed_weight, bias, "none", [], "")
         assert layer.weight is not None
         return self._ops.linear(x, layer.weight, bias)
 
     def apply_silu_and_mul(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if layer.packed_weight is not None:
+        if layer.packed_weight is not None or layer.float32_weight is not None:
             return super().apply_silu_and_mul(layer, x, bias)
         assert layer.weight is not None
         return self._ops.linear_silu_and_mul(x, layer.weight, bias)
@@ -104,7 +112,7 @@ class UnquantizedLinearMethod(LinearMethod):
     def apply_partial_sum(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
     ) -> PartialSum:
-        if layer.packed_weight is not None:
+        if layer.packed_weight is not None or layer.float32_weight is not None:
             return super().apply_partial_sum(layer, x, bias, group)
         assert layer.weight is not None
         return self._ops.linear_partial_sum(x, layer.weight, bias, group)
@@ -122,6 +130,7 @@ class Linear(nn.Module):
     Attributes:
         weight: the plain weight; None where the method has no such parameter, or has dropped it after loading.
         packed_weight: the weight in oneDNN's layout, which only oneDNN's operators read; None where it is not used.
+        float32_weight, float32_bias: copies for float32 activations; None where there are none.
         bias: [out_features], or None.
     """
 
@@ -134,6 +143,8 @@ class Linear(nn.Module):
         self._method = method
         self.weight = None
         self.packed_weight: torch.Tensor | None = None
+        self.float32_weight: torch.Tensor | None = None
+        self.float32_bias: torch.Tensor | None = None
         method.create_weights(self, in_features, out_features, dtype)
         self.bias = meta_parameter(out_features, dtype=dtype) if bias else None
 

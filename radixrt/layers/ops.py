@@ -130,7 +130,11 @@ class LayerOps(ABC):
         if q_weight is not None and k_weight is not None:
             size = (layer.head_dim,)
             qk = torch.cat(
-                (F.rms_norm(qk[:, :heads], size, q_weight, eps), F.rms_norm(qk[:, heads:], size, k_weight, eps)), dim=1
+                (
+                    F.rms_norm(qk[:, :heads], size, q_weight.to(qk.dtype), eps),
+                    F.rms_norm(qk[:, heads:], size, k_weight.to(qk.dtype), eps),
+                ),
+                dim=1,
             )
         qk = self.rotate(qk, positions, table)  # one operation for the heads of q and of k
         return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
@@ -152,7 +156,8 @@ class TorchOps(LayerOps):
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         rows = table.index_select(0, positions)
-        return torch.addcmul(heads * rows[:, :1], heads.roll(heads.shape[-1] // 2, -1), rows[:, 1:])
+        rotated = torch.addcmul(heads * rows[:, :1], heads.roll(heads.shape[-1] // 2, -1), rows[:, 1:])
+        return rotated.to(heads.dtype)
 
 
 class CpuOps(LayerOps):
@@ -199,7 +204,8 @@ class CpuOps(LayerOps):
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         rows, count, dim = heads.shape
         kernel = self._rotate.get(heads.dtype)
-        if kernel is None or dim % (2 * LANES) or heads.stride(1) != dim or heads.stride(2) != 1:
+        fits = dim % (2 * LANES) == 0 and heads.stride(1) == dim and heads.stride(2) == 1
+        if kernel is None or not fits or table.dtype != torch.float32:
             return self._torch.rotate(heads, positions, table)
         kernel(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim)
         return heads

@@ -59,12 +59,14 @@ class MixerInputs:
         positions: int64 [T].
         rotary_table: see `radixrt.layers.rotary.rotary_table`.
         batch: the step; the backend has been prepared for it.
+        dtype: of activations in this step, outside of attention.
     """
 
     positions: torch.Tensor
     rotary_table: torch.Tensor
     batch: ForwardBatch
     attention: AttentionBackend
+    dtype: torch.dtype
 
 
 class Mixer(nn.Module, ABC):
@@ -120,7 +122,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, context: LayerContext, mixer: Mixer, feed_forward: FeedForward) -> None:
         super().__init__()
-        self._ops, self._dtype, self._group = context.ops, context.dtype, context.group
+        self._ops, self._group = context.ops, context.group
         self._eps = context.spec.rms_norm_eps
         self.input_norm = meta_parameter(context.spec.hidden_size, dtype=context.residual_dtype)
         self.mixer = mixer
@@ -144,16 +146,19 @@ class DecoderLayer(nn.Module):
         Returns:
             The residual stream and this layer's addend, [T, hidden]; if narrowed, [P, hidden] of its tokens.
         """
-        mixed = self.mixer.mix(self._norm(residual, added, self.input_norm), inputs, narrowed)
+        mixed = self.mixer.mix(self._norm(residual, added, self.input_norm, inputs.dtype), inputs, narrowed)
         if narrowed is not None:
             residual = residual[inputs.batch.logits_index]
             if not narrowed.num_tokens:
                 return residual, None
-        fed: PartialSum = self.feed_forward(self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm))
+        mixed_norm = self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm, inputs.dtype)
+        fed: PartialSum = self.feed_forward(mixed_norm)
         return residual, fed
 
-    def _norm(self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor) -> torch.Tensor:
-        return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, self._dtype, self._group)
+    def _norm(
+        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, dtype, self._group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """Sources of the layer's parameters; prefix is its path in the checkpoint."""

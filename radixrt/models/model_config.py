@@ -61,6 +61,12 @@ class DecoderSpec:
     tie_word_embeddings: bool
     linear_method: str = "unquantized"
 
+    @property
+    def num_linear_parameters(self) -> int:
+        """Parameters of the weights of all linear layers but the output head."""
+        heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return len(self.layers) * self.hidden_size * (heads + 3 * self.intermediate_size)
+
 
 @dataclass(frozen=True)
 class ModelSpec:

