@@ -214,7 +214,7 @@ def test_every_row_and_head_is_planned_once(threads: int, seed: int) -> None:
     assert work == {(r, h): 1 for r in range(len(made.seq_lens_cpu)) for h in range(3)}
 
 
-LIMITS: dict[str, Any] = {"dtype": torch.float32, "max_rows": 4, "context_length": 64, "early": False}
+LIMITS: dict[str, Any] = {"dtype": torch.float32, "max_rows": 4, "context_length": 64, "dependent_launch": False}
 
 
 def test_without_a_compiler_it_falls_back_and_says_what_mends_it(
