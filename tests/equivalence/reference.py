@@ -40,6 +40,22 @@ def greedy(folder: Path, prompt: list[int], max_new: int) -> list[int]:
     return list(_greedy(folder, tuple(prompt), max_new))
 
 
+def greedy_continuation(folder: Path, prompt: list[int], answer: list[int]) -> list[int]:
+    """The greedy choice at each position of an answer, given the prompt and the answer up to there.
+
+    It equals the answer exactly if the answer is `greedy(folder, prompt, len(answer))`, and costs one forward pass.
+    """
+    return list(_continuation(folder, tuple(prompt), tuple(answer)))
+
+
+@lru_cache(maxsize=4096)
+def _continuation(folder: Path, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[int, ...]:
+    logits = reference_logits(folder, [*prompt, *answer[:-1]])[len(prompt) - 1 :].clone()
+    ends = reference_model(folder).generation_config.eos_token_id
+    logits[:, ends] = -torch.inf
+    return tuple(logits.argmax(-1).tolist())
+
+
 def reference_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     """float32 [len(ids), vocab]."""
     with torch.inference_mode():

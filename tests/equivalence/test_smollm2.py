@@ -1,4 +1,4 @@
-"""The same on the real embedded model, SmolLM2-135M-Instruct, through real processes."""
+"""The same on the real embedded model, SmolLM2-135M-Instruct, through real processes and in one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 import radixrt
 from radixrt.config import make_config
 from radixrt.engine.settings import resolve_settings
-from tests.equivalence.reference import greedy
+from tests.equivalence.reference import greedy_continuation
 
 QUESTIONS = ["What is the capital of France?", "Name a colour.", "Count to five.", "Who wrote Hamlet?"]
 CHAT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 )
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def prompts(folder: Path) -> list[list[int]]:
     "options",
     [
         {"max_inflight_steps": 2},
-        {"max_inflight_steps": 1, "chunked_prefill_size": 16, "page_size": 16},
-        {"prefix_cache": False, "attention_backend": "torch_native"},
+        {"max_inflight_steps": 1, "chunked_prefill_size": 16, "page_size": 16, "executor": "uni"},
+        {"prefix_cache": False, "attention_backend": "torch_native", "executor": "uni"},
         {"kv_cache_tokens": 320, "schedule_conservativeness": 0.0},
     ],
     ids=["default", "small-chunks-and-pages", "plain", "retracting"],
@@ -52,9 +52,9 @@ def test_greedy_equals_transformers(options: dict, folder: Path, prompts: list[l
         warm = engine.generate(prompts, params)
         engine.check_invariants()
     for ids, first, second in zip(prompts, cold, warm, strict=True):
-        expected = greedy(folder, ids, NUM_TOKENS)
-        assert first.token_ids == expected
-        assert second.token_ids == expected
+        assert len(first.token_ids) == NUM_TOKENS
+        assert first.token_ids == greedy_continuation(folder, ids, first.token_ids)
+        assert second.token_ids == first.token_ids
 
 
 def test_the_embedded_model_knows_paris() -> None:

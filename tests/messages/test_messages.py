@@ -1,14 +1,8 @@
-"""The wire: every message comes back equal through its union, columns are little-endian, and nothing is pickled."""
+"""The wire: every message comes back equal through its union, and columns are little-endian."""
 
 from __future__ import annotations
 
-import ast
-import subprocess
-import sys
 import typing
-from collections.abc import Iterable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import radixrt
 from radixrt.messages import client, parts, runner, scheduler, wire
 from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, TokenLogprob, ToMain, ToTokenizer
 from radixrt.messages.parts import Finish
@@ -184,83 +177,3 @@ def test_a_strided_array_packs_its_own_elements() -> None:
 def test_an_integer_beyond_32_bits_does_not_wrap(number: int) -> None:
     with pytest.raises(OverflowError):
         pack_i32([number])
-
-
-# --- what the package may import ---
-
-PACKAGE = Path(radixrt.__file__).parent
-PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-
-
-@cache
-def syntax_of(file: Path) -> list[ast.AST]:
-    """The nodes of a file's syntax tree."""
-    return list(ast.walk(ast.parse(file.read_text())))
-
-
-def imported(nodes: Iterable[ast.AST]) -> set[str]:
-    """Top-level names of every module that a syntax tree imports, wherever the import stands."""
-    names: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
-            names |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
-    return {name.partition(".")[0] for name in names}
-
-
-def called(call: ast.Call) -> str:
-    """The name of the called function, without the module or object it belongs to."""
-    function = call.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def test_the_search_for_imports_finds_each_form() -> None:
-    source = (
-        "def f():\n import pickle as p, os.path\n from dill.source import x\n importlib.import_module('marshal')\n"
-        " __import__('cloudpickle')"
-    )
-    assert imported(ast.walk(ast.parse(source))) == {"pickle", "os", "dill", "marshal", "cloudpickle"}
-
-
-def test_no_module_imports_a_pickler() -> None:
-    files = sorted(PACKAGE.rglob("*.py"))
-    assert PACKAGE / "engine" / "process.py" in files
-    found = {str(f.relative_to(PACKAGE)): imported(syntax_of(f)) & PICKLERS for f in files}
-    assert {name: names for name, names in found.items() if names} == {}
-
-
-def test_no_module_sends_objects_through_zmq_or_multiprocessing() -> None:
-    """`send_pyobj` and multiprocessing's queues and pipes pickle."""
-    for file in PACKAGE.rglob("*.py"):
-        names = {node.attr for node in syntax_of(file) if isinstance(node, ast.Attribute)}
-        assert not names & {"send_pyobj", "recv_pyobj", "send_serialized"}, file
-        assert "multiprocessing" not in imported(syntax_of(file)), file
-
-
-def import_without(package: str, *missing: str) -> None:
-    """Import every module of a package in a process where the named modules cannot be imported at all."""
-    modules = [
-        "radixrt." + ".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
-        for f in (PACKAGE / package).rglob("*.py")
-    ]
-    assert len(modules) > 4
-    code = (
-        "import importlib, sys\n"
-        f"for name in {missing!r}: sys.modules[name] = None\n"
-        "for name in sys.argv[1:]: importlib.import_module(name)"
-    )
-    result = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("package", ["scheduler", "mem_cache", "messages", "client"])
-def test_packages_that_import_without_torch(package: str) -> None:
-    import_without(package, "torch")
-
-
-@pytest.mark.parametrize("package", ["lang", "chat"])
-def test_packages_that_import_without_a_web_framework(package: str) -> None:
-    import_without(package, "fastapi", "starlette", "uvicorn")
