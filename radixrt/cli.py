@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before it is needed."""
+"""The command line. Heavy modules are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from radixrt.errors import RadixRTError
 
 
 class _Parser(argparse.ArgumentParser):
-    """A wrong command line is one line too; the usage would be twenty more."""
+    """Parser that reports an error in one line, without the long usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -38,11 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
         "generate", help="answer one prompt on the terminal", description="Answer one prompt on the terminal.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
-    generate.add_argument("prompt", help="what to ask; - reads it from standard input")
+    generate.add_argument("prompt", help="the prompt; - reads it from standard input")
     generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     generate.add_argument("--system", default=None, help="system message")
-    generate.add_argument("--max-tokens", type=int, default=256, help="most tokens to generate")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 always gives the likeliest answer")
+    generate.add_argument("--max-tokens", type=int, default=256, help="largest number of tokens to generate")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding")
     _add_options(generate, server=False)
 
     doctor = commands.add_parser(
@@ -55,18 +55,18 @@ def build_parser() -> argparse.ArgumentParser:
     replay = commands.add_parser(
         "replay", help="send a trace of programs to a server as a load",
         description="Send the calls of a trace (rt.trace) to a server, with the same arrivals and each call after "
-        "those that it needs, and print what was recorded beside what was replayed. Exit code 1 if calls failed.",
+        "those that it depends on, and print recorded and replayed figures side by side. Exit code 1 if calls failed.",
     )  # fmt: skip
     _add_replay(replay)
 
     schema = commands.add_parser(
-        "schema", help="look at a schema, a regex or a grammar", description="Look at constraints of structured output."
+        "schema", help="check a schema, a regex or a grammar", description="Check constraints of structured output."
     )
     _add_schema_check(
         schema.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
-            "check", help="what is enforced, and which answers are allowed",
-            description="Say what of a schema is enforced and whether instances of it would be allowed. Exit code 0 if "
-            "everything is enforced and every instance allowed, 1 if not.",
+            "check", help="show whether a constraint is enforced, and which answers it allows",
+            description="Show whether a schema is enforced and whether instances of it are accepted. Exit code 0 if "
+            "the schema is enforced and every instance is accepted, 1 if not.",
         )
     )  # fmt: skip
     return parser
@@ -78,27 +78,27 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
             flag = "--" + field.name.replace("_", "-")
             text = f"{field.metadata['help']} (default: {field.default})"
             parser.add_argument(flag, choices=field.metadata["choices"], default=field.default, help=text)
-    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", help="the JSON lines that rt.trace wrote")
     parser.add_argument("--base-url", required=True, help="a radixrt server, or any with OpenAI's /v1/completions")
-    parser.add_argument("--model", help="the model to ask for; default: the first that the server lists")
-    parser.add_argument("--api-key", help="the server's key, if it asks for one")
+    parser.add_argument("--model", help="the model to request; default: the first that the server lists")
+    parser.add_argument("--api-key", help="the server's API key, if it has one")
     parser.add_argument(
         "--speed", type=_above_zero(float), default=1.0,
-        help="how much faster than recorded; inf sends each call as soon as those before it are answered (default: 1)",
+        help="factor on the recorded speed; inf sends each call as soon as its dependencies are answered (default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--concurrency", type=_above_zero(int), metavar="N", help="most calls that are open at once (default: no limit)"
+        "--concurrency", type=_above_zero(int), metavar="N", help="largest number of open calls (default: no limit)"
     )
     parser.add_argument(
         "--send", choices=("auto", "ids", "text"), default="auto",
         help="prompts as token ids or as text; auto: ids to a radixrt server with the trace's tokenizer, else text",
     )  # fmt: skip
     parser.add_argument(
-        "--plain", action="store_true", help="plain completions even to a radixrt server, which learns of no program"
+        "--plain", action="store_true", help="send plain completions, without program hints, even to a radixrt server"
     )
 
 
@@ -109,7 +109,7 @@ def _above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
         return value
 
-    read.__name__ = kind.__name__  # what argparse calls it
+    read.__name__ = kind.__name__  # the name that argparse prints
     return read
 
 
@@ -121,20 +121,31 @@ def _add_schema_check(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--regex", metavar="PATTERN", help="check this regular expression instead of a schema")
     what.add_argument("--ebnf", metavar="FILE", help="check the grammar in this file instead of a schema")
     what.add_argument(
-        "--jsonl", metavar="FILE", help='many: on each line a schema, or {"schema": ..., "tests": [{"data", "valid"}]}'
+        "--jsonl",
+        metavar="FILE",
+        help='check many: each line is a schema, or {"schema": ..., "tests": [{"data", "valid"}]}',
     )
-    parser.add_argument("--model", help="whose tokens count: folder or hub id; default: the embedded one")
-    parser.add_argument("--whitespace", type=int, default=0, help="most whitespace characters at each place")
-    parser.add_argument("--closed", action="store_true", help="objects get no properties that they do not declare")
-    parser.add_argument("--formats", choices=("assert", "annotate"), default="assert", help="what `format` means")
+    parser.add_argument("--model", help="model whose tokenizer is used: folder or hub id; default: the embedded one")
     parser.add_argument(
-        "--on-unsupported", choices=("error", "ignore"), default="error", help="refuse or drop what is not enforced"
+        "--whitespace", type=int, default=0, help="largest number of whitespace characters where JSON allows them"
+    )
+    parser.add_argument(
+        "--closed", action="store_true", help="allow no undeclared properties unless the schema mentions them"
+    )
+    parser.add_argument(
+        "--formats", choices=("assert", "annotate"), default="assert", help="enforce `format`, or ignore it"
+    )
+    parser.add_argument(
+        "--on-unsupported",
+        choices=("error", "ignore"),
+        default="error",
+        help="refuse or drop keywords that cannot be enforced",
     )
     parser.add_argument("--backend", choices=("auto", "xgrammar", "llguidance"), default="auto", help="mask library")
 
 
 def _add_options(parser: argparse.ArgumentParser, *, server: bool) -> None:
-    """A flag for each field of the config's sections."""
+    """Add a flag for each field of the config's sections."""
     for title, section in SECTIONS.items():
         if section is ServerConfig and not server:
             continue
@@ -240,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the answer is gone, as in `radixrt generate ... | head`
+    except BrokenPipeError:  # the reader of the answer is gone, as in `radixrt generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that flushing the rest at exit does not fail again
         return 141
 

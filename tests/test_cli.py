@@ -95,7 +95,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ +launch +start the OpenAI-compatible server$", out, re.MULTILINE)
     assert re.search(r"^ +generate +answer one prompt on the terminal$", out, re.MULTILINE)
     assert re.search(r"^ +doctor +check this machine for serving", out, re.MULTILINE)
-    assert re.search(r"^ +schema +look at a schema, a regex or a grammar$", out, re.MULTILINE)
+    assert re.search(r"^ +schema +check a schema, a regex or a grammar$", out, re.MULTILINE)
 
 
 # --- mistakes: exit code 2 and one line that names the culprit ---

@@ -36,7 +36,7 @@ class Finding:
     """Something to know.
 
     Attributes:
-        severity: "error": what was asked for does not work; "warning": it works, but less well than it could.
+        severity: "error": the requested setup does not work; "warning": it works, but slower or with limits.
         fix: command that fixes the problem; None if there is none.
     """
 

@@ -1,10 +1,10 @@
 """The frontend language: programs of many model calls whose structure the engine can see.
 
-core/       programs: what a function appends (`primitives`), the state that it appends to (`state`, `branches`), the
+core/       programs: primitives that a function appends (`primitives`), the state (`state`, `state_reader`), the
             event loop that runs the calls (`runtime`, `program`, `branch`, `calls`), and the prompt of a call
             (`transcript`, `prompt`, `chat_format`, `tools`). `function` has run, async_run, stream, batch.
-observe/    the log of a run (`run_log`), and what is read from it: usage, reports, traces, replays, `explain`.
-backends/   where calls go: an engine of this process, a radixrt server, any OpenAI-compatible server.
+observe/    the log of a run (`run_log`), and its readers: usage, reports, traces, replays, `explain`.
+backends/   targets of calls: an engine of this process, a radixrt server, any OpenAI-compatible server.
 
 A program's function runs in the caller's thread, or in one of its own for `async_run`, `stream` and `batch`. One event
 loop in one thread (`core.runtime`) does the work of every program of the process. Values cross from the loop to the

@@ -10,7 +10,7 @@ from radixrt.errors import RadixRTError
 
 
 class ProgramError(RadixRTError):
-    """A program uses the language wrongly; the message says where, and what to write instead.
+    """A program uses the language wrongly; the message names the place and the correct form.
 
     Attributes:
         state: `State` of the run that the error ended; see `hand_over`.

@@ -67,7 +67,7 @@ class Borders:
                     self._certain.clear()
                 count = self._certain[key] = self._num_certain(data, tokens, size)
             tokens = tokens[:count]
-        # How white space is tokenized can depend on what follows it even where no token crosses the border.
+        # The tokens of white space can depend on the text after it, even where no token crosses the border.
         while tokens and table[tokens[-1]][-1:].isspace():
             tokens = tokens[:-1]
         return tokens

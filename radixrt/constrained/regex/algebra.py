@@ -1,8 +1,8 @@
-"""Constructors of regular languages, which simplify what they are given.
+"""Constructors of regular languages, which simplify their arguments.
 
-They keep the trees small enough for derivatives to come back to trees that were met before: sequences are chains,
-alternatives are flat, sorted, without duplicates and factored by what follows them, counters of the same item merge.
-`EMPTY` is never a part of anything, so a tree without intersections and complements is empty only if it is `EMPTY`.
+The simplified trees are small enough that derivatives reach the same trees again: sequences are chains; alternatives
+are flat, sorted, without duplicates and factored by their common tails; counters of the same item merge. `EMPTY` is
+never a part of a tree, so a tree without intersections and complements is empty only if it is `EMPTY`.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def absorb(options: list[Regex]) -> list[Regex]:
 def drop_narrower(options: list[Regex]) -> list[Regex]:
     """Drop sequences that are certainly in another: with fewer first choices, and elsewhere in narrower counters.
 
-    Derivatives of counted groups differ in just that: in what is left of the item at hand, and in how many may follow.
+    Derivatives of counted groups differ only in the rest of the current item and in how many items may follow.
     """
     kept: list[Regex] = []
     shapes: dict[tuple[int, ...], list[_Counted]] = {}

@@ -1,7 +1,7 @@
-"""Intersection and complement for those who build an expression, computed away wherever that is cheap.
+"""Intersection and complement as constructors, eliminated from the expression wherever that is cheap.
 
 A backend runs an intersection of two unbounded expressions a hundred times slower than an expression without one, and
-not every backend has them. `derivatives.both` and `without` do what a derivative can afford; `intersect` and
+not every backend has them. `derivatives.both` and `without` are limited to the cost of a derivative; `intersect` and
 `complement` also apply repeated character classes to the other items, list short languages and try a small automaton.
 """
 

@@ -1,7 +1,7 @@
 """Brzozowski derivatives: the language that is left after one character, computed on the tree and cached.
 
-Counters are never unrolled, so a derivative costs what the tree at hand costs and not what its bounds say. `both` and
-`without` compute intersections and complements away as far as a derivative can afford; see `boolean` for more.
+Counters are never unrolled, so the cost of a derivative depends on the size of the tree and not on its bounds. `both`
+and `without` eliminate intersections and complements where this is cheap enough for a derivative; `boolean` does more.
 """
 
 from __future__ import annotations

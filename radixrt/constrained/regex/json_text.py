@@ -1,8 +1,8 @@
 """The JSON texts of a language of string values.
 
-Each value has one spelling: its code points as they are, but for the quote and the backslash, which take a backslash,
-and the control characters below U+0020, which take their short escape where JSON has one and `\\u00xx` in lower case
-where not. The spelling of a character is never the beginning of another's, so the image of an intersection is the
+Each value has one spelling: its code points unchanged, except that the quote and the backslash are escaped by a
+backslash, and control characters below U+0020 by their short escape if JSON has one, otherwise by `\\u00xx` in lower
+case. The spelling of a character is never the beginning of another's, so the image of an intersection is the
 intersection of the images, and of a complement the valid strings that are not in the image.
 """
 

@@ -1,8 +1,8 @@
 """The kinds of regular languages: a syntax tree over code points, immutable and interned.
 
-Two trees of the same shape are one object, so `==` is `is`, and what was computed for one is there for the other.
+Two trees of the same shape are one object, so `==` is `is`, and results computed for one are found for the other.
 Nodes are made by the constructors of `algebra`, which simplify; the classes here only hold the parts and the facts that
-follow from them. Nodes that nothing uses any more are forgotten.
+follow from them. Nodes without references are dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ECMA-262 patterns, as the flag u reads them, parsed into regular languages.
 
-Groups are kept on an explicit stack, so that their depth is a limit and no crash. Where the standard refuses what
-engines without the flag accept and many patterns contain (a brace that counts nothing, `\\-` outside of a class), the
-character is taken as it stands.
+Groups are kept on an explicit stack, so that deep nesting meets a limit and causes no crash. The standard refuses some
+forms that engines without the flag accept and many patterns contain (a brace that counts nothing, `\\-` outside of a
+class); there the character is read literally.
 """
 
 from __future__ import annotations

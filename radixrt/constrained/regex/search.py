@@ -1,8 +1,8 @@
-"""Questions about a language whose answer is found by visiting its derivatives.
+"""Queries on a language that are answered by visiting its derivatives.
 
-Where there is no intersection or complement the tree itself answers. Elsewhere states are visited best first by a lower
-bound of what is missing, within a budget; what was found out about a state is kept with the node. Every question raises
-`RegexTooComplex` when too many states had to be visited.
+Without intersections and complements, the tree itself has the answer. Otherwise states are visited best first, by a
+lower bound of the missing characters, within a budget; results for a state are stored on its node. Every query raises
+`RegexTooComplex` if it had to visit too many states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expressions as plain lists and back, for sending them between processes.
 
-The form is a table of nodes, parts before wholes, so that what is shared stays shared. Made only of integers, strings,
-lists and None.
+The form is a table of nodes, children before parents, so that shared subtrees stay shared. It consists of integers,
+strings, lists and None only.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Embedding:
         deadline_s: `time.monotonic()` by which to give up.
 
     Attributes:
-        rules: of all of them, by names that do not clash.
-        ignored: what is not enforced because the options say so, "pointer: keyword" each.
+        rules: the rules of all embedded grammars, by unique names.
+        ignored: keywords that are not enforced because the options allow it, "pointer: keyword" each.
     """
 
     def __init__(self, options: StructuredOptions, deadline_s: float | None = None) -> None:
@@ -76,7 +76,7 @@ class Embedding:
         """The JSON texts of a schema.
 
         Args:
-            origin: "<field>/<JSON pointer>": where the schema stands in what the client sent.
+            origin: "<field>/<JSON pointer>": location of the schema in the client's request.
             closed, whitespace: override the options, or add to them.
 
         Raises:

@@ -59,7 +59,7 @@ class Piece:
         expr: the grammar.
         first: characters with which a text can begin.
         nullable: the empty text is one.
-        more: characters with which a whole text can go on, as the same terminal or with another one.
+        more: characters with which a whole text can continue, in the same terminal or with another one.
         starts: where known, constants, each a terminal of its own, with which every text begins that is not empty.
         again: constants that may stand after a whole text; their characters are not in `more`.
         regex: the language, where it is regular.
@@ -216,7 +216,7 @@ def _alike(pieces: Sequence[Piece]) -> set[int]:
 
 
 def _check_parting(alike: Sequence[Piece], *, at_end: bool) -> None:
-    """Raise `Ambiguous` unless the longest match tells these alternatives, of which some begin alike, apart."""
+    """Raise `Ambiguous` unless the longest match distinguishes these alternatives, some of which begin alike."""
     starts: list[str] = []
     for piece in alike:
         if piece.regex is None:

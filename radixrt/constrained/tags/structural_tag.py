@@ -5,9 +5,9 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
 
 - Free text ends at the first text that ends it (the end of its tag, or a trigger), and nowhere else. So `any_text` and
   formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
-- Parts of which one cannot tell where they end, or alternatives that begin alike, are refused, not guessed.
+- Parts whose end is ambiguous, and alternatives that begin alike, are refused, not guessed.
 - `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
-- `json_schema` takes "closed" (objects that say nothing about additional properties get none) and "origin" (where the
+- `json_schema` takes "closed" (objects that do not mention additional properties allow none) and "origin" (where the
   schema came from, "<field>/<JSON pointer>", which errors name instead of its own pointer).
 """
 
@@ -322,7 +322,7 @@ class _Reader:
             given = bodies(ends)
             rest = free_text(given, ends, excludes, at=at)
         else:
-            # What follows a body is free text again: it begins with anything, and ends as the whole does.
+            # After a body there is free text again, which begins with any character and ends as the whole text does.
             rule = self.embedding.fresh("loop")
             again = Piece(Ref(rule), EVERY, nullable=not ends, more=NO_CHARS if ends else EVERY)
             given = [(begin, follow(body, again)) for begin, body in bodies(None)]

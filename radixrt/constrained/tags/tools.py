@@ -25,8 +25,8 @@ class ToolFormat:
     """The format in which a model writes calls.
 
     Attributes:
-        before, after: what stands before and after each call's JSON.
-        begin, separator, end: what stands before the first call, between two calls, and after the last.
+        before, after: texts before and after each call's JSON.
+        begin, separator, end: texts before the first call, between two calls, and after the last call.
         arguments_key: the member of a call that holds its arguments.
         in_text: calls may come after free text; otherwise an answer either begins with a call or has none.
         optional_token: a token that may stand before everything else.
@@ -84,7 +84,7 @@ class Tool:
 
     Attributes:
         parameters: JSON text of the schema of its arguments, which are an object.
-        strict: objects of the schema that say nothing about additional properties get none.
+        strict: objects of the schema that do not mention additional properties allow none.
         origin: where the schema stands in the client's request, e.g. "tools/0/function/parameters"; refusals name it.
     """
 
@@ -159,7 +159,7 @@ class _Calls:
         return {"type": kind, triggers: [trigger], "tags": [tag], "stop_after_first": True}
 
     def _calls(self, *, begin: str = "", begun: str = "", end: str) -> list[dict[str, Any]]:
-        """The calls, less what has been written of the first of them."""
+        """Return the grammar of the calls without the part of the first call that has been written already."""
         parts = self._call(begin, begun)
         if self._several:
             another = _sequence([*self._pieces(self._form.separator), *self._call("", "")])

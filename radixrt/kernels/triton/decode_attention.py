@@ -1,12 +1,12 @@
-"""Decode attention over rows of any lengths: every processor reads the same number of keys, whoever's they are.
+"""Decode attention over rows of any lengths: every processor reads the same number of keys, whatever their rows.
 
-The rows' keys are cut into blocks, which stand one after the other in a list; a fixed number of lanes share the list
-out evenly, so a row may begin in one lane and end in another one. A lane goes through its blocks in one loop, in which
-keys and values of the blocks to come are on their way, across the ends of rows too. Of a row that several lanes have a
-part of, the lane that is done last merges the parts, in their order. The softmax is FlashAttention's online one (Dao et
-al. 2022, arXiv 2205.14135), and sharing work out evenly is Stream-K's idea (Osama et al. 2023, arXiv 2301.03598).
+The rows' keys are cut into blocks, which form one list. A fixed number of lanes divide the list evenly, so a row may
+begin in one lane and end in another. A lane processes its blocks in one loop, which loads keys and values of later
+blocks ahead, also across the ends of rows. If several lanes have a part of a row, the lane that finishes last merges
+the parts, in their order. The softmax is FlashAttention's online softmax (Dao et al. 2022, arXiv 2205.14135); the even
+division of work is that of Stream-K (Osama et al. 2023, arXiv 2301.03598).
 
-`radixrt.attention.decode_runner` makes the numbers that this reads.
+`radixrt.attention.decode_runner` computes the numbers that the kernel reads.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _decode_attention_kernel(
             goes_on = next_row == row
             if next_row != row:
                 result = acc / total[:, None]
-                # Of a row that began in a lane before, this is the last part.
+                # The last part of a row that began in an earlier lane.
                 part_at = (2 * lane) * HEADS + head
                 tl.store(partial + part_at[:, None] * DIM + d[None, :], result, mask=valid[:, None] & joins)
                 tl.store(partial_lse + part_at, peak + tl.log2(total), mask=valid & joins)

@@ -38,8 +38,8 @@ def _logit_of(key):
 
 @triton.jit
 def _not_below(row, chunk_best, key, best, temperature, vocab, CHUNKS: tl.constexpr):
-    """Of the tokens with at least this key their count (int32), their weight (float64) and the least key; and the
-    largest key of the others."""
+    """Return count (int32), weight (float64) and least key of the tokens with at least this key, and the largest key of
+    the other tokens."""
     at = tl.arange(0, CHUNK)
     counts = tl.zeros([CHUNK], tl.int32)
     weights = tl.zeros([CHUNK], tl.float32)
@@ -64,7 +64,7 @@ def _not_below(row, chunk_best, key, best, temperature, vocab, CHUNKS: tl.conste
 
 @triton.jit
 def _threshold(row, chunk_best, low, high, count, weight, best, temperature, vocab, CHUNKS: tl.constexpr):
-    """The largest key from low to high with at least `count` tokens and `weight` not below it, given that low has."""
+    """Return the largest key in [low, high] that at least `count` tokens and `weight` reach; low must qualify."""
     while low < high:
         middle = ((low.to(tl.int64) + high.to(tl.int64) + 1) >> 1).to(tl.int32)
         found, found_weight, least, below = _not_below(row, chunk_best, middle, best, temperature, vocab, CHUNKS)
@@ -78,10 +78,10 @@ def _threshold(row, chunk_best, low, high, count, weight, best, temperature, voc
 def _draw_kept(
     row, chunk_best, threshold, ties, min_p, u, best, temperature, vocab, CHUNKS: tl.constexpr, PADDED: tl.constexpr
 ):  # fmt: skip
-    """The token that u falls on among those above the threshold and the first `ties` that equal it, if not below min_p.
+    """Draw a token by u among those above the threshold and the first `ties` that equal it, without those below min_p.
 
-    As in the kernels without filters: a chunk, a block of it, a token of that. On the way `left` is how many ties the
-    tokens before have not used up.
+    The search is that of the kernels without filters: a chunk, a block of it, a token of that. `left` counts the ties
+    that earlier tokens have not used up.
     """
     tie_weight = _weights(_logit_of(threshold), best, temperature)
     tie_weight = tl.where(tie_weight >= min_p, tie_weight, 0.0)

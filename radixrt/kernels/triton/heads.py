@@ -116,7 +116,7 @@ def prepare_heads(
     slots: torch.Tensor,
     early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """As `LayerOps.prepare_heads`, in float32 from the projection to what is stored.
+    """Compute `LayerOps.prepare_heads`, in float32 from the projection to the stored values.
 
     Args:
         early: see `CudaOps`.

@@ -51,7 +51,7 @@ def _part_at(sizes, u, COUNT: tl.constexpr):
 
 @triton.jit
 def chunk_sums(row_start, chunk, columns, temperature):
-    """Of a chunk of a row of logits: its best (NaN where a logit is), its weights relative to that, and where it is."""
+    """Return the best logit of a chunk of a row (NaN if any logit is), the sum of weights relative to it, its id."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(row_start + at, mask=at < columns, other=float("-inf")).to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), axis=0)

@@ -1,8 +1,7 @@
 """Symmetric memory, which all ranks of one machine map, and the device functions by which kernels use it.
 
 Programs of different ranks wait for each other. There may be more programs than a GPU holds at once, because a GPU
-starts
-them in the order of their ids: the first unfinished one has been started on every rank.
+starts them in the order of their ids: the first unfinished one has been started on every rank.
 
 Each region counts its launches in an epoch (`turn` in the kernels), which lives on the device, where captured launches
 read and advance it.
@@ -172,7 +171,7 @@ def wait_for_all(addresses, flags, apart, turn, RANK: tl.constexpr, RANKS: tl.co
 
 @triton.jit
 def is_last(turns, ORDER: tl.constexpr):
-    """Whether this is the last program to call: all others have executed what stands before, so it may set the next
+    """Whether this is the last program to call: all others have executed the code before, so it may set the next
     epoch.
 
     Args:

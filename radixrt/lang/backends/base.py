@@ -110,8 +110,8 @@ class Backend(ABC):
 
     @abstractmethod
     async def release(self, program: str, branch: str | None = None) -> None:
-        """Tell that the program, or a branch of it, makes no more calls, so that the cache may drop what it kept."""
+        """Report that the program, or a branch of it, makes no more calls, so that the cache may evict its entries."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close what the backend itself opened."""
+        """Close the resources that the backend itself opened."""

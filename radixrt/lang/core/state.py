@@ -1,4 +1,4 @@
-"""`State`: what a program appends to; `Branches`: the states of a fork; `join`: their values as text.
+"""`State`: the text to which a program appends; `Branches`: the states of a fork; `join`: their values as text.
 
 The program's thread owns its states. Appending queues steps for the `Branch` of a state, which the event loop runs.
 """
@@ -156,7 +156,7 @@ class State(StateReader):
     # --- ending ---
 
     def end(self) -> None:
-        """Tell that nothing more will be appended, so that the cache may drop what it keeps for this state. This is a
+        """Declare that nothing more will be appended, so that the cache may evict the entries of this state. This is a
         hint: appending stays possible."""
         self._branch.end()
 

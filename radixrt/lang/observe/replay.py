@@ -18,7 +18,7 @@ from radixrt.lang.observe.run_log import CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
 from radixrt.messages.parts import ProgramHint
 
-# --- the plan: what is sent, when, and after what ---
+# --- the plan: calls, their times and their dependencies ---
 
 Key = tuple[int, int]
 """Index of the run in the trace, and id of the call in it."""
