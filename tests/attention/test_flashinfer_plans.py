@@ -23,7 +23,7 @@ class Spec:
     built: list[bool] = field(default_factory=list)
 
     def build(self, verbose: bool) -> None:
-        self.together.wait(timeout=20)
+        self.together.wait(timeout=120)
         if self.fails:
             raise RuntimeError("nvcc is not there")
         self.built.append(verbose)

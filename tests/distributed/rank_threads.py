@@ -19,7 +19,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=240)
         self._brought: list[Any] = [None] * size
 
     def exchange(self, rank: int, mine: Any) -> list[Any]:

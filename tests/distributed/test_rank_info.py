@@ -100,5 +100,5 @@ def test_ranks_find_out_whether_they_share_a_machine(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert said == [one] * 3

@@ -600,7 +600,7 @@ def test_imports_neither_torch_nor_pickle_itself() -> None:
         "import sys; import numpy, sortedcontainers; before = set(sys.modules); import radixrt.mem_cache;"
         "new = set(sys.modules) - before; assert not {'torch', 'pickle', 'msgspec'} & new, new"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_nodes_are_small() -> None:

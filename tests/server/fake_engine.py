@@ -177,7 +177,7 @@ class FakeEngine:
 
     def close(self) -> None:
         self._inbox.put(None)
-        self._thread.join(5)
+        self._thread.join(60)
 
     # --- the engine ---
 
@@ -216,7 +216,7 @@ class FakeEngine:
                 self._open.discard(request.rid)
             self.deliver(OutputBatch([item]))
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "condition not met in time"
