@@ -40,6 +40,17 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_here(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for commands that end before they start anything."""
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert isinstance(code, int)
+    out, err = capfd.readouterr()
+    return subprocess.CompletedProcess(arguments, code, out, err)
+
+
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
     """The only line on stderr of a command that refused to run."""
     assert (result.returncode, result.stdout) == (2, "")
@@ -131,13 +142,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_wrong_command_line(arguments: list[str], named: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(arguments)
-    except SystemExit as ended:
-        code = ended.code  # type: ignore[assignment]
-    out, err = capfd.readouterr()
-    result = subprocess.CompletedProcess(arguments, code, out, err)
-    assert all(text in one_line(result) for text in named)
+    assert all(text in one_line(run_here(arguments, capfd)) for text in named)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +155,12 @@ def test_a_wrong_command_line(arguments: list[str], named: list[str], capfd: pyt
     ],
     ids=lambda value: " ".join(value),
 )
-def test_generate_with_a_wrong_value(arguments: list[str], named: list[str]) -> None:
-    assert all(text in one_line(run("generate", *arguments)) for text in named)
+def test_generate_with_a_wrong_value(arguments: list[str], named: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert all(text in one_line(run_here(["generate", *arguments], capfd)) for text in named)
+
+
+def test_a_wrong_value_in_a_process_of_its_own() -> None:
+    assert "max_tokens" in one_line(run("generate", "hello", "--max-tokens", "0"))
 
 
 def test_a_prompt_that_cannot_be_served(tiny_model: Callable[[str], Path]) -> None:
