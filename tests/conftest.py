@@ -126,7 +126,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def server(cache_folder: Path) -> Iterator[ServerProcess]:
-    """One real server on the embedded model, in float32 so that what it says is known."""
+    """One real server on the embedded model, in float32 so that its output is known."""
     server = ServerProcess("--dtype", "float32", "--kv-cache-tokens", "16384", "--check-invariants").wait_ready()
     yield server
     code = server.stop()

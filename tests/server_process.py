@@ -1,4 +1,4 @@
-"""A server in a process of its own, and waiting for what it certainly does, however slow the machine is."""
+"""A server in its own process, and functions that wait for its events, however slow the machine is."""
 
 from __future__ import annotations
 

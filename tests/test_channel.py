@@ -1,4 +1,4 @@
-"""Channels: order, frames that are no message, frames that are too large, and the local channel's wire form."""
+"""Channels: order, frames that do not decode, frames that are too large, and the local channel's wire form."""
 
 from __future__ import annotations
 

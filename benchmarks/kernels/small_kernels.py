@@ -1,4 +1,4 @@
-"""Tables "Small kernels" and "Products with the tokens of a batch" of docs/cuda.md.
+"""Tables "Small kernels" and "GEMMs with the tokens of a batch" of docs/cuda.md.
 
 Microseconds of each small kernel on CUDA beside torch's own operations, and the bandwidth that it reaches.
 
@@ -246,9 +246,9 @@ def by_skinny_gemm() -> Multiply:
 
 
 @dataclass(frozen=True)
-class Products:
-    """A GEMM kernel, the numbers of tokens that it is for, when it is chosen (by tokens, rows, columns, gated),
-    and whether it can be measured where it is not."""
+class GemmKernel:
+    """A GEMM kernel, its numbers of tokens, its rule of selection (by tokens, rows, columns, gated),
+    and whether it can be measured where it is not selected."""
 
     name: str
     make: Callable[[], Multiply]
@@ -257,19 +257,19 @@ class Products:
     anywhere: bool
 
 
-PRODUCTS = [
-    Products(
-        "matrix-vector products", lambda: by_gemv, lambda tokens, rows, columns, _: gemv.wins(tokens, rows, columns),
-        FEW_TOKENS, anywhere=True,
+GEMM_KERNELS = [
+    GemmKernel(
+        "matrix-vector multiplications", lambda: by_gemv,
+        lambda tokens, rows, columns, _: gemv.wins(tokens, rows, columns), FEW_TOKENS, anywhere=True,
     ),
-    Products(
+    GemmKernel(
         "batch GEMMs", by_skinny_gemm, lambda *sizes: find_config(*sizes[:3], gated=sizes[3]) is not None, BATCH_TOKENS,
         anywhere=False,
     ),
 ]  # fmt: skip
 
 
-def product(
+def gemm_cell(
     ours: CudaOps, kernel: Multiply | None, chosen: bool, tokens: int, rows: int, columns: int, gated: bool,
     early: bool, calls: int,
 ) -> str:  # fmt: skip
@@ -291,15 +291,15 @@ def product(
     return f"{mine_us:.1f} ({others_us:.1f}) {nbytes / mine_us / 1e3:.0f}{mark}"
 
 
-def product_rows(ours: CudaOps, products: Products, early: bool, calls: int) -> Iterator[list[str]]:
-    kernel = products.make()
+def gemm_rows(ours: CudaOps, gemm: GemmKernel, early: bool, calls: int) -> Iterator[list[str]]:
+    kernel = gemm.make()
     for shape, ranks in itertools.product(SHAPES, (1, 2)):
         for name, rows, columns in matrices(shape, ranks):
             gated, cells = "silu" in name, []
-            for n in products.tokens:
-                chosen = products.wins(n, rows, columns, gated)
-                mine = kernel if chosen or products.anywhere else None
-                cells.append(product(ours, mine, chosen, n, rows, columns, gated, early, calls))
+            for n in gemm.tokens:
+                chosen = gemm.wins(n, rows, columns, gated)
+                mine = kernel if chosen or gemm.anywhere else None
+                cells.append(gemm_cell(ours, mine, chosen, n, rows, columns, gated, early, calls))
             model = shape.name if ranks == 1 else f"{shape.name}, {ranks} ranks"
             yield [name, model, f"{rows} x {columns}", *cells]
 
@@ -334,11 +334,11 @@ def main() -> None:
     found = list(rows_of(ours, args.only, args.tokens, args.calls))
     if found:
         print(table([*header, *(f"T = {n}" for n in args.tokens)], found))
-    for products in PRODUCTS:
-        if args.only is None or args.only in products.name:
-            print(f"\n{products.name}")
-            found = list(product_rows(ours, products, args.early, args.calls))
-            print(table([*header, "weight", *(f"T = {n}" for n in products.tokens)], found))
+    for gemm in GEMM_KERNELS:
+        if args.only is None or args.only in gemm.name:
+            print(f"\n{gemm.name}")
+            found = list(gemm_rows(ours, gemm, args.early, args.calls))
+            print(table([*header, "weight", *(f"T = {n}" for n in gemm.tokens)], found))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ BOMB_EVERY_S = 0.5
 def scheduler(args: argparse.Namespace) -> None:
     """Seconds that the scheduler works for a step, with and without constraints, from its own counters.
 
-    The runner has one thread: with all cores for itself it would take the scheduler's, whose clock goes on.
+    The runner has one thread: with all cores it would slow down the scheduler, whose clock continues.
     """
     rows = args.rows
     options = {"max_running_requests": rows, "kv_cache_tokens": rows * 1024, "num_threads": 1}
@@ -169,7 +169,7 @@ def _forced_share(schema: Any, tokens: Sequence[int], backends: Backends) -> flo
 def throughput(args: argparse.Namespace) -> None:
     """Outputs with jump-forward on and off, alternating; greedy, the cache emptied before each side.
 
-    Prompts show an example, so that answers are as long as answers are, and not what a small model goes on about.
+    Prompts show an example, so that answers have a typical length, and not that of a small model's rambling.
     """
     chosen = fixed_schemas(args.model, read_entries(args.data, args.limit))
     if not chosen:

@@ -28,7 +28,7 @@ Script = Callable[[ToTokenizer], object]
 
 
 class ScriptedOutbox:
-    """Keeps what was sent, and does what the test's script says."""
+    """Records the sent messages, and acts as the test's script says."""
 
     def __init__(self) -> None:
         self.sent: list[ToTokenizer] = []
@@ -434,7 +434,7 @@ def test_control_hears_of_the_engines_death(client: EngineClient, outbox: Script
         client.control("flush_cache", timeout_s=WAIT_S)
 
 
-# --- what the engine says of itself ---
+# --- information about the engine ---
 
 
 def test_readiness_and_stats(client: EngineClient) -> None:

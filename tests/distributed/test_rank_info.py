@@ -88,7 +88,7 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_find_out_whether_they_share_a_machine(
     machines: list[str], one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SLURM need not say how many tasks a node has."""
+    """SLURM need not set the number of tasks of a node."""
     store = dist.HashStore()
     monkeypatch.setattr(parallel, "_boot_id", lambda: threading.current_thread().name)
     said: list[bool] = []

@@ -1,4 +1,4 @@
-"""Every mistake of a caller's is an error that names it, and costs nobody else anything."""
+"""Every mistake of a caller raises an error that names it, and affects no other request."""
 
 from __future__ import annotations
 

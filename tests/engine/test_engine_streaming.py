@@ -1,4 +1,4 @@
-"""Streams and asyncio give what `generate` gives, and whoever leaves early stops the work."""
+"""Streams and asyncio give the results of `generate`, and leaving a stream early aborts its request."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def interrupt() -> Iterator[Callable[[], None]]:
 
 
 def test_an_interrupt_aborts_the_whole_list(engine: Engine, interrupt: Callable[[], None]) -> None:
-    """Ctrl-C in a notebook: nothing may go on computing in the background."""
+    """Ctrl-C in a notebook: nothing may continue in the background."""
     before = generated(engine)
 
     def wait_and_interrupt() -> None:

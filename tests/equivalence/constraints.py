@@ -1,4 +1,4 @@
-"""Schemas and texts for generation tests: what users ask for, and what is hard about it."""
+"""Schemas and texts for generation tests: typical requests, and difficult ones."""
 
 from __future__ import annotations
 

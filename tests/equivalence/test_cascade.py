@@ -1,4 +1,4 @@
-"""Greedy text is that of transformers whether decode rows share what they have in common or not."""
+"""Greedy text is that of transformers whether shared prefixes of decode rows are computed once or not."""
 
 from __future__ import annotations
 

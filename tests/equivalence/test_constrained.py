@@ -1,4 +1,4 @@
-"""Constrained generation: every output is what was asked for, cut or not, and the way it was made changes nothing.
+"""Constrained generation: every output satisfies its constraint, cut or not, and does not depend on engine options.
 
 The random-weight model writes nonsense, and so goes where a good model never does; the real one, a twentieth as often,
 where a random one never comes. RADIXRT_TEST_RUNS scales the number of runs.

@@ -1,4 +1,4 @@
-"""Greedy output and log-probabilities equal transformers' where every step with prompts is narrowed, however small."""
+"""Greedy output and log-probabilities equal transformers' where every prefill step is narrowed, however small."""
 
 from __future__ import annotations
 

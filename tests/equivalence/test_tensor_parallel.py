@@ -1,4 +1,4 @@
-"""Several ranks, each a real process, say what one rank says: greedy, sampled, scored and constrained."""
+"""Several ranks, each a real process, give the results of one rank: greedy, sampled, scored and constrained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts and their merge in Triton equal plain attention: random trees, ragged own parts, head shapes, dtypes."""
+"""Shared prefixes and their merge in Triton equal plain attention: random trees, ragged suffixes, heads, dtypes."""
 
 from __future__ import annotations
 

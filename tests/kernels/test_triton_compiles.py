@@ -1,5 +1,5 @@
-"""The kernels that ranks of several GPUs run compile for an H200, which needs none: their other tests here are under
-Triton's interpreter, which takes what its compiler does not."""
+"""The tensor-parallel kernels compile for an H200; no GPU is needed. Their other tests run under Triton's interpreter,
+which accepts code that the compiler refuses."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ HIDDEN = HEADS * DIM
 
 
 def run_layers(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """A chain in which each kernel, and each matrix product between them, reads what the one before wrote."""
+    """A chain in which each kernel, and each GEMM between them, reads the result of the one before."""
     layer = AttentionLayer(0, HEADS, 2, DIM, DIM**-0.5)
     positions = torch.arange(TOKENS, device="cuda")
     x: torch.Tensor | None = None
@@ -32,7 +32,7 @@ def run_layers(ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, table
 def run_products(
     ops: CudaOps, residual: torch.Tensor, weight: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """The same for a step of few rows, whose products, by kernels of ours, ask for their weight before they wait."""
+    """The same for a step of few rows, whose GEMM kernels prefetch their weight before they wait."""
     x: torch.Tensor | None = None
     for _ in range(LAYERS):
         x = ops.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)

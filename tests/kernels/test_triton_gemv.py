@@ -1,4 +1,4 @@
-"""Products with a few rows against float64: within the rounding of the result and of float32 sums."""
+"""Matrix-vector multiplication with a few rows against float64: within the rounding of result and float32 sums."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_choice(triton_device: str, tokens: int, rows: int, columns: int, expect
 
 
 class CountedProducts(CudaOps):
-    """Counts the products that the kernels took."""
+    """Counts the calls that the kernels executed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Products with the tokens of a batch against float64: within the rounding of the result and of float32 sums."""
+"""GEMMs with the tokens of a batch against float64: within the rounding of the result and of float32 sums."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_choice() -> None:
 
 
 class CountedProducts(CudaOps):
-    """Takes small weights too, and counts the products that the kernel took."""
+    """Accepts small weights too, and counts the GEMMs that the kernel executed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The plainest attention backend: keys and values in a dict per row and layer, one dense causal product per row."""
+"""Reference attention backend: keys and values in a dict per row and layer, dense causal attention per row."""
 
 from __future__ import annotations
 

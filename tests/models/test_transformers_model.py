@@ -1,4 +1,4 @@
-"""Architectures without a class of ours run through transformers' code and give its logits."""
+"""Architectures without a class in radixrt run through transformers' code and give its logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes, really killed: who notices, what clients hear, and what is left behind."""
+"""Supervision of killed processes: detection, errors that clients get, and cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runner without a model that notices every mistake of the scheduler's.
+"""A runner without a model that detects every mistake of the scheduler.
 
 Each slot holds a digest of all tokens up to its position, computed from what the row's slots really hold, and the next
 token is a function of that digest. So a request's output equals `expected_output` only if every slot that it read held

@@ -14,7 +14,7 @@ def harness(**options: object) -> Harness:
 
 
 def fill(h: Harness, tag: int, tokens: int = 60) -> None:
-    """Another client's work, which nobody said anything about."""
+    """Another client's work, without hints."""
     h.add(f"fill{tag}", [40 + tag % 9, *[(tag * 7 + i) % 49 + 1 for i in range(tokens - 1)]], max_tokens=1)
     h.drain()
 

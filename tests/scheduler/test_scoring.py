@@ -1,4 +1,4 @@
-"""Scoring requests in the scheduler: exact whatever the cache, the pages, the chunks and the company."""
+"""Scoring requests in the scheduler: exact for any cache state, page size, chunk size and other requests."""
 
 from __future__ import annotations
 

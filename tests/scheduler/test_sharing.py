@@ -1,4 +1,4 @@
-"""Finding what rows share, on random trees, against an oracle that compares slots; and what it may cost."""
+"""Search for shared runs on random trees, against an oracle that compares slots, and bounds on its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random sequences of everything that can happen to the scheduler, on pools too small for what is asked."""
+"""Random sequences of all events of the scheduler, on pools that are too small for the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are wrong in every way: each is a 400 that says what is wrong, and the server goes on."""
+"""Invalid bodies of every kind: each gets a 400 that names the problem, and the server continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/decisions: questions in OpenAI's form, choices in our own, and what is wrong with either."""
+"""/v1/decisions: questions in OpenAI's form, choices in radixrt's own form, and errors in both."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Structured output and tools on the real server, as OpenAI's own client sees them.
 
-The model is small and says little of sense; what is held here is that whatever it says has the structure that was
-asked for, cut or not, whole or streamed.
+The model is small and its answers make little sense. The tests check that every answer satisfies the requested
+structure, cut or not, whole or streamed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every form in which clients ask for structure, on its way to the engine, and how the answer tells what was done."""
+"""Every form of constraint in requests: what the engine receives, and how the answer reports its enforcement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and reasoning in chat requests: what reaches the engine, and what becomes of what the model writes."""
+"""Tools and reasoning in chat requests: what the engine receives, and how the model's output is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's way out: tokens to text, stops, log-probabilities, and exactly one finish for each request."""
+"""Outputs of the worker: tokens to text, stops, log-probabilities, and exactly one finish for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's way in: valid requests reach the scheduler, and others end with their error."""
+"""Requests to the worker: valid requests reach the scheduler, and others end with their error."""
 
 from __future__ import annotations
 

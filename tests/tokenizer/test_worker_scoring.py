@@ -1,4 +1,4 @@
-"""Scoring, tokenizing and detokenizing requests in the worker: what is valid goes on, the rest ends with its error."""
+"""Scoring, tokenizing and detokenizing requests in the worker: valid requests continue, others end with their error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Bench`: a TokenizerWorker with both its sides in the test's hand."""
+"""`Bench`: a TokenizerWorker whose inbox and outboxes the test controls."""
 
 from __future__ import annotations
 

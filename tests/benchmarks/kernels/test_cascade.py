@@ -1,4 +1,4 @@
-"""The cascade benchmark's batches are what their geometry says, and both ways of computing them agree."""
+"""The cascade benchmark's batches have the stated geometry, and both computations of them agree."""
 
 from __future__ import annotations
 

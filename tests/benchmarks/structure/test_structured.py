@@ -1,4 +1,4 @@
-"""The grammar benchmark counts what it says, and outlives what its worker does not."""
+"""The grammar benchmark counts correctly, and survives failures of its worker."""
 
 from __future__ import annotations
 

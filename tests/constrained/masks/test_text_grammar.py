@@ -391,7 +391,7 @@ def test_what_is_remembered_of_a_place_is_what_is_worked_out_there(name: str, ba
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_matcher_that_lags_behind_changes_nothing(name: str, backend: BackendName, backends: Backends) -> None:
-    """Known places alone, so that the matcher hears of nothing; then it catches up, or some tokens are taken back."""
+    """Only cached states, so that the matcher gets no tokens; then it catches up, or some tokens are rolled back."""
     common = template(GRAMMARS[name], backends, backend)
     vocabulary = backends.vocabulary
     lagged = 0

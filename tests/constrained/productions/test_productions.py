@@ -1,4 +1,4 @@
-"""The intermediate grammar: what it says about itself, pruning, the wire form, left recursion."""
+"""Productions: their properties, pruning, the wire form, left recursion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recognizer against languages written out in full, and what it must do on grammars that no one can write out."""
+"""The recognizer against enumerated languages, and its properties on grammars that are too large to enumerate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns against Python's `re` where the two agree, and by hand where ECMA-262 says otherwise."""
+"""Patterns against Python's `re` where the two agree, and against expected values where ECMA-262 differs."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def random_format(rng: random.Random, depth: int) -> Format:
 
 
 def test_random_formats_mean_the_same_or_are_refused(vocabulary: Vocabulary) -> None:
-    """Also that what is written for llguidance keeps the law of the longest match."""
+    """Check also that the grammar written for llguidance satisfies the maximal-munch rule."""
     rng = random.Random(7)
     judged = 0
     for _ in range(250):

@@ -1,4 +1,4 @@
-"""`rt.Endpoint` on the real server, held against the same calls by other ways."""
+"""`rt.Endpoint` on the real server, compared with the same calls by other interfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint's HTTP against servers that say exactly what a test wants: bytes on a real socket."""
+"""The endpoint's HTTP client against servers that send exactly the bytes of a test, on a real socket."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ async def test_a_connection_is_used_again() -> None:
 
 
 async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
-    async with serving(answering(HEY)) as endpoint:  # the answer does not say that its connection closes
+    async with serving(answering(HEY)) as endpoint:  # the answer has no "Connection: close"
         for _ in range(20):
             assert await get(endpoint) == "hey"
 
 
 async def test_any_number_of_connections() -> None:
-    """The server answers nobody before all have come."""
+    """The server answers no request before all have arrived."""
     number = 300
     all_here = asyncio.Barrier(number)
 

@@ -1,4 +1,4 @@
-"""`rt.OpenAI` with the real `openai` package against the real server, which enforces what it is asked for."""
+"""`rt.OpenAI` with the real `openai` package against the real server, which enforces constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pieces of a rendered conversation come to the template's own text, whatever kind of template it is."""
+"""The pieces of a rendered conversation add up to the template's own text, for every kind of template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""select: the choice, its probabilities, and what of it stands in the state."""
+"""select: the choice, its probabilities, and the text that the state gets."""
 
 from __future__ import annotations
 

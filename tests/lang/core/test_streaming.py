@@ -1,4 +1,4 @@
-"""Programs whose texts are read as they come."""
+"""Programs whose texts are read while they are generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools: the model's calls are valid, the program answers them, and the conversation goes on from the same tokens."""
+"""Tools: the model's calls are valid, the program answers them, and the conversation continues from the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gen's types: whatever the random model writes, the value read is of the type asked for."""
+"""gen's types: whatever the random model writes, the value has the requested type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain`: the calls and shared prefixes of programs before they run, held against what real runs then do."""
+"""`explain`: the calls and shared prefixes of programs before they run, compared with real runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaying traces: what is sent and when, by hand; then real programs recorded and replayed on the real server."""
+"""Replaying traces: the plan against expected values; then real programs recorded and replayed on the real server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_calls_that_failed_when_recorded_are_left_out() -> None:
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while it works, and goes on by itself where it would wait."""
+    """An event loop with a simulated clock, which stands still during work and advances instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()

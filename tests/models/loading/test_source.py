@@ -1,4 +1,4 @@
-"""Whatever the user names becomes a local folder, or an error that says what to do."""
+"""Every model name is resolved to a local folder, or to an error that names the fix."""
 
 from __future__ import annotations
 
