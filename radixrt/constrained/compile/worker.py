@@ -1,8 +1,8 @@
 """A process that compiles constraints: `python -m radixrt.constrained.compile.worker`.
 
-`CompileClient` starts, feeds and, if need be, kills it, so that endless loops, memory use and crashes of a library end
-with this process. Frames of length-prefixed MessagePack come on stdin and go out on what was
-stdout; the first one names the vocabulary to load. The process lives until stdin closes.
+`CompileClient` starts this process, sends it jobs and kills it if necessary, so that endless loops, memory use and
+crashes of a library affect this process alone. It reads frames of length-prefixed MessagePack from stdin and writes
+them to the original stdout; the first frame names the vocabulary to load. The process lives until stdin closes.
 """
 
 from __future__ import annotations

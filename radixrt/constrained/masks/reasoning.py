@@ -4,8 +4,8 @@ The marker is a text such as "</think>". Where the vocabulary has a control toke
 its characters end the free text. The marker always ends at the end of a token, so that the grammar behind it begins
 with a token of its own; tokens that would continue behind the marker are masked.
 
-The free text can always still be ended in time: when the budget only just holds the marker, the marker is forced, and
-`fits` keeps room for the marker and for the shortest text of the grammar behind it.
+The free text can always be ended in time: when the remaining budget equals the length of the marker, the marker is
+forced, and `fits` reserves tokens for the marker and for the shortest text of the grammar behind it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Productions: the one grammar form between what a client asks for and the backends that enforce it."""
+"""Productions: the intermediate form of every grammar, between a client's constraint and the backends."""
 
 from radixrt.constrained.productions.core import (
     EmptyLanguage,

@@ -1,9 +1,9 @@
-"""Productions: the one grammar form between what a client asks for and the backends that enforce it.
+"""Productions: the intermediate form of every grammar, between a client's constraint and the backends.
 
-Rules over regular terminals. JSON schemas, regular expressions, users' EBNF, choices and tool formats are all turned
-into `Productions`; `backends` writes them for the two mask libraries, and `recognizer` follows a text through them. A
-`Productions` denotes a set of sentences; a sentence is a text in which control tokens of the
-vocabulary (`Special`) may stand between characters.
+Productions are rules over regular terminals. JSON schemas, regular expressions, users' EBNF, choices and tool formats
+are all converted to `Productions`; `backends` writes them for the two mask libraries, and `recognizer` follows a text
+through them. A `Productions` denotes a set of sentences; a sentence is a text in which control tokens of the vocabulary
+(`Special`) may stand between characters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`Piece`: a part of a text's grammar with what is known about its edges, so that parts can be put together safely.
+"""`Piece`: a part of a text's grammar with facts about its edges, so that parts can be combined safely.
 
-A backend splits a text into terminals by the longest match (see `lark`), so two parts may only stand side by side, or
-be alternatives, where that finds the right borders. Each function here puts parts together such that it does, if need
-be by making one terminal of them, or raises `Ambiguous`.
+A backend splits a text into terminals by the longest match (see `lark`), so two parts may be adjacent, or be
+alternatives, only where the longest match finds the right borders. Each function here combines parts so that it does,
+if necessary by merging them into one terminal, or raises `Ambiguous`.
 """
 
 from __future__ import annotations
