@@ -123,7 +123,7 @@ def test_splits_that_the_workspace_has_no_room_for(triton_device: str) -> None:
     from radixrt.kernels.triton import skinny_gemm
 
     x, weight, _ = make(triton_device, torch.float16, 1, 16 * 1025, 128)
-    with pytest.raises(ValueError, match="split less"):
+    with pytest.raises(ValueError, match="use fewer splits"):
         skinny_gemm.multiply(x, weight, None, skinny_gemm.Workspace("cpu"), Config(16, 64, 2, 2, 4))
 
 
