@@ -51,6 +51,14 @@ Look = Callable[..., Report]
 # --- what is enforced ---
 
 
+def test_the_earlier_import_path_works() -> None:
+    from radixrt import constrained
+
+    assert (constrained.explain, constrained.Explainer, constrained.Report) == (explain, Explainer, Report)
+    with pytest.raises(AttributeError, match="no attribute 'judge'"):
+        constrained.judge  # noqa: B018
+
+
 def test_an_enforced_schema(look: Look) -> None:
     report = look(json_schema=PERSON)
     assert report.enforced
