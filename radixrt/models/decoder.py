@@ -23,7 +23,7 @@ from radixrt.models.dense import DenseFeedForward
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
 from radixrt.models.loading.partition import partition
 from radixrt.models.model_config import LayerSpec, ModelSpec
-from radixrt.models.precision import Precision
+from radixrt.models.precision import Precision, torch_dtype
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         decoder = spec.decoder
         part = partition(spec) if group is None else partition(spec, group.rank, group.size)
         self._model_spec, self._part, self._group, self._ops = spec, part, group, ops
-        dtype, residual_dtype = getattr(torch, precision.dtype), getattr(torch, precision.residual)
+        dtype, residual_dtype = torch_dtype(precision.dtype), torch_dtype(precision.residual)
         self._dtype, self._residual_dtype, self._eps = dtype, residual_dtype, decoder.rms_norm_eps
         self._precision = precision
         method = LINEAR_METHODS[decoder.linear_method](ops, keep_float32=precision.float32_min_tokens is not None)
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
             spec.decoder.rope,
             spec.decoder.head_dim,
             spec.context_length,
-            getattr(torch, self._precision.rotary),
+            torch_dtype(self._precision.rotary),
             self.embed_tokens.device,
         )
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 FLOAT32_MIN_TOKENS = 32
 """Fewest tokens of a step at which float32 linear layers are faster on a CPU without fast bfloat16 GEMM. Measured on an
@@ -54,6 +58,13 @@ def choose_precision(dtype: str, device: str, num_parameters: int = 0) -> Precis
         return Precision(dtype, dtype, dtype)
     slow = dtype == "bfloat16" and not has_fast_bfloat16(flags) and num_parameters <= FLOAT32_MAX_PARAMETERS
     return Precision(dtype, "float32", "float32", FLOAT32_MIN_TOKENS if slow else None)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of a resolved name (not "auto")."""
+    import torch
+
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def cpu_flags() -> frozenset[str]:

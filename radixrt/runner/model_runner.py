@@ -28,6 +28,7 @@ from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
+from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
@@ -37,7 +38,6 @@ from radixrt.runner.runner_config import (
     pick_device,
     pick_threads,
     supports_dependent_launch,
-    torch_dtype,
 )
 from radixrt.runner.sampling.logprobs import PromptScorer
 from radixrt.runner.sampling.sampler import Sampler

@@ -53,11 +53,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a resolved config value (not "auto")."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-
 def pick_threads(wanted: int | None, ranks: int = 1) -> int:
     """Return the number of threads of one CPU runner: the configured number, else OMP_NUM_THREADS, else an equal share
     for each of `ranks` of the cores that this process may use.

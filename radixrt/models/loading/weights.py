@@ -21,11 +21,10 @@ from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
 from radixrt.models.loading.checkpoint import CheckpointTensor
 from radixrt.models.loading.partition import check_partition
-from radixrt.models.model_config import ModelSpec
-from radixrt.models.precision import choose_precision
+from radixrt.models.model_config import DTYPES, ModelSpec
+from radixrt.models.precision import choose_precision, torch_dtype
 from radixrt.models.registry import Model, model_class
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DUMMY_STD = 0.02
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors of old checkpoints that are derived from the config, as we derive them too."""
@@ -67,7 +66,7 @@ def load_model(
     kind = model_class(spec.architecture)
     if spec.decoder is None:
         return kind.from_folder(  # type: ignore[no-any-return]
-            folder, spec, DTYPES[dtype], torch.device(device), load_format == "dummy", seed, show_progress
+            folder, spec, torch_dtype(dtype), torch.device(device), load_format == "dummy", seed, show_progress
         )
     precision = choose_precision(dtype, torch.device(device).type, spec.decoder.num_linear_parameters)
     model = kind(spec, precision, ops or TorchOps(), group)
