@@ -125,7 +125,7 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(30000, "port to listen on", low=0)
     api_key: str | None = option(None, "clients must send it as a bearer token; default: RADIXRT_API_KEY, else none")
-    cors_origins: str = option("*", "comma-separated origins that browsers may call from; empty: none")
+    cors_origins: str = option("", "comma-separated origins that browsers may call from, * for all; default: none")
     max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
     grace_s: float = option(30.0, "time that running requests have to end after SIGTERM", low=0.0)
     tool_call_format: str = option(

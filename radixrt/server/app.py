@@ -25,6 +25,7 @@ from radixrt.server.http.errors import (
     on_request_error,
 )
 from radixrt.server.http.middleware import MODEL_PATH, Guard, Observe
+from radixrt.server.http.receive import check_content_type
 from radixrt.server.request_groups import Service
 from radixrt.server.routes import management
 from radixrt.server.routes.chat import chat_completions
@@ -93,6 +94,7 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
 
 def _bind(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
+        check_content_type(request)
         return await handler(service, request)
 
     endpoint.__name__ = handler.__name__

@@ -49,7 +49,10 @@ def read_streams(port: int, streams: int, route: str) -> None:
     path, body = BODIES[route]
     for _ in range(streams):
         client = socket.create_connection(("127.0.0.1", port))
-        client.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+        client.sendall(
+            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (path, len(body), body)
+        )
         selector.register(client, selectors.EVENT_READ)
     while selector.get_map():
         for key, _ in selector.select():

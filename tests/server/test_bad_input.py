@@ -12,10 +12,11 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller, check_error
 
 USER = [{"role": "user", "content": "hi"}]
+JSON = {"content-type": "application/json"}
 
 
 def post_raw(caller: Caller, body: bytes, path: str = "/v1/chat/completions") -> httpx.Response:
-    return caller.post(path, content=body, headers={"content-type": "application/json"})
+    return caller.post(path, content=body, headers=JSON)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_chunked_body_is_bounded_too(engine: FakeEngine) -> None:
             pieces += 1
             yield b"x" * 1000
 
-    check_error(caller.post("/generate", content=endless()), 413, None, "body_too_large")
+    check_error(caller.post("/generate", content=endless(), headers=JSON), 413, None, "body_too_large")
     assert pieces < 100
 
 

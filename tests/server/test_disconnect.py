@@ -54,7 +54,11 @@ def test_closed_socket_is_noticed_at_once(engine: FakeEngine, live: str, stream:
     host, port = live.removeprefix("http://").split(":")
     body = b'{"prompt": "x", "stream": %s}' % (b"true" if stream else b"false")
     client = socket.create_connection((host, int(port)))
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
     if stream:
         assert b"200 OK" in client.recv(10_000)
     engine.wait_for(lambda: len(engine.requests) == 1)
@@ -66,7 +70,9 @@ def test_closed_socket_is_noticed_at_once(engine: FakeEngine, live: str, stream:
 def test_leaving_while_sending_the_body_does_nothing(engine: FakeEngine, live: str) -> None:
     host, port = live.removeprefix("http://").split(":")
     client = socket.create_connection((host, int(port)))
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    )
     client.close()
     counted = 'radixrt_http_requests_total{route="/v1/completions"'
     engine.wait_for(lambda: counted in httpx.get(f"{live}/metrics", timeout=60).text)  # the request has ended

@@ -334,7 +334,7 @@ def test_bad_input_is_refused_and_the_server_goes_on(
     complete: Callable, idle: Callable[[], None], server_url: str, path: str, body: object
 ) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = httpx.post(f"{server_url}{path}", content=raw, timeout=60)
+    response = httpx.post(f"{server_url}{path}", content=raw, headers={"content-type": "application/json"}, timeout=60)
     assert response.status_code in (400, 413), response.text
     assert response.json()["error"]["message"]
     assert complete(max_tokens=2).choices[0].text

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.http.errors import ClientGone, model_not_found
 from radixrt.server.request_groups import Service
@@ -24,10 +24,35 @@ class HasModel(Protocol):
 T = TypeVar("T")
 B = TypeVar("B", bound=HasModel)
 
+JSON_TYPE = "application/json"
 BODY_TIMEOUT_S = 60.0
 DISCARD_FACTOR = 4
 """A body over the limit is read and discarded up to this many times the limit, so that the client, which is still
 sending, can read the answer instead of failing with a broken pipe."""
+
+
+def check_content_type(request: Request) -> None:
+    """Refuse a POST that a page of another origin could make a browser send without asking this server first.
+
+    A browser asks (by a CORS preflight) before it sends application/json across origins. It does not ask before it
+    sends text/plain, forms, or no body at all; but it always names the page's origin, which other clients do not.
+
+    Raises:
+        RequestError: 415.
+    """
+    if request.method != "POST":
+        return
+    headers = request.headers
+    given = headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() == JSON_TYPE:
+        return
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if has_body or given or "origin" in headers:
+        raise RequestError(
+            f"the content type is {shown(given) if given else 'missing'}; send the header 'Content-Type: {JSON_TYPE}'",
+            code="unsupported_media_type",
+            status=415,
+        )
 
 
 async def receive(service: Service, request: Request, decoder: msgspec.json.Decoder[B]) -> tuple[B, EngineReady]:
