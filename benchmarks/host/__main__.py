@@ -41,7 +41,7 @@ from radixrt.client.requests import Job, jobs
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.executor.multiproc_executor import MultiprocExecutor
+from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.scheduler import TokenizedReq, ToScheduler
 from radixrt.messages.wire import pack_i32
@@ -155,13 +155,14 @@ def measure_busy(
     with tempfile.TemporaryDirectory(prefix="radixrt-host-") as scratch:
         context: zmq.Context[Any] = zmq.Context()
         endpoints = [f"ipc://{scratch}/{name}" for name in ("runner", "answers")]
+        ranks = RankEndpoints(endpoints[:1], endpoints[1])
         masks, prepare_ms = f"{scratch}/masks", 0.0 if schema is None else PREPARE_MS
         command = [sys.executable, "-m", "benchmarks.host.device", *endpoints]
         command += [str(step_ms), str(prepare_ms), masks, str(vocab_size), str(eos_id)]
         device = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-        executor = MultiprocExecutor(context, endpoints[:1], endpoints[1], mask_path=masks, max_rows=rows)
+        executor = MultiprocExecutor(context, lambda epoch: ranks, mask_path=masks, max_rows=rows)
         try:
             executor.wait_ready(30.0)
             inbox: Wire[ToScheduler] = Wire(ToScheduler)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 STORE_KEY = "radixrt/scheduler"
 LAST_WORDS_S = 0.3
-"""How long a rank that cannot start lives on, so that its message leaves."""
+"""Time for which a rank that failed lives on, so that its message leaves."""
 
 
 def is_other_rank(config: Config) -> bool:
@@ -108,7 +108,11 @@ def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> NoRet
         time.sleep(LAST_WORDS_S)
         raise
     logger.info("rank %d of %d is ready", rank_info.rank, rank_info.size)
-    serve_steps(worker, inbox)
+    try:
+        serve_steps(worker, inbox)
+    except RadixRTError:
+        time.sleep(LAST_WORDS_S)
+        raise
 
 
 def _exit_with_scheduler(watch: ConnectionWatch) -> None:

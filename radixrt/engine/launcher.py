@@ -96,6 +96,7 @@ class Launcher:
             "config": config_to_dict(self._config),
             "settings": self._settings.to_dict(),
             "folder": self._folder,
+            "epoch": 0,
         }
         with contextlib.suppress(BrokenPipeError):  # the worker exited at once; the watcher reports it
             worker.stdin.write(json.dumps(given) + "\n")

@@ -53,7 +53,10 @@ def process_name(kind: str) -> str:
 
 
 class Endpoints:
-    """Addresses (ipc://) and files of one engine, all in its private folder."""
+    """Addresses (ipc://) and files of one engine, all in its private folder.
+
+    Those of runners belong to one epoch, a life of all ranks: nothing of an earlier rank reaches its successor.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -61,15 +64,22 @@ class Endpoints:
     def of(self, name: str) -> str:
         return f"ipc://{self.folder}/{name}"
 
+    def runner(self, rank: int, epoch: int) -> str:
+        """Inbox of a rank."""
+        return self.of(f"runner-{rank}.{epoch}")
+
+    def answers(self, epoch: int) -> str:
+        """Inbox of the scheduler for the ranks."""
+        return self.of(f"answers.{epoch}")
+
     @property
     def masks(self) -> str:
         """File that the scheduler and the runners map to share grammar masks."""
         return f"{self.folder}/masks"
 
-    @property
-    def ranks(self) -> str:
+    def ranks(self, epoch: int) -> str:
         """File of the rendezvous of this machine's runners."""
-        return f"{self.folder}/ranks"
+        return f"{self.folder}/ranks.{epoch}"
 
     @property
     def addresses(self) -> str:
@@ -78,8 +88,9 @@ class Endpoints:
 
 
 def run_tokenizer(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
-) -> None:
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int,
+    epoch: int,
+) -> None:  # fmt: skip
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer"), ToTokenizer)
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler"))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main"))
@@ -92,11 +103,12 @@ def run_tokenizer(
 
 
 def run_scheduler(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
-) -> None:
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int,
+    epoch: int,
+) -> None:  # fmt: skip
     inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler"), ToScheduler)
     to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer"))
-    executor = _make_executor(config, settings, endpoints, context)
+    executor = _make_executor(config, settings, endpoints, context, epoch)
     ready = executor.wait_ready(config.executor.start_timeout_s)
     loop = assembly.make_scheduler_loop(config, settings, ready, executor, inbox, to_tokenizer, inbox.socket)
     _settle()
@@ -105,28 +117,32 @@ def run_scheduler(
 
 
 def _make_executor(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any]
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], epoch: int
 ) -> Executor:
     from radixrt.executor.external_executor import ExternalLauncherExecutor
-    from radixrt.executor.multiproc_executor import MultiprocExecutor
+    from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 
-    answers, max_rows = endpoints.of("answers"), config.scheduler.max_running_requests
+    max_rows = config.scheduler.max_running_requests
     if config.executor.executor == "external":
         return ExternalLauncherExecutor(
-            context, endpoints.of("runner-0"), answers, mask_path=endpoints.masks, max_rows=max_rows,
-            host=os.environ["MASTER_ADDR"], size=settings.tp, address_file=endpoints.addresses,
+            context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
+            max_rows=max_rows, host=os.environ["MASTER_ADDR"], size=settings.tp, address_file=endpoints.addresses,
         )  # fmt: skip
-    ranks = [endpoints.of(f"runner-{rank}") for rank in range(settings.tp)]
-    return MultiprocExecutor(context, ranks, answers, mask_path=endpoints.masks, max_rows=max_rows)
+
+    def of_epoch(epoch: int) -> RankEndpoints:
+        return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(settings.tp)], endpoints.answers(epoch))
+
+    return MultiprocExecutor(context, of_epoch, epoch=epoch, mask_path=endpoints.masks, max_rows=max_rows)
 
 
 def run_runner(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int
-) -> None:
+    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int,
+    epoch: int,
+) -> None:  # fmt: skip
     from radixrt.runner.worker import serve_steps
 
-    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.of(f"runner-{rank}"), ToRunner)
-    answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.of("answers"))
+    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.runner(rank, epoch), ToRunner)
+    answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.answers(epoch))
     timeout_s = config.executor.start_timeout_s
     if config.executor.executor == "external":
         from radixrt.engine.external import publish_addresses
@@ -134,7 +150,7 @@ def run_runner(
         rank_info = rank_from_environment(os.environ, timeout_s)
         publish_addresses(rank_info, endpoints.addresses)
     else:
-        rank_info = RankInfo(rank, settings.tp, rank, settings.tp, endpoints.ranks, timeout_s)
+        rank_info = RankInfo(rank, settings.tp, rank, settings.tp, endpoints.ranks(epoch), timeout_s)
     rank_info = dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
     worker = assembly.make_runner_worker(config, settings, answers, rank_info, mask_path=endpoints.masks)
     worker.start()
@@ -148,7 +164,7 @@ def _settle() -> None:
     gc.freeze()
 
 
-RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any], int], None]] = {
+RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any], int, int], None]] = {
     "tokenizer": run_tokenizer,
     "scheduler": run_scheduler,
     "runner": run_runner,
@@ -178,7 +194,7 @@ def main(kind: str) -> int:
     threading.Thread(target=_exit_with_launcher, args=(given["folder"],), daemon=True).start()
     base, _, rank = kind.partition("-")
     try:
-        RUN[base](config, settings, Endpoints(given["folder"]), zmq.Context(), int(rank or 0))
+        RUN[base](config, settings, Endpoints(given["folder"]), zmq.Context(), int(rank or 0), given["epoch"])
     except RadixRTError as error:
         error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:

@@ -39,6 +39,20 @@ class Executor(ABC):
             EngineError: a rank failed or was not ready in time.
         """
 
+    def restart(self, epoch: int) -> None:
+        """Connect to the ranks that were started anew for an epoch; what was sent to earlier ones or by them is gone.
+
+        Steps may be submitted once `poll_ready` has returned a message.
+
+        Raises:
+            EngineError: these ranks cannot be started anew.
+        """
+        raise EngineError("the ranks of this engine cannot be restarted")
+
+    def poll_ready(self) -> RunnerReady | None:
+        """Return rank 0's message once after `restart`, when every rank is ready; None before. Never waits."""
+        raise EngineError("the ranks of this engine cannot be restarted")
+
     @abstractmethod
     def submit(self, step: ForwardStep) -> None:
         """Send a step to every rank without waiting."""
@@ -83,6 +97,11 @@ class Executor(ABC):
     def socket(self) -> Any | None:
         """ZMQ socket that becomes readable with an answer; None if answers need no socket."""
         return None
+
+    @property
+    def is_restartable(self) -> bool:
+        """True if main starts ranks anew that have died, and ends those that hang; see `restart`."""
+        return False
 
     @property
     def runs_ahead(self) -> bool:

@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.errors import ConfigError, EngineError
-from radixrt.executor.multiproc_executor import MultiprocExecutor
+from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 from radixrt.messages.runner import FromRunner, ToRunner
 
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -75,7 +75,8 @@ class ExternalLauncherExecutor(MultiprocExecutor):
         self, context: zmq.Context[Any], rank_endpoint: str, answer_endpoint: str, *, mask_path: str, max_rows: int,
         host: str, size: int, address_file: str,
     ) -> None:  # fmt: skip
-        super().__init__(context, [rank_endpoint], answer_endpoint, mask_path=mask_path, max_rows=max_rows)
+        own = RankEndpoints([rank_endpoint], answer_endpoint)
+        super().__init__(context, lambda epoch: own, mask_path=mask_path, max_rows=max_rows)
         keys = Curve.make()
         try:
             anywhere = f"tcp://{socket.gethostbyname(host)}:*"
@@ -115,6 +116,13 @@ class ExternalLauncherExecutor(MultiprocExecutor):
             if watch.lost():
                 raise EngineError(f"the process of rank {rank} is gone; its own output says why")
         return None
+
+    def restart(self, epoch: int) -> None:
+        raise EngineError("ranks that were started externally cannot be restarted")
+
+    @property
+    def is_restartable(self) -> bool:
+        return False
 
     def close(self) -> None:
         for watch in self._watches.values():

@@ -1,9 +1,14 @@
-"""`MultiprocExecutor`: one worker process for each rank, over ZMQ. The launcher starts and supervises the processes."""
+"""`MultiprocExecutor`: one worker process for each rank, over ZMQ. The launcher starts and supervises the processes.
+
+When a rank dies, the launcher starts all of them anew, and each such life of the ranks, an *epoch*, has endpoints of
+its own: ZMQ would deliver what is queued for an earlier rank to its successor.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -18,41 +23,76 @@ from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMa
 READY_WAIT_S = 0.05
 
 
+class RankEndpoints(NamedTuple):
+    """Endpoints of one epoch.
+
+    Attributes:
+        ranks: inbox of each rank.
+        answers: inbox of the scheduler for all ranks.
+    """
+
+    ranks: list[str]
+    answers: str
+
+
 class MultiprocExecutor(Executor):
     """Sends the same encoded bytes to each rank's inbox; all ranks answer into one inbox.
 
     Args:
+        endpoints: returns the endpoints of an epoch.
+        epoch: epoch of the ranks that are starting now.
         mask_path, max_rows: file of the buffer for grammar masks, and its capacity in rows of a step.
     """
 
     def __init__(
         self,
         context: zmq.Context[Any],
-        rank_endpoints: list[str],
-        answer_endpoint: str,
+        endpoints: Callable[[int], RankEndpoints],
         *,
+        epoch: int = 0,
         mask_path: str,
         max_rows: int,
     ) -> None:
+        self._context = context
+        self._endpoints = endpoints
         self._mask_path = mask_path
         self._max_rows = max_rows
         self._masks: MaskBuffer | None = None
-        self._answers: ZmqInbox[FromRunner] = ZmqInbox(context, answer_endpoint, FromRunner)
         self._encoder = msgspec.msgpack.Encoder()
-        self._ranks: list[ZmqOutbox[ToRunner]] = [ZmqOutbox(context, endpoint) for endpoint in rank_endpoints]
+        self._connect(epoch)
+
+    def _connect(self, epoch: int) -> None:
+        endpoints = self._endpoints(epoch)
+        self._answers: ZmqInbox[FromRunner] = ZmqInbox(self._context, endpoints.answers, FromRunner)
+        self._ranks: list[ZmqOutbox[ToRunner]] = [ZmqOutbox(self._context, endpoint) for endpoint in endpoints.ranks]
+        self._ready: dict[int, RunnerReady] = {}
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         deadline = time.monotonic() + timeout_s
-        ready: dict[int, RunnerReady] = {}
-        while len(ready) < len(self._ranks):
+        while len(self._ready) < len(self._ranks):
             message = self.take(READY_WAIT_S)
             if message is None and time.monotonic() > deadline:
-                raise EngineError(f"only {len(ready)} of {len(self._ranks)} runners were ready after {timeout_s:g} s")
+                missing = f"only {len(self._ready)} of {len(self._ranks)} runners were ready"
+                raise EngineError(f"{missing} after {timeout_s:g} s")
             if isinstance(message, StepFailed):
                 raise EngineError(f"runner {message.rank} failed to start: {message.error}")
             if isinstance(message, RunnerReady):
-                ready[message.rank] = message
-        return ready[0]
+                self._ready[message.rank] = message
+        return self._ready[0]
+
+    def restart(self, epoch: int) -> None:
+        self.close()
+        self._connect(epoch)
+
+    def poll_ready(self) -> RunnerReady | None:
+        if len(self._ready) == len(self._ranks):
+            return None
+        while (message := self.take()) is not None:
+            if isinstance(message, RunnerReady):
+                self._ready[message.rank] = message
+                if len(self._ready) == len(self._ranks):
+                    return self._ready[0]
+        return None
 
     def submit(self, step: ForwardStep) -> None:
         self._send(step)
@@ -75,6 +115,10 @@ class MultiprocExecutor(Executor):
         for rank in self._ranks:
             rank.close()
         self._answers.close()
+
+    @property
+    def is_restartable(self) -> bool:
+        return True
 
     @property
     def socket(self) -> Any | None:

@@ -1,6 +1,7 @@
-"""Messages between the tokenizer process and the scheduler process.
+"""Messages between the tokenizer process and the scheduler process, and of main to the scheduler.
 
 tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, AbortReq, ReleaseReq, ControlReq
+main      -> scheduler   RunnerRestarted
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
 """
 
@@ -94,6 +95,21 @@ class ControlReq(Message, frozen=True, array_like=True, tag=True):
 
     id: str
     op: Literal["flush_cache", "check", "drain"]
+
+
+class RunnerRestarted(Message, frozen=True, array_like=True, tag=True):
+    """Notice of main that all ranks of earlier epochs are dead, and that those of this epoch are starting.
+
+    The scheduler drops the steps in flight, connects to the endpoints of the epoch, and submits steps again when every
+    rank has sent its RunnerReady there.
+
+    Attributes:
+        epoch: number of this life of the ranks; larger than every earlier one.
+        reason: cause of the restart, for the log: the process that failed and how.
+    """
+
+    epoch: int
+    reason: str
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -195,7 +211,13 @@ class ProgramStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
-    """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds."""
+    """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
+
+    Attributes:
+        runner_restarts: times that the ModelRunner was started anew.
+        resumed: times that a request went on from its tokens after it had lost its slots with the cache.
+        cache_resets: times that the prefix cache restarted empty, by reason.
+    """
 
     waiting: int
     running: int
@@ -221,6 +243,9 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     mask_s: float = 0.0
     grammars: GrammarStats | None = None
     programs: ProgramStats | None = None
+    runner_restarts: int = 0
+    resumed: int = 0
+    cache_resets: dict[str, int] = {}
 
 
-ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq
+ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted

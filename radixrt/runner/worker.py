@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from radixrt.channel import Outbox, ZmqInbox
+from radixrt.errors import EngineError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.messages.runner import (
     DebugReply,
@@ -134,8 +135,11 @@ class Worker:
             return self._runner.idle_work()
 
     def _guarded(self, step: ForwardStep, work: Callable[[], None]) -> None:
-        """Run a part of a step. An exception fails that step alone, unless the device is unusable or has other
-        ranks."""
+        """Run a part of a step. An exception fails that step alone, unless the device is unusable or has other ranks.
+
+        Raises:
+            EngineError: this rank cannot continue.
+        """
         try:
             with torch.inference_mode():
                 work()
@@ -145,6 +149,8 @@ class Worker:
                 self.answer_ready(wait=True)  # answers keep the order of the steps
             fatal = not self._alone or not self._runner.is_usable()
             self._answers.send(StepFailed(step.step_id, self._rank, _error_text(error), fatal=fatal))
+            if fatal:
+                raise EngineError(f"step {step.step_id} broke it: {_error_text(error)}") from error
 
     def _launch(self, step: ForwardStep) -> None:
         started = time.perf_counter()

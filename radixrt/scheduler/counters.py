@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -29,3 +30,6 @@ class Counters:
     refused_holds: int = 0
     releases: int = 0
     expired_programs: int = 0
+    runner_restarts: int = 0
+    resumed: int = 0
+    cache_resets: Counter[str] = field(default_factory=Counter)

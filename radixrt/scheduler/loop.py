@@ -20,6 +20,7 @@ from radixrt.messages.scheduler import (
     ControlReply,
     ControlReq,
     ReleaseReq,
+    RunnerRestarted,
     SchedulerReady,
     SchedulerStats,
     TokenizedReq,
@@ -52,7 +53,7 @@ class SchedulerLoop:
     Args:
         grammars: compiles the constraints of requests before they join the queue.
         max_inflight: maximum number of steps submitted and not yet answered.
-        step_timeout_s: time without an answer after which the runner counts as hung.
+        step_timeout_s: time without an answer after which a runner that main does not watch counts as hung.
         shared_cores: steps are computed on the cores that also compile grammars.
         watch_s: seconds after a constrained step has become the oldest in flight for which the loop busy-waits for its
             answer: the next mask waits for that answer, and waking up takes time. 0 disables busy-waiting.
@@ -102,7 +103,7 @@ class SchedulerLoop:
             Whether the iteration did something or a step is in flight.
 
         Raises:
-            EngineError: the runner hangs.
+            EngineError: the runner hangs or failed, and cannot be restarted; or the restarted one has another pool.
         """
         busy = self._advance()
         if wait and not busy:
@@ -127,6 +128,8 @@ class SchedulerLoop:
     def _advance(self) -> bool:
         """Receive messages and grammars, and submit steps; returns whether there were any."""
         busy = self._take_messages()
+        if not self._core.has_runner:
+            busy |= self._take_ready()
         busy |= self._take_grammars()
         busy |= self._submit()
         return busy
@@ -147,6 +150,8 @@ class SchedulerLoop:
                     self._core.abort(message.rid, now)
             elif isinstance(message, ReleaseReq):
                 self._core.programs.release(message.program, message.branch)
+            elif isinstance(message, RunnerRestarted):
+                self._restart(message)
             else:
                 self._control(message)
         return taken
@@ -219,15 +224,17 @@ class SchedulerLoop:
             return False
         answer = self._executor.recv()
         if answer is None:
-            if time.monotonic() - self._head_since > self._step_timeout_s:
+            if not self._executor.is_restartable and time.monotonic() - self._head_since > self._step_timeout_s:
                 step = self._inflight[0].step_id
                 raise EngineError(f"the ModelRunner did not answer step {step} within {self._step_timeout_s:g} s")
             return False
+        if isinstance(answer, StepFailed) and answer.fatal:
+            if self._executor.is_restartable:
+                return False  # the rank exits, and main starts it anew
+            raise EngineError(f"step {answer.step_id} broke runner {answer.rank}: {answer.error}")
         started = time.perf_counter()
         batch = self._inflight.popleft()
         if isinstance(answer, StepFailed):
-            if answer.fatal:
-                raise EngineError(f"step {answer.step_id} broke runner {answer.rank}: {answer.error}")
             self._core.fail(batch, answer.error, time.monotonic())
         else:
             self._core.counters.runner_s += answer.forward_s
@@ -239,6 +246,32 @@ class SchedulerLoop:
             self._new_head()
         if self._check:
             check_scheduler(self._core)
+        return True
+
+    # --- a ModelRunner that main starts anew ---
+
+    def _restart(self, notice: RunnerRestarted) -> None:
+        while self._inflight and self._commit():
+            pass  # answers that were sent before the end
+        logger.warning("%d steps are lost: %s", len(self._inflight), notice.reason)
+        self._inflight.clear()
+        self._core.runner_lost()
+        if self._executor.socket is not None:
+            self._poller.unregister(self._executor.socket)
+        self._executor.restart(notice.epoch)
+        if self._executor.socket is not None:
+            self._poller.register(self._executor.socket, zmq.POLLIN)
+
+    def _take_ready(self) -> bool:
+        """Submit steps again once every rank is ready; returns whether that is so since now."""
+        ready = self._executor.poll_ready()
+        if ready is None:
+            return False
+        num_slots = self._core.kv.allocator.num_slots
+        if ready.num_slots != num_slots:
+            raise EngineError(f"the restarted ModelRunner has {ready.num_slots} KV slots instead of {num_slots}")
+        self._core.runner_ready()
+        logger.info("the ModelRunner is ready again; %d requests go on", len(self._core.waiting))
         return True
 
     def _send_deltas(self) -> None:
@@ -321,4 +354,7 @@ class SchedulerLoop:
             mask_s=c.mask_s,
             grammars=self._grammars.stats(),
             programs=core.programs.stats(),
+            runner_restarts=c.runner_restarts,
+            resumed=c.resumed,
+            cache_resets=dict(c.cache_resets),
         )

@@ -3,6 +3,7 @@
     queue            -> WAITING
     activate            WAITING -> PREFILL          takes a row and the cached prefix
     retract             PREFILL, RUNNING -> WAITING gives the row back, to be recomputed later
+    recover             the same for all of them, when the cache is lost
     end                 any -> FINISHED             the request's one finish
 
 A scoring request is a `ScoreGroup` whose rows are requests of their own; it ends when its last row has.
@@ -85,8 +86,15 @@ class RequestTable:
         if req.scores is not None:
             self.groups[req.scores.rid].admitted(prompt_tokens, cached_tokens, now)
 
-    def retract(self, req: Req, *, keep: bool) -> None:
-        """Put an active request back to waiting; what it computed stays in the cache if `keep`."""
+    def retract(self, req: Req) -> None:
+        """Put an active request back to waiting for lack of slots; what it computed stays in the cache."""
+        self._requeue(req, keep=True)
+        req.stats.retractions += 1
+        self._counters.retractions += 1
+        if req.scores is not None:
+            self.groups[req.scores.rid].retractions += 1
+
+    def _requeue(self, req: Req, *, keep: bool) -> None:
         self._kv.release(req, keep=keep)
         self.active.remove(req)
         req.num_pending = 0
@@ -95,17 +103,22 @@ class RequestTable:
         if req.num_output == 0:
             self._writer.drop_prompt_logprobs(req)  # they will be computed again
         req.state = ReqState.WAITING
-        req.stats.retractions += 1
-        self._counters.retractions += 1
-        if req.scores is not None:
-            self.groups[req.scores.rid].retractions += 1
         self.waiting.insert(0, req)
 
-    def recover(self) -> None:
-        """Recompute every active request from its known tokens, on an empty cache. No step may be in flight."""
+    def recover(self, reason: str) -> None:
+        """Recompute every active request from its known tokens, on an empty cache. No step may be in flight.
+
+        A request needs nothing else to go on as if nothing had happened: its grammar's state belongs to its known
+        tokens, penalties are counted from them, and a random number belongs to a seed and a position.
+
+        Args:
+            reason: key of the counter of cache resets.
+        """
         for req in reversed(list(self.active)):
-            self.retract(req, keep=False)
+            self._requeue(req, keep=False)
+            self._counters.resumed += 1
         self._kv.cache.reset()
+        self._counters.cache_resets[reason] += 1
         self._programs.clear()
         self.recovering = False
 

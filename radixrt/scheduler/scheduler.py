@@ -2,7 +2,8 @@
 
 A step takes three verbs: `Scheduler.next_batch` decides it and allocates its slots, the executor's `submit` sends it to
 the runner, and `Scheduler.commit` (or `fail`) takes its answer. Steps are committed in the order in which they were
-decided. `add` and `abort` change which requests are open. Deltas for the tokenizer accumulate until `take_deltas`.
+decided; between `runner_lost` and `runner_ready` there are none. `add` and `abort` change which requests are open.
+Deltas for the tokenizer accumulate until `take_deltas`.
 
 Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
 `Admission` (prefill chunks of a step), `KVManager` (slots), `ConstrainedRequests` (grammars), `Programs` (hints),
@@ -33,6 +34,8 @@ from radixrt.scheduler.scoring import ScoreGroup, longest_row
 from radixrt.scheduler.sharing import NOTHING, SharingPlanner
 
 RUNNING = ReqState.RUNNING
+RESET_BY_STEP, RESET_BY_RUNNER, RESET_BY_FLUSH = "step_failed", "runner_restarted", "flushed"
+"""Reasons for which the prefix cache restarts empty."""
 EXPIRY_CHECK_S = 0.05
 """Interval between checks of deadlines, which are not checked at every step."""
 
@@ -63,6 +66,7 @@ class Scheduler:
         self._next_seq = 0
         self._next_step = 0
         self._num_inflight = 0
+        self._has_runner = True
         self._next_expiry_check = 0.0
         self.counters = Counters()
         self.programs = Programs(kv.cache, self.counters)
@@ -90,6 +94,11 @@ class Scheduler:
     def mask_words(self) -> int:
         """Number of uint32 words of one row's mask."""
         return self._mask_words
+
+    @property
+    def has_runner(self) -> bool:
+        """False between `runner_lost` and `runner_ready`."""
+        return self._has_runner
 
     @property
     def is_idle(self) -> bool:
@@ -194,6 +203,7 @@ class Scheduler:
     def flush_cache(self) -> None:
         """Drop everything from the cache that no active request holds."""
         self._kv.cache.evict(self._kv.cache.evictable_size)
+        self.counters.cache_resets[RESET_BY_FLUSH] += 1
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_check:
@@ -216,7 +226,7 @@ class Scheduler:
     def next_batch(self, now: float) -> ScheduleBatch | None:
         """The next step, its slots allocated; None if there is nothing to do before those in flight are committed."""
         self._expire(now)
-        if self._requests.recovering:
+        if self._requests.recovering or not self._has_runner:
             return None
         while True:
             active = self._requests.active
@@ -269,7 +279,7 @@ class Scheduler:
         active = self._requests.active
         if len(active) < 2:
             return False
-        self._requests.retract(min(active, key=lambda r: (r.priority, -r.seq)), keep=True)
+        self._requests.retract(min(active, key=lambda r: (r.priority, -r.seq)))
         self._admission.ratio.retracted(active)
         return True
 
@@ -357,7 +367,19 @@ class Scheduler:
 
     def _recover_when_drained(self) -> None:
         if self._num_inflight == 0:
-            self._requests.recover()
+            self._requests.recover(RESET_BY_STEP)
+
+    def runner_lost(self) -> None:
+        """Drop the steps in flight, for the ModelRunner is dead; every active request will be recomputed from its known
+        tokens. `next_batch` decides nothing until `runner_ready`; all else goes on."""
+        self._num_inflight = 0
+        self._has_runner = False
+        self._requests.recover(RESET_BY_RUNNER)
+
+    def runner_ready(self) -> None:
+        """Go on with the new ModelRunner, whose pool is as large as its predecessor's."""
+        self._has_runner = True
+        self.counters.runner_restarts += 1
 
 
 def _by_length(req: Req) -> int:

@@ -177,7 +177,7 @@ def test_garbage_on_a_socket_is_dropped(long_model: Path) -> None:
         folder = engine._launcher._folder  # type: ignore[union-attr]
         assert os.stat(folder).st_mode & 0o777 == 0o700
         context = zmq.Context()
-        for name in ("tokenizer", "scheduler", "runner-0", "answers", "main"):
+        for name in ("tokenizer", "scheduler", "runner-0.0", "answers.0", "main"):
             socket = context.socket(zmq.PUSH)
             socket.connect(f"ipc://{folder}/{name}")
             for frame in (b"", b"\x00", b"\x93\xa4nope", b"\xff" * 1000):

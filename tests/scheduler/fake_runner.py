@@ -98,6 +98,10 @@ class FakeRunner:
         self.masks: dict[int, GrammarMask] = {}
         self.params: dict[int, object] = {}
 
+    def successor(self) -> FakeRunner:
+        """A runner of the same size that knows nothing."""
+        return FakeRunner(len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1])
+
     def run(self, step: ForwardStep, mask: GrammarMask | None = None) -> StepOutput:
         allowed = {} if mask is None else _masks(mask)
         for write in step.row_writes:
@@ -298,6 +302,19 @@ class Harness:
         self.poisoned.update(b.step_id for b in self.inflight)
         self.scheduler.fail(batch, StepFailed(batch.step_id, 0, "boom", fatal=False).error, self.now)
         self.take()
+        self.verify()
+
+    def kill(self) -> None:
+        """The runner dies: nothing that it computed or was to compute is left."""
+        self.inflight.clear()
+        self.scheduler.runner_lost()
+        self.runner = self.runner.successor()
+        assert self.scheduler.next_batch(self.now) is None
+        self.take()
+        self.verify()
+
+    def restart(self) -> None:
+        self.scheduler.runner_ready()
         self.verify()
 
     def turn(self) -> bool:

@@ -130,6 +130,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.disturbed.update(r.rid if r.scores is None else r.scores.rid for r in self.h.inflight[0].requests)
         self.h.fail()
 
+    @precondition(lambda self: self.h.scheduler.has_runner)
+    @rule()
+    def runner_dies(self) -> None:
+        self.h.kill()
+
+    @precondition(lambda self: not self.h.scheduler.has_runner)
+    @rule()
+    def runner_is_ready(self) -> None:
+        self.h.restart()
+
     @rule(seconds=st.sampled_from([1.0, 20.0]))
     def time_passes(self, seconds: float) -> None:
         self.h.now += seconds
@@ -138,6 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "h"):
             return
         h = self.h
+        if not h.scheduler.has_runner:
+            h.restart()
         h.drain()
         assert h.scheduler.is_idle
         assert h.finishes.keys() == h.requests.keys() | h.score_requests.keys(), "every request ends exactly once"
