@@ -2,6 +2,7 @@
 # make test   set up the same way and run the suite
 # make setup  only set up
 # make check  ruff, import-linter and mypy
+# make mutate send 10,000 mutated requests to a server; the suite sends 300
 # make bench  the benchmarks whose tables stand in docs/benchmarks.md
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PORT ?= 30000
 JOBS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: run test setup check bench clean
+.PHONY: run test setup check mutate bench clean
 
 run: setup
 	$(BIN)/python -m radixrt.server.demo --port $(PORT)
@@ -37,6 +38,9 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+mutate: setup
+	$(BIN)/python -m pytest tests/server/test_mutated_requests.py --mutated-requests 10000 -s
 
 bench: setup
 	$(BIN)/python -m benchmarks.cache.radix_cache

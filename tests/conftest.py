@@ -50,6 +50,7 @@ LONGEST = (
     "tests/lang/backends/test_default.py",
     "tests/mem_cache/test_radix_cache_model.py",
     "tests/constrained/tags/test_tools.py",
+    "tests/server/test_mutated_requests.py",
     "tests/lang/observe/test_replay.py",
     "tests/constrained/test_fuzz.py",
     "tests/process/test_load.py",
@@ -65,6 +66,12 @@ LONGEST = (
     "tests/equivalence/test_scoring.py",
 )
 """The slowest test files. Workers run them first, so that none is left for the end, when other workers are idle."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--mutated-requests", type=int, default=300, help="requests of tests/server/test_mutated_requests.py"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
