@@ -210,6 +210,43 @@ class ProgramStats(msgspec.Struct, frozen=True, array_like=True):
     expired: int = 0
 
 
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Model of the seconds that a step takes, fitted by the scheduler (`radixrt.scheduler.step_time`):
+
+        step + row * rows + context * context tokens  [ + extend + token * prompt tokens + pair * pairs ]
+
+    The part in brackets belongs to steps with prompt chunks. All coefficients are in seconds and not negative.
+
+    Attributes:
+        step: fixed time of a step.
+        row: time of a row with one new token behind others, most of them decode rows.
+        context: time of one position that such a row attends to.
+        extend: fixed time that prompt chunks add to a step.
+        token: time of a prompt token.
+        pair: time of one position that one prompt token attends to.
+        error: running mean of the relative error of predictions, from 0 to 1: the difference between predicted and
+            measured time over the longer of the two.
+        decode_steps, extend_steps: number of steps that the two parts were fitted to.
+    """
+
+    step: float
+    row: float
+    context: float
+    extend: float
+    token: float
+    pair: float
+    error: float = 0.0
+    decode_steps: int = 0
+    extend_steps: int = 0
+
+    def seconds(self, rows: float, context: float, tokens: float = 0.0, pairs: float = 0.0) -> float:
+        """Return the predicted time of a step; see `radixrt.scheduler.step_time.StepShape` for its arguments."""
+        seconds = self.step + self.row * rows + self.context * context
+        if tokens:
+            seconds += self.extend + self.token * tokens + self.pair * pairs
+        return seconds
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
 

@@ -31,6 +31,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.step_time import step_shape
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,6 @@ class SchedulerLoop:
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
         self._last_arrival = 0.0
-        self._tokens_per_s = 0.0  # rate of the last long step
         self._last_stats = 0.0
         self._drains: list[ControlReq] = []
         self._idle = True
@@ -200,10 +200,10 @@ class SchedulerLoop:
         one a moment later, and the device is busy."""
         if len(self._inflight) != 1 or not self._executor.runs_ahead or now - self._last_arrival > ARRIVAL_PAUSE_S:
             return False
-        tokens = self._inflight[0].num_tokens
-        if tokens < LONG_STEP_TOKENS or not self._tokens_per_s:
+        head, times = self._inflight[0], self._core.step_time.times
+        if head.num_tokens < LONG_STEP_TOKENS or not times.extend_steps:
             return False
-        return now - self._head_since < HOLD_SHARE * tokens / self._tokens_per_s
+        return now - self._head_since < HOLD_SHARE * times.seconds(*step_shape(head.step))
 
     def _new_head(self) -> None:
         """Send the masks of the new oldest step in flight: all earlier tokens are known now."""
@@ -238,8 +238,6 @@ class SchedulerLoop:
             self._core.fail(batch, answer.error, time.monotonic())
         else:
             self._core.counters.runner_s += answer.forward_s
-            if batch.num_tokens >= LONG_STEP_TOKENS:
-                self._tokens_per_s = batch.num_tokens / max(time.monotonic() - self._head_since, 1e-6)
             self._core.commit(batch, answer, time.monotonic())
         self._core.counters.commit_s += time.perf_counter() - started
         if self._inflight:

@@ -48,6 +48,7 @@ class ScheduleBatch:
         scored: rows of scoring requests that the step scores, with the number of their targets, in row order.
         prompt_logprobs: requests whose prompt log-probabilities come with this step, in row order.
         step: the message to the runners.
+        decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
         grammar_rows: indices into `sampled` of constrained requests.
     """
 
@@ -56,6 +57,7 @@ class ScheduleBatch:
     sampled: list[Req]
     prompt_logprobs: list[Req]
     requests: list[Req]
+    decided_at: float
     grammar_rows: list[int] = field(default_factory=list)
     scored: list[tuple[Req, int]] = field(default_factory=list)
 
@@ -90,7 +92,8 @@ def sampling_row(req: Req) -> SamplingRow:
 
 
 def decode_batch(
-    step_id: int, reqs: list[Req], slots: DecodeSlots, writes: list[RowWrite], shared: SharedColumns = NOTHING,
+    step_id: int, now: float, reqs: list[Req], slots: DecodeSlots, writes: list[RowWrite],
+    shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
     """A DECODE step: one future token for each row."""
     rows = [sampling_row(r) for r in reqs if r.sampling_row_due]
@@ -107,11 +110,11 @@ def decode_batch(
         shared_segments=shared.segments,
         shared_rows=shared.rows,
     )
-    return ScheduleBatch(step_id, step, reqs, [], reqs, grammar_rows)
+    return ScheduleBatch(step_id, step, reqs, [], reqs, now, grammar_rows)
 
 
 def extend_batch(
-    step_id: int, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, writes: list[RowWrite],
+    step_id: int, now: float, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, writes: list[RowWrite],
     shared: SharedColumns = NOTHING,
 ) -> ScheduleBatch:  # fmt: skip
     """An EXTEND step: chunks in the order of `ByKind`, then the decode rows with one future token each."""
@@ -143,7 +146,7 @@ def extend_batch(
         shared_segments=shared.segments,
         shared_rows=shared.rows,
     )
-    return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, grammar_rows, scores.rows)
+    return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, now, grammar_rows, scores.rows)
 
 
 class ByKind(NamedTuple):

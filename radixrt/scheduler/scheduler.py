@@ -7,7 +7,7 @@ Deltas for the tokenizer accumulate until `take_deltas`.
 
 Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
 `Admission` (prefill chunks of a step), `KVManager` (slots), `ConstrainedRequests` (grammars), `Programs` (hints),
-`SharingPlanner` (shared prefixes of a step's rows), `DeltaWriter` (output).
+`SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps), `DeltaWriter` (output).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, by_kind, decode_batch, extend_batch, shared_in_extend
 from radixrt.scheduler.scoring import ScoreGroup, longest_row
 from radixrt.scheduler.sharing import NOTHING, SharingPlanner
+from radixrt.scheduler.step_time import StepTimeFit
 
 RUNNING = ReqState.RUNNING
 RESET_BY_STEP, RESET_BY_RUNNER, RESET_BY_FLUSH = "step_failed", "runner_restarted", "flushed"
@@ -69,6 +70,7 @@ class Scheduler:
         self._has_runner = True
         self._next_expiry_check = 0.0
         self.counters = Counters()
+        self.step_time = StepTimeFit()
         self.programs = Programs(kv.cache, self.counters)
         self._writer = DeltaWriter()
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters)
@@ -238,23 +240,23 @@ class Scheduler:
             if slots is not None:
                 chunks = self._admission.plan_chunks(now)
                 if chunks or decode:
-                    return self._batch(chunks, decode, slots)
+                    return self._batch(chunks, decode, slots, now)
                 if not any(r.state is ReqState.PREFILL for r in active):
                     return None
             # Out of room. Steps in flight may free some; only a drained pipeline may retract.
             if self._num_inflight or not self._retract_one():
                 return None
 
-    def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots) -> ScheduleBatch:
+    def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, now: float) -> ScheduleBatch:
         writes = self._kv.take_row_writes()
         if chunks:
             ordered = by_kind(chunks)
             shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, ordered, decode)
-            batch = extend_batch(self._next_step, ordered.chunks, decode, slots, writes, shared)
+            batch = extend_batch(self._next_step, now, ordered.chunks, decode, slots, writes, shared)
             self.counters.extend_steps += 1
         else:
             shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
-            batch = decode_batch(self._next_step, decode, slots, writes, shared)
+            batch = decode_batch(self._next_step, now, decode, slots, writes, shared)
             self.counters.decode_steps += 1
             self._admission.ratio.decoded()
         for req in batch.requests:
@@ -308,6 +310,7 @@ class Scheduler:
     def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
         """Take the answer of the oldest step in flight: append tokens, finish requests, free what they held."""
         self._num_inflight -= 1
+        self.step_time.answered(batch.step, batch.decided_at, now)
         if self._requests.recovering:
             self._recover_when_drained()
             return

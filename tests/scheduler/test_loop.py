@@ -18,6 +18,7 @@ from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop
+from radixrt.scheduler.step_time import StepShape
 from tests.scheduler.fake_runner import FakeRunner, Harness, deltas_of, expected_output
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
@@ -237,7 +238,7 @@ def test_behind_a_long_step_the_next_one_waits_for_requests_that_keep_coming(mon
     at.add("warm", [1, 2, 3, 4], max_tokens=1)
     at.loop.run_once(wait=False)
     at.answer()
-    at.loop._tokens_per_s = 0.001  # the next step will take an hour
+    at.harness.scheduler.step_time.add(StepShape(0, 0, 4, 10.0), 1e6)  # the next step will take days
     at.log.clear()
     for rid in "abc":
         at.add(rid, [5, 6, 7, 8], max_tokens=3)
