@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 from radixrt._version import __version__
 from radixrt.config import SECTIONS, ExecutorConfig, ServerConfig, field_type, make_config
 from radixrt.errors import RadixRTError
+from radixrt.logs import configure_logging
 
 
 class _Parser(argparse.ArgumentParser):
@@ -167,13 +167,9 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in fields}
 
 
-def _log(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s main: %(message)s")
-
-
 def _launch(args: argparse.Namespace) -> int:
     config = make_config(**_options(args))
-    _log(config.server.log_level)
+    configure_logging(config.server.log_level, "main")
     from radixrt.server.launch import launch
 
     return launch(config)
@@ -181,7 +177,7 @@ def _launch(args: argparse.Namespace) -> int:
 
 def _generate(args: argparse.Namespace) -> int:
     """Stream the answer to one prompt to stdout, and its token counts to stderr if that is a terminal."""
-    _log("warning")
+    configure_logging("warning", "main")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     from radixrt.client.answers import raise_for_error
     from radixrt.client.requests import new_rid
@@ -226,7 +222,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    _log("warning")
+    configure_logging("warning", "main")
     from radixrt.explain.command import check
 
     return check(args)

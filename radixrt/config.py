@@ -138,6 +138,7 @@ class ServerConfig:
         "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers",
         choices=("auto", "none", "think"),
     )
+    access_log: bool = option(True, "log a line for each HTTP response, at level info")
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 
 

@@ -27,6 +27,7 @@ from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings, resolve_settings
 from radixrt.errors import EngineError, RadixRTError
 from radixrt.executor.external_executor import ConnectionWatch
+from radixrt.logs import configure_logging
 from radixrt.messages.runner import FromRunner, StepFailed, ToRunner
 
 logger = logging.getLogger(__name__)
@@ -67,10 +68,7 @@ def publish_addresses(rank_info: RankInfo, path: str) -> None:
 def serve_rank(config: Config) -> NoReturn:
     """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
     rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s)
-    logging.basicConfig(
-        level=config.server.log_level.upper(), force=True,
-        format=f"%(asctime)s %(levelname)s ModelRunner {rank_info.rank}: %(message)s",
-    )  # fmt: skip
+    configure_logging(config.server.log_level, f"ModelRunner {rank_info.rank}", force=True)
     try:
         _run(*resolve_settings(config, show_progress=False), rank_info)
     except RadixRTError as error:

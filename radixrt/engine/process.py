@@ -28,6 +28,7 @@ from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine import assembly
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import RadixRTError
+from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
@@ -190,7 +191,7 @@ def main(kind: str) -> int:
     name = process_name(kind)
     config = make_config(**given["config"])
     settings = EngineSettings(**{**given["settings"], "eos_ids": tuple(given["settings"]["eos_ids"])})
-    logging.basicConfig(level=config.server.log_level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    configure_logging(config.server.log_level, name)
     threading.Thread(target=_exit_with_launcher, args=(given["folder"],), daemon=True).start()
     base, _, rank = kind.partition("-")
     try:

@@ -88,7 +88,12 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    app.add_middleware(Observe, metrics=service.metrics, routes=frozenset(path for _, path, _ in ROUTES))
+    app.add_middleware(
+        Observe,
+        metrics=service.metrics,
+        routes=frozenset(path for _, path, _ in ROUTES),
+        access_log=config.access_log,
+    )
     return app
 
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import msgspec
+
 from radixrt.chat.constraint import FieldNames, renamed
 from radixrt.chat.dialect import Dialect
 from radixrt.client.answers import raise_for_error
@@ -20,6 +22,7 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.server.http.metrics import Metrics
+from radixrt.server.request_context import RequestContext
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs of several completions as they arrive, each with the index of its completion."""
@@ -30,11 +33,13 @@ class RequestGroup:
     """Requests of the engine that answer one HTTP request.
 
     Attributes:
-        rid: the id under which a client may abort the group.
+        context: context of the HTTP request.
+        rid: the id under which a client may abort the group; the requests' own ids begin with it.
         requests: each stands for `sampling.n` completions; completion j of request i has the index i * n + j.
         names: the client's names for the engine's fields, for errors.
     """
 
+    context: RequestContext
     rid: str
     requests: Sequence[GenerateReq]
     names: FieldNames
@@ -80,8 +85,9 @@ class Service:
         try:
             for request in group.requests:
                 for one in expand_n(request):
-                    streams.append(self.client.astream(one))
-                    rids.append(one.rid)
+                    sent = msgspec.structs.replace(one, rid=group.context.rid + one.rid.removeprefix(group.rid))
+                    streams.append(self.client.astream(sent))
+                    rids.append(sent.rid)
             unfinished = len(streams)
             async with aclosing(_merge(streams, begun)) as outputs:
                 async for index, output in outputs:
@@ -122,11 +128,14 @@ class Service:
                     whole[index] = output
         return [whole[index] for index in range(len(whole))]
 
-    async def ask(self, group: str, questions: Sequence[Question], names: FieldNames) -> list[RequestOutput]:
+    async def ask(
+        self, context: RequestContext, group: str, questions: Sequence[Question], names: FieldNames
+    ) -> list[RequestOutput]:
         """Send questions to the engine together; return the one output of each. Leaving early aborts all of them.
 
         Args:
-            group: the id under which a client may abort the questions.
+            context: context of the HTTP request.
+            group: the id under which a client may abort the questions; their own ids begin with it.
             names: the client's names for the engine's fields, for errors.
 
         Raises:
@@ -134,8 +143,12 @@ class Service:
         """
         if group in self.open_groups:
             raise RequestError(f"request id {group!r} is in use", param="rid")
-        self.open_groups[group] = [question.rid for question in questions]
-        tasks = [asyncio.ensure_future(self.client.aask(question)) for question in questions]
+        sent = [
+            msgspec.structs.replace(question, rid=context.rid + question.rid.removeprefix(group))
+            for question in questions
+        ]
+        self.open_groups[group] = [question.rid for question in sent]
+        tasks = [asyncio.ensure_future(self.client.aask(question)) for question in sent]
         try:
             return await asyncio.gather(*tasks)
         except RequestError as error:

@@ -168,9 +168,11 @@ def test_every_field_arrives(caller: Caller) -> None:
         "top_logprobs": None,
         "functions": None,
     }
-    assert caller.chat(**fields, **routing, **ignored).json()["id"] == "chatcmpl-mine"
+    response = caller.chat(**fields, **routing, **ignored)
+    assert response.json()["id"] == "chatcmpl-mine"
     (request,) = caller.engine.requests
-    assert (request.rid, request.priority, request.cache_salt, request.timeout_s) == ("mine", 4, "s", 1.5)
+    assert request.rid == response.headers["x-request-id"]
+    assert (request.priority, request.cache_salt, request.timeout_s) == (4, "s", 1.5)
     for name, value in fields.items():
         got = getattr(request.sampling, name)
         assert got == {"logit_bias": {5: -100.0}, "stop": ("x",), "stop_token_ids": (3,)}.get(name, value), name
@@ -244,7 +246,7 @@ def test_one_failing_choice_fails_all_and_aborts_the_rest(caller: Caller) -> Non
 
     caller.engine.script = script
     check_error(caller.chat(n=3, rid="r"), 429)
-    caller.engine.wait_for(lambda: sorted(caller.engine.aborted) == ["r-0", "r-2"])
+    caller.engine.wait_for(lambda: sorted(rid[-2:] for rid in caller.engine.aborted) == ["-0", "-2"])
 
 
 def test_engine_death_ends_a_stream_with_an_error(engine: FakeEngine) -> None:

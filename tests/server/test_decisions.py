@@ -88,8 +88,8 @@ def test_choices(caller: Caller, prompt: dict[str, Any], sent: dict[str, Any]) -
         "cache_salt": "s",
         "timeout": 9,
     }
-    answer = caller.post("/v1/decisions", body).json()
-    assert answer == {
+    response = caller.post("/v1/decisions", body)
+    assert response.json() == {
         "choice": 0,
         "text": "a",
         "probabilities": pytest.approx(shares(2)),
@@ -103,7 +103,8 @@ def test_choices(caller: Caller, prompt: dict[str, Any], sent: dict[str, Any]) -
         },
     }  # fmt: skip
     envelope = {"priority": 3, "cache_salt": "s", "timeout_s": 9.0}
-    assert caller.engine.questions == [ScoreReq("r", ["a", "b"], "greedy", **envelope, **sent)]
+    rid = response.headers["x-request-id"]
+    assert caller.engine.questions == [ScoreReq(rid, ["a", "b"], "greedy", **envelope, **sent)]
     assert caller.post("/v1/decisions", {**body, "return_prompt_ids": True}).json()["prompt_ids"] == list(range(10))
 
 

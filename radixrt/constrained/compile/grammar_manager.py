@@ -315,6 +315,8 @@ class GrammarManager:
 
     def _refuse(self, waiting: _Waiting, error: FinishError, keyword: str) -> None:
         self._counts.refusals[keyword] = self._counts.refusals.get(keyword, 0) + 1
+        if error.status == 500:  # a defect; any other refusal is the client's to read
+            logger.error("request %s: %s", waiting.message.rid, error.message)
         self._ready.append(ReadyGrammar(waiting.message, error=error))
 
     def _finish(
@@ -332,6 +334,7 @@ class GrammarManager:
             refusal = FinishError(error.message, param=error.param, code=error.code, status=error.status)
             return ReadyGrammar(waiting.message, error=refusal)
         except Exception as error:
+            logger.error("request %s: its grammar could not be made: %r", waiting.message.rid, error)
             return ReadyGrammar(waiting.message, error=FinishError(str(_known(error)), code="constraint_failed"))
         info = ConstraintInfo(
             backend=compiled.backend, ignored=compiled.ignored, compile_s=max(now - waiting.since, 0.0), cached=cached

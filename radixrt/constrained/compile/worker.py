@@ -37,6 +37,7 @@ from radixrt.constrained.compile.protocol import (
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
 from radixrt.errors import RadixRTError, RequestError
+from radixrt.logs import configure_logging
 from radixrt.messages.parts import FinishError
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the engine decides
     out = os.dup(1)
     os.dup2(2, 1)
-    logging.basicConfig(format="%(asctime)s %(levelname)s grammar compiler: %(message)s")
+    configure_logging("warning", "grammar compiler")
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_stdin, args=(frames,), daemon=True).start()
     settings = msgspec.msgpack.decode(frames.get(), type=WorkerSettings)

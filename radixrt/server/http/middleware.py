@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids and counts (`Observe`), the API key and uncaught exceptions (`Guard`).
+"""ASGI middleware: request ids, counts and the access log (`Observe`), the API key and uncaught exceptions (`Guard`).
 
 The middleware is plain ASGI because every event of a stream passes through it.
 """
@@ -6,15 +6,19 @@ The middleware is plain ASGI because every event of a stream passes through it.
 from __future__ import annotations
 
 import hmac
-import re
-import uuid
+import logging
+import time
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixrt import logs
 from radixrt.errors import RequestError
 from radixrt.server.http.errors import as_request_error, error_response
 from radixrt.server.http.metrics import Metrics
+from radixrt.server.request_context import RequestIds
+
+logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
 """Paths served without the API key, which probes and scrapers do not have."""
@@ -23,37 +27,50 @@ MODEL_PATH = "/v1/models/"
 CLIENT_CLOSED = 499
 """Status that counts requests whose client left before any answer, as in nginx."""
 
-_VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+MAX_LOGGED_PATH = 200
 
 
 class Observe:
-    """Adds an x-request-id (the client's own, if it is valid) to responses and counts them by route and status."""
+    """Gives each request its `RequestContext`, adds its id as x-request-id to the response, counts the response by
+    route and status, and logs it.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+    Args:
+        routes: paths that are counted by their own name.
+        access_log: write a line for each response.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str], *, access_log: bool = True) -> None:
         self.app = app
         self.metrics = metrics
         self.routes = routes
+        self._access_log = access_log
+        self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = Headers(scope=scope).get("x-request-id", "")
-        if not _VALID_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex
+        started = time.perf_counter()
+        context = self._ids.context(Headers(scope=scope).get("x-request-id", ""))
+        scope.setdefault("state", {})["context"] = context
+        logs.request_id.set(context.request_id)
         status = CLIENT_CLOSED
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         finally:
             self.metrics.count_http(self._route(scope["path"]), status)
+            if self._access_log:
+                path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()  # no line breaks
+                elapsed_ms = 1000 * (time.perf_counter() - started)
+                logger.info("%s %s %d %.0f ms", scope["method"], path, status, elapsed_ms)
 
     def _route(self, path: str) -> str:
         if path in self.routes:

@@ -61,7 +61,7 @@ def serve(
         log_config=None,
         log_level=config.log_level,
         proxy_headers=False,
-        access_log=config.log_level == "debug",
+        access_log=False,  # the middleware's line has the request's id
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=3,
         backlog=BACKLOG,

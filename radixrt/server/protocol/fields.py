@@ -6,7 +6,6 @@ of `UnsupportedFields` are known and not served: they are refused by name, never
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from radixrt.chat.types import ChatMessage, FunctionDefinition, ToolChoice, Tool
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
+from radixrt.server.request_context import RequestContext
 
 MAX_RID_CHARS = 96
 MAX_SALT_CHARS = 256
@@ -236,16 +236,16 @@ def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:
     return options is not None and bool(options.include_usage)
 
 
-def routing_options(request: OpenAIFields | NativeRequest) -> dict[str, Any]:
+def routing_options(request: OpenAIFields | NativeRequest, context: RequestContext) -> dict[str, Any]:
     """Check and return the fields of `GenerateReq` that control its serving."""
-    return {**envelope_options(request), "stream": bool(request.stream)}
+    return {**envelope_options(request, context), "stream": bool(request.stream)}
 
 
-def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields) -> dict[str, Any]:
-    """`routing_options` without `stream`; a request without `rid` gets a new one."""
+def envelope_options(request: OpenAIFields | NativeRequest | RoutingFields, context: RequestContext) -> dict[str, Any]:
+    """`routing_options` without `stream`; a request without `rid` gets that of its context."""
     rid = request.rid
     if rid is None:
-        rid = uuid.uuid4().hex
+        rid = context.rid
     elif not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
         raise RequestError(f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters", param="rid")
     priority = request.priority or 0

@@ -22,13 +22,15 @@ from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import UsageSum, clean_logprob, constraint_body, finish_reason
 from radixrt.server.protocol.fields import chat_decoder, chat_sampling_fields, check_stream_options, routing_options
+from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """OpenAI's chat completions. `radixrt.server.protocol.fields.ChatRequest` lists the accepted fields."""
     body, info = await receive(service, request, chat_decoder)
-    options = routing_options(body)
+    context: RequestContext = request.state.context
+    options = routing_options(body, context)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     plan = plan_chat(
@@ -60,7 +62,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         "model": service.model_name,
     }
     encoder = ChatEncoder(head, plan, include_usage, UsageSum(plan.sampling.n))
-    group = RequestGroup(options["rid"], requests, plan.names)
+    group = RequestGroup(context, options["rid"], requests, plan.names)
     return generated(service, group, encoder, stream=options["stream"])
 
 

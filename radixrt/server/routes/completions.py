@@ -33,13 +33,15 @@ from radixrt.server.protocol.fields import (
     routing_options,
 )
 from radixrt.server.protocol.prompts import Prompt, make_requests, split_prompts
+from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup, Service
 
 
 async def completions(service: Service, request: Request) -> Response:
     """OpenAI's text completions. `radixrt.server.protocol.fields.CompletionRequest` lists the accepted fields."""
     body, info = await receive(service, request, completion_decoder)
-    options = routing_options(body)
+    context: RequestContext = request.state.context
+    options = routing_options(body, context)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     prompts = split_prompts(body.prompt, "prompt")
     asked = read_constraint(body)
@@ -58,7 +60,7 @@ async def completions(service: Service, request: Request) -> Response:
     }
 
     encoder = CompletionEncoder(head, choices, include_usage, UsageSum(sampling.n))
-    return generated(service, RequestGroup(options["rid"], requests, names), encoder, stream=options["stream"])
+    return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
 
 
 def completion_sampling(

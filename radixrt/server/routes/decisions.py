@@ -54,6 +54,7 @@ from radixrt.server.protocol.answers import clean_logprob
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
 from radixrt.server.protocol.fields import envelope_options
 from radixrt.server.protocol.prompts import check_ids, read_parts
+from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
 
 PROMPTS = ("text", "input_ids", "input_parts", "messages")
@@ -62,7 +63,8 @@ PROMPTS = ("text", "input_ids", "input_parts", "messages")
 async def decisions(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, decision_decoder)
-    options = envelope_options(body)
+    context: RequestContext = request.state.context
+    options = envelope_options(body, context)
     if (body.questions is None) == (body.choices is None):
         raise RequestError("exactly one of questions and choices is needed", param="questions")
     asked = None if body.questions is None else read_questions(body)
@@ -77,8 +79,11 @@ async def decisions(service: Service, request: Request) -> Response:
         ]
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        deltas = await service.ask(options["rid"], requests, names)
-        content = _select_body(body, deltas[0]) if asked is None else _questions_body(service, asked, deltas)
+        deltas = await service.ask(context, options["rid"], requests, names)
+        if asked is None:
+            content = _select_body(body, options["rid"], deltas[0])
+        else:
+            content = _questions_body(service, asked, deltas)
         await json_response(content)(scope, receive, send)
 
     return Generated(answer)
@@ -115,7 +120,7 @@ def _scores(delta: RequestOutput) -> ChoiceScores:
     return delta.decision
 
 
-def _select_body(body: DecisionRequest, delta: RequestOutput) -> dict[str, Any]:
+def _select_body(body: DecisionRequest, rid: str, delta: RequestOutput) -> dict[str, Any]:
     found, usage, timings = _scores(delta), delta.usage or Usage(), delta.timings or Timings()
     content: dict[str, Any] = {
         "choice": found.choice,
@@ -126,7 +131,7 @@ def _select_body(body: DecisionRequest, delta: RequestOutput) -> dict[str, Any]:
         "token_ids": found.token_ids,
         "kept": found.kept,
         "meta_info": {
-            "id": delta.rid,
+            "id": rid,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,

@@ -75,6 +75,7 @@ from radixrt.server.protocol.fields import (
     routing_options,
 )
 from radixrt.server.protocol.prompts import make_requests, read_parts, split_prompts
+from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup, Service
 
 
@@ -82,7 +83,8 @@ async def generate(service: Service, request: Request) -> Response:
     """See the module's docstring."""
     body, info = await receive(service, request, native_decoder)
     check_supported(body)
-    options = routing_options(body)
+    context: RequestContext = request.state.context
+    options = routing_options(body, context)
     param, given = _the_prompt(body)
     asked = _read_constraint(body)
     names = {"prompt": param, "messages": param, "input_ids": param}
@@ -97,7 +99,7 @@ async def generate(service: Service, request: Request) -> Response:
     single = len(requests) == 1 and not (body.input_parts is None and _is_batch(given))
 
     encoder = NativeEncoder([one.rid for one in requests], shown, single)
-    return generated(service, RequestGroup(options["rid"], requests, names), encoder, stream=options["stream"])
+    return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
 from radixrt.chat.types import ChatMessage, Conversation
-from radixrt.client.requests import new_rid, token_ids
+from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
@@ -27,6 +27,7 @@ from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import admit, receive
 from radixrt.server.protocol.prompts import read_parts
+from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
 
 
@@ -57,14 +58,15 @@ detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 async def tokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
+    context: RequestContext = request.state.context
     body, info = await receive(service, request, tokenize_decoder)
     if [body.prompt, body.input_parts, body.messages].count(None) != 2:
         raise RequestError("exactly one of prompt, messages and input_parts is needed", param="prompt")
-    question = TokenizeReq(new_rid(), prompt=body.prompt)
+    question = TokenizeReq(context.rid, prompt=body.prompt)
     if body.prompt is not None and body.add_special_tokens is False:
-        question = TokenizeReq(new_rid(), parts=[TemplateText(body.prompt)])
+        question = TokenizeReq(context.rid, parts=[TemplateText(body.prompt)])
     elif body.input_parts is not None:
-        question = TokenizeReq(new_rid(), parts=read_parts(body.input_parts, info, "input_parts"))
+        question = TokenizeReq(context.rid, parts=read_parts(body.input_parts, info, "input_parts"))
     elif body.messages is not None:
         chat = Conversation(
             messages=body.messages,
@@ -72,9 +74,9 @@ async def tokenize(service: Service, request: Request) -> Response:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        question = TokenizeReq(new_rid(), chat=chat_prompt(chat, None, service.dialect))
+        question = TokenizeReq(context.rid, chat=chat_prompt(chat, None, service.dialect))
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
-    (delta,) = await service.ask(question.rid, [question], names)
+    (delta,) = await service.ask(context, context.rid, [question], names)
     assert delta.prompt_ids is not None
     ids = unpack_i32(delta.prompt_ids).tolist()
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.context_length})
@@ -82,10 +84,11 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """See the module's docstring."""
+    context: RequestContext = request.state.context
     body, _ = await receive(service, request, detokenize_decoder)
     column = pack_i32(token_ids(body.tokens, "tokens"))
-    question = DetokenizeReq(new_rid(), column, skip_special_tokens=bool(body.skip_special_tokens))
-    (delta,) = await service.ask(question.rid, [question], {})
+    question = DetokenizeReq(context.rid, column, skip_special_tokens=bool(body.skip_special_tokens))
+    (delta,) = await service.ask(context, context.rid, [question], {})
     return json_response({"prompt": delta.text})
 
 

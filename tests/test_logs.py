@@ -1,0 +1,37 @@
+"""Log lines carry the id of the HTTP request that their context works for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LINES = """
+import asyncio, logging
+from radixrt.logs import configure_logging, request_id
+
+configure_logging("info", "main")
+log = logging.getLogger("anything")
+
+async def serve(name):
+    request_id.set(name)
+    await asyncio.sleep(0)
+    log.info("works")
+    await asyncio.to_thread(log.info, "works in a thread")
+
+async def main():
+    await asyncio.gather(serve("a"), serve("b"))
+
+log.info("starts")
+asyncio.run(main())
+log.debug("not shown")
+log.info("ends")
+"""
+
+
+def test_lines_carry_the_id_of_their_own_request() -> None:
+    done = subprocess.run([sys.executable, "-c", LINES], stderr=subprocess.PIPE, text=True, check=True)
+    lines = [line.partition("INFO ")[2] for line in done.stderr.splitlines()]
+    assert (lines[0], lines[-1]) == ("main: starts", "main: ends")
+    assert sorted(lines[1:-1]) == [
+        "main: [a] works", "main: [a] works in a thread", "main: [b] works", "main: [b] works in a thread",
+    ]  # fmt: skip
