@@ -28,14 +28,19 @@ class RequestError(RadixRTError):
         param: name of the offending field, as the sender spelled it, or None.
         code: machine-readable reason, e.g. "context_length_exceeded", or None.
         status: HTTP status that a server answers with (4xx, or 5xx for load and failures).
+        retry_after_s: seconds after which the same request is expected to be served; None if that is not known.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
+        retry_after_s: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 def unsupported(param: str, feature: str | None = None) -> RequestError:

@@ -16,7 +16,7 @@ def raise_for_error(finish: Finish) -> None:
     """Raise the RequestError that an "error" finish carries; otherwise do nothing."""
     if finish.error is not None:
         e = finish.error
-        raise RequestError(e.message, param=e.param, code=e.code, status=e.status)
+        raise RequestError(e.message, param=e.param, code=e.code, status=e.status, retry_after_s=e.retry_after_s)
 
 
 class Completion(RequestOutput, frozen=True, kw_only=True):

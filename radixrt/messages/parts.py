@@ -19,6 +19,7 @@ class FinishError(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
     code: str | None = None
     status: int = 500
+    retry_after_s: float | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):

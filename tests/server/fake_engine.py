@@ -81,9 +81,11 @@ def token(word: str, logprob: float | None, k: int) -> TokenLogprob:
 
 
 def error_delta(
-    request: GenerateReq, message: str, status: int, code: str | None = None, param: str | None = None
-) -> RequestOutput:
-    return RequestOutput(request.rid, finish=Finish("error", error=FinishError(message, param, code, status)))
+    request: GenerateReq, message: str, status: int, code: str | None = None, param: str | None = None,
+    retry_after_s: float | None = None,
+) -> RequestOutput:  # fmt: skip
+    error = FinishError(message, param, code, status, retry_after_s)
+    return RequestOutput(request.rid, finish=Finish("error", error=error))
 
 
 def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterable[RequestOutput | float]:

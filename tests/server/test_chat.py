@@ -219,6 +219,12 @@ def test_engine_errors_before_the_first_token_are_http_statuses(
     assert not caller.app.state.service.open_groups
 
 
+@pytest.mark.parametrize(("seconds", "header"), [(None, "1"), (0.0, "1"), (0.2, "1"), (7.01, "8"), (3600.0, "3600")])
+def test_retry_after_is_what_the_engine_predicts(caller: Caller, seconds: float | None, header: str) -> None:
+    caller.engine.script = lambda request: [error_delta(request, "full", 429, "queue_full", retry_after_s=seconds)]
+    assert caller.chat().headers["retry-after"] == header
+
+
 def test_engine_error_after_the_first_token_is_an_event(caller: Caller) -> None:
     def script(request: GenerateReq):
         yield RequestOutput(request.rid, "Hel")

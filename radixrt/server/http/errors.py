@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import msgspec
@@ -14,8 +15,8 @@ from radixrt.errors import EngineError, RequestError
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1
-"""Delay that 429 and 503 ask of clients: a full queue has usually moved on after a second."""
+RETRY_AFTER_S = 1.0
+"""Delay that 429 and 503 ask of clients where the error does not know a better one."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -46,7 +47,8 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 def error_headers(error: RequestError) -> dict[str, str]:
     """Headers that tell OpenAI's clients, which retry 408, 409, 429 and 5xx, whether and when to retry."""
     if error.status in (429, 503):
-        return {"Retry-After": str(RETRY_AFTER_S)}
+        delay = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
+        return {"Retry-After": str(max(1, math.ceil(delay)))}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if error.status in (409, 500, 501):
