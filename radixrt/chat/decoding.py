@@ -8,13 +8,32 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.json_limits import check_json_limits
 from radixrt.errors import RequestError
 
 DECODING_ERRORS = (ValueError, RecursionError)
 """Errors of msgspec decoders; a ValueError is also Python's error for an integer of too many digits."""
 
+MAX_PATH_CHARS = 200
+MAX_MESSAGE_CHARS = 500
+
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+
+
+def decode_text(text: str, field: str) -> Any:
+    """Decode the JSON text that a field holds as a string.
+
+    Raises:
+        RequestError: it is not JSON, or is beyond the limits of JSON; names the field.
+    """
+    try:
+        check_json_limits(text.encode())
+        return msgspec.json.decode(text)
+    except RequestError as error:
+        raise RequestError(f"{field}: {error.message}", param=field, code=error.code) from None
+    except DECODING_ERRORS as error:
+        raise RequestError(f"{field} is not JSON: {error}", param=field, code="invalid_json") from None
 
 
 def decoding_error(body: bytes, error: Exception) -> RequestError:
@@ -36,6 +55,8 @@ def decoding_error(body: bytes, error: Exception) -> RequestError:
 
 
 def _wrong_type(message: str) -> RequestError:
+    if len(message) > MAX_MESSAGE_CHARS:  # it repeats a value
+        message = f"{message[:MAX_MESSAGE_CHARS]}... {message[-MAX_PATH_CHARS:]}"
     found = _PATH.search(message)
     param = found.group(1) if found else ""
     missing = _MISSING.search(message)
@@ -71,14 +92,31 @@ def _malformed(body: bytes, message: str) -> RequestError:
     return RequestError(f"{path}: {literal} is not a JSON number", param=path, code="invalid_json")
 
 
+_Place = tuple["_Place", str | int] | None
+"""The place of a value: that of the object or array around it, and the key in it; None for the whole body."""
+
+
 def _find_non_finite(value: Any) -> tuple[str, str] | None:
-    stack: list[tuple[str, Any]] = [("", value)]
+    stack: list[tuple[_Place, Any]] = [(None, value)]
     while stack:
-        path, item = stack.pop()
+        place, item = stack.pop()
         if isinstance(item, _NonFinite):
-            return path, item.literal
+            return _path(place), item.literal
         if isinstance(item, dict):
-            stack.extend((f"{path}.{key}" if path else str(key), child) for key, child in item.items())
+            stack.extend(((place, key), child) for key, child in item.items() if isinstance(child, _PARENTS))
         elif isinstance(item, list):
-            stack.extend((f"{path}[{i}]", child) for i, child in enumerate(item))
+            stack.extend(((place, i), child) for i, child in enumerate(item) if isinstance(child, _PARENTS))
     return None
+
+
+_PARENTS = (_NonFinite, dict, list)
+
+
+def _path(place: _Place) -> str:
+    """The path of a place, of which the end is left out if it is long."""
+    keys: list[str] = []
+    while place is not None:
+        place, key = place
+        keys.append(f"[{key}]" if isinstance(key, int) else f".{key[:MAX_PATH_CHARS]}")
+    path = "".join(reversed(keys)).removeprefix(".")
+    return path if len(path) <= MAX_PATH_CHARS else path[:MAX_PATH_CHARS] + "..."

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.decoding import decode_text
 from radixrt.chat.dialect import Dialect
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.types import ChatMessage, Conversation
@@ -138,10 +139,7 @@ def _arguments(given: Any, place: str) -> Any:
         return {}
     if not isinstance(given, str):
         return given
-    try:
-        return msgspec.json.decode(given)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{place} is not JSON: {error}", param=place, code="invalid_json") from None
+    return decode_text(given, place)
 
 
 # --- for templates that render no tools ---

@@ -21,11 +21,16 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
+from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.request_context import RequestContext
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs of several completions as they arrive, each with the index of its completion."""
+
+
+MAX_COPIES_BYTES = 64 * 1024 * 1024
+_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Service:
         self.model_name = model_name
         self.metrics = Metrics(client)
         self.created = int(time.time())
+        self.body_budget = BodyBudget(config.max_body_bytes)
         self.open_groups: dict[str, list[str]] = {}
 
     # --- generating ---
@@ -77,6 +83,7 @@ class Service:
         """
         if group.rid in self.open_groups:
             raise RequestError(f"request id {group.rid!r} is in use", param="rid")
+        _check_copies(group.requests)
         self.open_groups[group.rid] = rids = []
         streams: list[AsyncGenerator[RequestOutput, None]] = []
         begun: set[int] = set()
@@ -170,6 +177,15 @@ class Service:
 
     def abort_all(self) -> int:
         return sum(self.abort(group) for group in list(self.open_groups))
+
+
+def _check_copies(requests: Sequence[GenerateReq]) -> None:
+    """Refuse many completions of a large request, since each is sent to the engine with a copy of the prompt."""
+    size = sum(len(_encode(request)) * request.sampling.n for request in requests if request.sampling.n > 1)
+    if size > MAX_COPIES_BYTES:
+        raise RequestError(
+            f"n copies of this request are {size} bytes; at most {MAX_COPIES_BYTES} are served at a time", param="n"
+        )
 
 
 async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]], begun: set[int]) -> Outputs:

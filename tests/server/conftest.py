@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvicorn
@@ -10,6 +10,7 @@ from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from tests.server.fake_engine import MODEL, FakeEngine
 from tests.server.helpers import Caller
+from tests.server.served import Served
 
 
 @pytest.fixture
@@ -35,3 +36,17 @@ def live(engine: FakeEngine) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(60)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[float], Served]]:
+    started: list[Served] = []
+
+    def launch(grace_s: float, **options: object) -> Served:
+        started.append(Served(grace_s, **options))
+        return started[-1]
+
+    yield launch
+    for served in started:
+        served.process.kill()
+        served.process.communicate()

@@ -1,12 +1,15 @@
 """A process that serves the scripted engine, for `test_run`: prints the URL, then how many requests were aborted.
 
-    python -m tests.server.serve_fake GRACE_S
+    python -m tests.server.serve_fake OPTIONS
+
+OPTIONS is JSON with fields of ServerConfig.
 
 Each completion is max_tokens words, one every 10 ms; the last word waits for a line on stdin.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -35,7 +38,7 @@ def main() -> None:
 
     threading.Thread(target=wait_for_release, daemon=True).start()
     engine.script = script  # type: ignore[assignment]
-    config = ServerConfig(port=0, grace_s=float(sys.argv[1]))
+    config = ServerConfig(port=0, **json.loads(sys.argv[1]))
     serve(engine.client, config, MODEL, lambda url: print(url, flush=True))
     print(f"ended, {len(engine.aborted)} aborted, {engine.client.open_requests} open", flush=True)
 

@@ -117,7 +117,7 @@ def test_each_field_is_checked_and_named(caller: Caller, fields: dict, param: st
         (b"{", None, "invalid_json"),
         (b'{"messages": []} x', None, "invalid_json"),
         (b'{"messages": [' + b"[" * 200_000, None, None),
-        (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", None, "invalid_json"),
+        (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", None, "json_limit_exceeded"),
         (b'{"messages": [], "seed": ' + b"9" * 100_000 + b"}", None, None),
         (b"model=fake&prompt=hi", None, "invalid_json"),
         (b"\0" * 100, None, "invalid_json"),
@@ -139,6 +139,15 @@ def test_body_that_is_too_large_is_refused(engine: FakeEngine) -> None:
     check_error(caller.chat("x" * 20_000), 413, None, "body_too_large")
     check_error(caller.chat("x" * 200_000), 413, None, "body_too_large")
     assert caller.chat("x" * 9_000).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+def test_copies_of_a_large_request_are_bounded(caller: Caller, path: str) -> None:
+    text = "x" * 2**20
+    prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text, "text": text}
+    body = {**prompt, "n": 64, "sampling_params": {"n": 64}}
+    assert "67108864" in check_error(caller.post(path, body), 400, "n")
+    assert not caller.engine.requests
 
 
 def test_chunked_body_is_bounded_too(engine: FakeEngine) -> None:

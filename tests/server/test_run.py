@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -20,75 +15,7 @@ from radixrt.errors import ConfigError
 from radixrt.server import serve
 from tests.server.fake_engine import MODEL, FakeEngine
 from tests.server.helpers import check_error, events
-
-ROOT = Path(__file__).parents[2]
-
-
-class Served:
-    def __init__(self, grace_s: float) -> None:
-        command = [sys.executable, "-m", "tests.server.serve_fake", str(grace_s)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
-        self.answers: list[httpx.Response] = []
-        self.lines: list[str] = []
-
-    def start_stream(self, words: int) -> threading.Thread:
-        """Ask for a stream of words, the last of which waits for `release`; return when the first word has arrived."""
-        begun = threading.Event()
-
-        def ask() -> None:
-            body = {"prompt": "x", "max_tokens": words, "stream": True}
-            with (
-                suppress(httpx.RemoteProtocolError),  # cut off in the middle: no answer
-                httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as response,
-            ):
-                for line in response.iter_lines():
-                    self.lines.append(line + "\n")
-                    begun.set()
-                self.answers.append(httpx.Response(200, text="".join(self.lines), headers=response.headers))
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert begun.wait(60)
-        return thread
-
-    def release(self) -> None:
-        """Let streams send their last word."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def wait_for_drain(self) -> None:
-        while httpx.get(f"{self.url}/health", timeout=60).status_code == 200:
-            time.sleep(0.01)
-
-    def wait_for_lines(self, count: int) -> None:
-        """Wait until the stream has `count` more lines."""
-        wanted = len(self.lines) + count
-        while len(self.lines) < wanted:
-            assert self.process.poll() is None
-            time.sleep(0.01)
-
-    def end(self, timeout_s: float = 60) -> str:
-        out, err = self.process.communicate(timeout=timeout_s)
-        assert self.process.returncode == 0, err
-        return out
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[float], Served]]:
-    started: list[Served] = []
-
-    def launch(grace_s: float) -> Served:
-        started.append(Served(grace_s))
-        return started[-1]
-
-    yield launch
-    for served in started:
-        served.process.kill()
-        served.process.communicate()
+from tests.server.served import Served
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])

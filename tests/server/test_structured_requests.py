@@ -207,7 +207,9 @@ def test_invalid_utf8_and_depth(caller: Caller) -> None:
         return caller.post("/v1/completions", content=body, headers={"content-type": "application/json"})
 
     check_error(raw(b'{"prompt": "x", "json_schema": {"const": "\xff"}}'), 400, "json_schema", "invalid_utf8")
-    check_error(raw(b'{"prompt": "x", "json_schema": ' + b"[" * 10**6 + b"]" * 10**6 + b"}"), 400, None, "invalid_json")
+    check_error(
+        raw(b'{"prompt": "x", "json_schema": ' + b"[" * 10**6 + b"]" * 10**6 + b"}"), 400, None, "json_limit_exceeded"
+    )
     check_error(raw(b'{"prompt": "x", "json_schema": {"const": NaN}}'), 400, "json_schema.const", "invalid_json")
 
 

@@ -9,8 +9,10 @@ import msgspec
 from starlette.requests import Request
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
+from radixrt.chat.json_limits import MAX_DEPTH, check_json_limits
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
+from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.errors import ClientGone, model_not_found
 from radixrt.server.request_groups import Service
 
@@ -26,6 +28,9 @@ B = TypeVar("B", bound=HasModel)
 
 JSON_TYPE = "application/json"
 BODY_TIMEOUT_S = 60.0
+SMALL_BODY_BYTES = 64 * 1024
+"""A body of this size needs no budget and, if it has few brackets, is within all limits of JSON."""
+
 DISCARD_FACTOR = 4
 """A body over the limit is read and discarded up to this many times the limit, so that the client, which is still
 sending, can read the answer instead of failing with a broken pipe."""
@@ -62,8 +67,22 @@ async def receive(service: Service, request: Request, decoder: msgspec.json.Deco
         RequestError: the body is malformed; 503 if the engine cannot serve; 404 if the body names another model.
         ClientGone: the client left while sending.
     """
-    body = decode(await read_body(request, service.config.max_body_bytes), decoder)
+    body = await receive_json(service, request, decoder)
     return body, admit(service, body.model)
+
+
+async def receive_json(service: Service, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """Read and decode the body of a request.
+
+    Raises:
+        RequestError: the body is malformed, too large, late, or beyond the limits of JSON.
+        ClientGone: the client left while sending.
+    """
+    limit = service.config.max_body_bytes
+    body = await read_body(request, limit, service.body_budget)
+    if len(body) > SMALL_BODY_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        check_json_limits(body, limit // 2)
+    return decode(body, decoder)
 
 
 def admit(service: Service, model: str | None = None) -> EngineReady:
@@ -99,43 +118,51 @@ def is_served(service: Service, model: str) -> bool:
     return model == service.model_name or (info is not None and model == info.model)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:
     """Read the whole body.
 
     Raises:
-        RequestError: 413 over `limit` bytes, 408 if it does not arrive in time.
+        RequestError: 413 over `limit` bytes, 408 if it does not arrive in time, 503 if there are too many of them.
         ClientGone: the client left while sending.
     """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read_body(request, limit)
+            return await _read_body(request, limit, budget)
     except TimeoutError:
         raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
+async def _read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > DISCARD_FACTOR * limit:
         raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        elif size > DISCARD_FACTOR * limit:
-            raise _too_large(limit)
-        else:
-            parts.clear()
-        if not message.get("more_body", False):
-            break
+    client = request.client.host if request.client is not None else ""
+    body = bytearray()
+    size = taken = 0
+    try:
+        while True:
+            message = await request.receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > DISCARD_FACTOR * limit:
+                raise _too_large(limit)
+            if size > limit:
+                body.clear()
+            else:
+                if size > SMALL_BODY_BYTES:
+                    budget.take(client, size - taken)
+                    taken = size
+                body += part
+            if not message.get("more_body", False):
+                break
+    finally:
+        if taken:
+            budget.give_back(client, taken)
     if size > limit:
         raise _too_large(limit)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _too_large(limit: int) -> RequestError:

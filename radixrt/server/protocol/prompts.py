@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.client.requests import expand_n, pack_parts
+from radixrt.client.requests import pack_parts
 from radixrt.errors import RequestError
 from radixrt.messages.client import EngineReady, GenerateReq
 from radixrt.messages.parts import PromptPart, TemplateText
@@ -73,7 +73,7 @@ def read_parts(given: Sequence[str | list[int] | TemplateText], info: EngineRead
 def make_requests(
     prompts: list[Prompt], param: str, sampling: SamplingParams, info: EngineReady, options: dict[str, Any]
 ) -> list[GenerateReq]:
-    """Build one request for each completion, prompt-major: completion j of prompt i has the index i * n + j."""
+    """Build one request for each prompt, which stands for n completions."""
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} completions", param="n")
     requests: list[GenerateReq] = []
@@ -86,5 +86,5 @@ def make_requests(
         else:
             check_ids(prompt, param, info)
             request = msgspec.structs.replace(request, input_ids=pack_i32(prompt))
-        requests += expand_n(request)
+        requests.append(request)
     return requests

@@ -50,7 +50,7 @@ async def completions(service: Service, request: Request) -> Response:
     requests = make_requests(prompts, "prompt", sampling, info, options)
     choices = [
         Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None)
-        for index in range(len(requests))
+        for index in range(len(prompts) * sampling.n)
     ]
     head = {
         "id": f"cmpl-{options['rid']}",

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from radixrt._version import __version__
 from radixrt.errors import RequestError
 from radixrt.server.http.errors import error_body, error_headers, json_response, model_not_found
-from radixrt.server.http.receive import decode, is_served, read_body, unavailable_reason
+from radixrt.server.http.receive import is_served, receive_json, unavailable_reason
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
 from radixrt.server.request_groups import Service
 
@@ -65,7 +65,7 @@ async def abort(service: Service, request: Request) -> Response:
 
     Answers {"aborted": how many completions}; an id that is not known, or already finished, is not an error: 0.
     """
-    body = decode(await read_body(request, service.config.max_body_bytes), abort_decoder)
+    body = await receive_json(service, request, abort_decoder)
     if body.abort_all:
         return json_response({"aborted": service.abort_all()})
     if body.rid is None:
@@ -81,7 +81,7 @@ async def release(service: Service, request: Request) -> Response:
     """Release {"program": id, "branch": id or null}: the program, or that branch, makes no more calls, and the cache
     may evict its prefixes. An unknown id is not an error. Answers {"status": "ok"}.
     """
-    body = decode(await read_body(request, service.config.max_body_bytes), release_decoder)
+    body = await receive_json(service, request, release_decoder)
     service.client.release(body.program, body.branch)
     return json_response({"status": "ok"})
 

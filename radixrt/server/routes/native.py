@@ -94,11 +94,11 @@ async def generate(service: Service, request: Request) -> Response:
         requests = make_requests(split_prompts(given, param), param, sampling, info, options)
     else:
         parts = read_parts(body.input_parts, info, param)
-        requests = expand_n(GenerateReq(sampling=sampling, parts=parts, **options))
+        requests = [GenerateReq(sampling=sampling, parts=parts, **options)]
     shown = Shown(max(body.logprob_start_len or 0, 0), bool(body.return_prompt_ids))
-    single = len(requests) == 1 and not (body.input_parts is None and _is_batch(given))
-
-    encoder = NativeEncoder([one.rid for one in requests], shown, single)
+    rids = [one.rid for request in requests for one in expand_n(request)]
+    single = len(rids) == 1 and not (body.input_parts is None and _is_batch(given))
+    encoder = NativeEncoder(rids, shown, single)
     return generated(service, RequestGroup(context, options["rid"], requests, names), encoder, stream=options["stream"])
 
 
