@@ -37,7 +37,13 @@ def as_request_error(error: Exception) -> RequestError:
 
 def error_body(error: RequestError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    param = None if error.param is None else _encodable(error.param)
+    return {"error": {"message": _encodable(error.message), "type": kind, "param": param, "code": error.code}}
+
+
+def _encodable(text: str) -> str:
+    """Return the text with lone surrogates, which a client's JSON may have brought, as escapes: UTF-8 has none."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
