@@ -25,17 +25,22 @@ HALVES = 2
 class MaskBuffer:
     """The scheduler's end of the buffer. The file lies in the engine's private folder and is deleted with it.
 
+    A scheduler that is started anew opens the file of the one before, which runners may have mapped.
+
     Args:
-        path: file to create, readable by this user only.
+        path: file to create or open, readable by this user only.
         max_rows: maximum number of constrained rows in one step.
         words: uint32 words of one mask.
+
+    Raises:
+        OSError: the file system is full.
     """
 
     def __init__(self, path: str, max_rows: int, words: int) -> None:
         size = HALVES * max_rows * words * 4
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(fd, size)
+            _allocate(fd, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
@@ -47,6 +52,15 @@ class MaskBuffer:
         self._half = (self._half + 1) % HALVES
         rows = self._halves[self._half]
         return rows[:num_rows], self._half * rows.nbytes
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Make the file so large, with all of its blocks: a page that has no block would end its writer by SIGBUS."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.ftruncate(fd, 0)
+        raise
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ its own: ZMQ would deliver what is queued for an earlier rank to its successor.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_buffer import MaskBuffer
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, ToRunner
+
+logger = logging.getLogger(__name__)
 
 READY_WAIT_S = 0.05
 
@@ -55,7 +58,7 @@ class MultiprocExecutor(Executor):
     ) -> None:
         self._context = context
         self._endpoints = endpoints
-        self._mask_path = mask_path
+        self._mask_path: str | None = mask_path
         self._max_rows = max_rows
         self._masks: MaskBuffer | None = None
         self._encoder = msgspec.msgpack.Encoder()
@@ -101,9 +104,13 @@ class MultiprocExecutor(Executor):
         self._send(mask)
 
     def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
-        if self._masks is None:
-            self._masks = MaskBuffer(self._mask_path, self._max_rows, words)
-        return self._masks.next_rows(num_masks)
+        if self._masks is None and self._mask_path is not None:
+            try:
+                self._masks = MaskBuffer(self._mask_path, self._max_rows, words)
+            except OSError as error:
+                logger.warning("grammar masks are sent in messages, which is slower: %s: %s", self._mask_path, error)
+                self._mask_path = None
+        return super().mask_rows(num_masks, words) if self._masks is None else self._masks.next_rows(num_masks)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         return self._answers.recv(timeout_s)

@@ -10,8 +10,11 @@ import pytest
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
-from radixrt.messages.runner import ForwardStep, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.runner import ForwardStep, GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.wire import pack_i32
+from tests.executor.test_mask_buffer import no_file_above
 from tests.server_process import LIMIT_S, wait_for
 
 RANKS = 2
@@ -82,6 +85,23 @@ def test_a_new_life_of_the_ranks_hears_nothing_of_the_one_before(bench: Bench) -
     second.answers.send(StepOutput(2, b""))
     assert bench.executor.take(LIMIT_S) == StepOutput(2, b"")
     second.close()
+
+
+def test_masks_are_in_the_messages_where_the_file_system_is_full(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = MaskReader(str(tmp_path / "masks"))
+    for step_id in range(3):
+        with no_file_above(16):
+            bits, offset = bench.executor.mask_rows(2, 16)
+        assert offset == -1
+        bits[:] = step_id
+        message = GrammarMask(step_id, pack_i32([0, 1]), pack_i32([0, 1]), bits.tobytes(), 2, offset)
+        mask = reader.unpack(message, 512)
+        assert mask is not None
+        assert (mask.bits == step_id).all()
+    assert len(caplog.records) == 1
+    assert "masks" in caplog.text
 
 
 def test_ranks_that_die_while_they_start_are_started_once_more(bench: Bench) -> None:
