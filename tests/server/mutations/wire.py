@@ -43,7 +43,7 @@ class RawRequest:
     """One request as bytes.
 
     Attributes:
-        route: "METHOD path", for the table of results.
+        route: name of its row in the table of results, e.g. "POST /abort".
         whole: the head announces exactly the bytes of the body, so that the server has to answer.
     """
 
@@ -120,7 +120,8 @@ def _request(method: str, path: str, payload: bytes, extra: list[str]) -> RawReq
     # Lines that are not headers may be taken as the head's end or as an error; without a length of ours the body may
     # seem to be another's.
     whole = not names & {"content-length", "transfer-encoding", "expect", "upgrade"} and "no colon" not in names
-    return RawRequest(f"{method} {path}", method, head + b"\r\n\r\n" + payload, whole)
+    route = f"{method} {path}" if method == "POST" or path in GET_ROUTES else "other methods"
+    return RawRequest(route, method, head + b"\r\n\r\n" + payload, whole)
 
 
 def send(url: str, request: RawRequest) -> RawAnswer:
