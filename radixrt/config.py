@@ -103,7 +103,11 @@ class ExecutorConfig:
         choices=("auto", "off"),
     )
     num_threads: int | None = option(None, "threads of the CPU runner; default: OMP_NUM_THREADS, or the cores", low=1)
-    step_timeout_s: float = option(120.0, "a step that takes longer counts as a hung runner", low=0.1)
+    step_timeout_s: float = option(
+        120.0,
+        "a step that takes longer than this, and than steps of its size did before, counts as a hung runner",
+        low=0.1,
+    )
     start_timeout_s: float = option(600.0, "starting and loading take at most this long", low=1.0)
     random_seed: int = option(0, "seed of dummy weights and of requests that bring none")
 
@@ -118,6 +122,15 @@ class ConstrainedConfig:
     compile_timeout_s: float = option(10.0, "a constraint that takes longer to compile is refused", low=0.01)
     grammar_cache_mb: int = option(256, "memory for compiled constraints, at most", low=1)
     grammar_disk_cache: bool = option(True, "keep compiled constraints on disk for the next start")
+
+
+@dataclass(frozen=True)
+class RecoveryConfig:
+    max_restarts: int = option(3, "restarts of failed processes within restart_window_s, at most; then it ends", low=0)
+    restart_window_s: float = option(300.0, "time within which max_restarts counts", low=0.001)
+    hang_timeout_s: float = option(
+        10.0, "a process whose loop has not advanced for so long, long steps excepted, is killed and restarted", low=1.0
+    )
 
 
 @dataclass(frozen=True)
@@ -151,6 +164,7 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
     constrained: ConstrainedConfig = ConstrainedConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     server: ServerConfig = ServerConfig()
 
 
@@ -160,6 +174,7 @@ SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "executor": ExecutorConfig,
     "constrained": ConstrainedConfig,
+    "recovery": RecoveryConfig,
     "server": ServerConfig,
 }
 

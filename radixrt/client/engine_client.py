@@ -11,7 +11,10 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from radixrt.channel import Outbox
 from radixrt.client.answers import raise_for_error
@@ -24,14 +27,30 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.parts import (
-    FINISH_ERROR,
-    Finish,
-    FinishError,
-)
+from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerStats
 
 CONTROL_TIMEOUT_S = 30.0
+ENGINE_DEAD = "engine_dead"
+"""Code of the error of requests that ended with a process of the engine."""
+
+
+_Replies = queue.SimpleQueue[ControlReply | EngineError]
+"""Queue for the reply to a control request, or for the failure because of which there will be none."""
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """State of the engine.
+
+    Attributes:
+        state: "starting"; "serving"; "restarting": processes have failed and are started anew, and requests wait for
+            them; "failed": for good.
+        reason: failure because of which the engine is restarting or has failed.
+    """
+
+    state: Literal["starting", "serving", "restarting", "failed"]
+    reason: str = ""
 
 
 def _answer(output: RequestOutput) -> RequestOutput:
@@ -58,31 +77,42 @@ def _put_all(items: list[tuple[_Stream, RequestOutput]]) -> None:
 class EngineClient:
     """Client of one engine; see the module's docstring.
 
+    The supervisor of the engine's processes reports failures and restarts. Requests survive a restarted ModelRunner; a
+    restart of the tokenizer and the scheduler ends the open ones. Requests sent meanwhile wait for the new processes.
+
     Attributes:
         ready: set once `info` is available.
         info: properties of the engine and its model; None before it is ready.
-        failure: reason why the engine can no longer serve (e.g. a process died), or None.
+        status: state of the engine.
+        restarts: processes started anew so far, by name.
         draining: new requests are refused because the engine is shutting down.
         stats: latest snapshot of the scheduler; None before the first.
     """
 
     def __init__(self, outbox: Outbox[ToTokenizer]) -> None:
         self._outbox = outbox
-        # Guards the outbox (ZMQ sockets are not thread-safe), _streams and failure. Reentrant, because the garbage
-        # collector may close an abandoned stream, which aborts it, in the middle of anything.
+        # Guards the outbox (ZMQ sockets are not thread-safe), _streams, _controls and status. Reentrant, because the
+        # garbage collector may close an abandoned stream, which aborts it, in the middle of anything.
         self._lock = threading.RLock()
         self._streams: dict[str, _Stream] = {}
-        self._controls: dict[str, queue.SimpleQueue[ControlReply]] = {}
+        self._epoch = 0  # of the processes whose EngineReady is awaited
+        self._controls: dict[str, _Replies] = {}
         self._control_ids = itertools.count()
         self.ready = threading.Event()
         self.info: EngineReady | None = None
-        self.failure: str | None = None
+        self.status = EngineStatus("starting")
+        self.restarts: Counter[str] = Counter()
         self.draining = False
         self.stats: SchedulerStats | None = None
 
     @property
     def open_requests(self) -> int:
         return len(self._streams)
+
+    @property
+    def failure(self) -> str | None:
+        """Reason why the engine can no longer serve, or None."""
+        return self.status.reason if self.status.state == "failed" else None
 
     # --- requests ---
 
@@ -155,7 +185,7 @@ class EngineClient:
         check_request(request)
         with self._lock:
             if self.failure is not None:
-                raise RequestError(self.failure, code="engine_dead", status=503)
+                raise RequestError(self.failure, code=ENGINE_DEAD, status=503)
             if self.draining:
                 raise RequestError("the server is shutting down", code="shutting_down", status=503)
             if request.rid in self._streams:
@@ -176,21 +206,21 @@ class EngineClient:
             EngineError: the engine has failed or does not reply in time.
         """
         control_id = str(next(self._control_ids))
-        answer: queue.SimpleQueue[ControlReply] = queue.SimpleQueue()
-        self._controls[control_id] = answer
+        answer: _Replies = queue.SimpleQueue()
         try:
             with self._lock:
                 if self.failure is not None:
                     raise EngineError(self.failure)
+                self._controls[control_id] = answer
                 self._outbox.send(ControlReq(control_id, op))  # type: ignore[arg-type]
             reply = answer.get(timeout=timeout_s)
-            if self.failure is not None:
-                raise EngineError(self.failure)
+            if isinstance(reply, EngineError):
+                raise reply
             return reply
         except queue.Empty:
             raise EngineError(f"the scheduler did not answer {op!r} within {timeout_s:g} s") from None
         finally:
-            del self._controls[control_id]
+            self._controls.pop(control_id, None)
 
     # --- the receiver thread ---
 
@@ -201,24 +231,59 @@ class EngineClient:
         elif isinstance(message, SchedulerStats):
             self.stats = message
         elif isinstance(message, EngineReady):
-            self.info = message
-            self.ready.set()
+            self._serve(message)
         elif isinstance(message, ControlReply):
             waiting = self._controls.get(message.id)
             if waiting is not None:
                 waiting.put(message)
 
+    def _serve(self, info: EngineReady) -> None:
+        """Note that the processes are ready, unless they are those of an earlier epoch and have failed since."""
+        with self._lock:
+            if self.failure is not None or info.epoch != self._epoch:
+                return
+            self.info = info
+            self.status = EngineStatus("serving")
+        self.ready.set()
+
+    # --- the supervisor's thread ---
+
+    def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
+        """Note that these processes, all of them ModelRunners, are started anew; requests wait in the scheduler."""
+        with self._lock:
+            self.status, self._epoch = EngineStatus("restarting", reason), epoch
+            self.restarts.update(names)
+
+    def reconnect(self, reason: str, names: Iterable[str], epoch: int, outbox: Outbox[ToTokenizer]) -> None:
+        """Note that these processes, tokenizer and scheduler among them, are started anew: end every open request with
+        an error that names the reason. New requests go to the new processes, for which the outbox queues them."""
+        with self._lock:
+            self.status, self._epoch = EngineStatus("restarting", reason), epoch
+            self.restarts.update(names)
+            self._outbox.close()
+            self._outbox, self.stats = outbox, None
+            rids, controls = list(self._streams), list(self._controls.values())
+        self._end(rids, controls, reason)
+
+    def close(self) -> None:
+        """Close the outbox; the engine must have failed, or be shut down."""
+        with self._lock:
+            self._outbox.close()
+
     def fail(self, reason: str) -> None:
         """Mark the engine as failed: end every open request with an error that names the reason; refuse new ones."""
-        error = Finish(FINISH_ERROR, error=FinishError(reason, code="engine_dead", status=503))
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = reason
-            rids = list(self._streams)
+            self.status = EngineStatus("failed", reason)
+            rids, controls = list(self._streams), list(self._controls.values())
+        self._end(rids, controls, reason)
+
+    def _end(self, rids: list[str], controls: list[_Replies], reason: str) -> None:
+        error = Finish(FINISH_ERROR, error=FinishError(reason, code=ENGINE_DEAD, status=503))
         self._deliver([RequestOutput(rid, finish=error) for rid in rids])
-        for control_id, waiting in list(self._controls.items()):
-            waiting.put(ControlReply(control_id, ok=False, message=reason))
+        for waiting in controls:
+            waiting.put(EngineError(reason))
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,13 +52,19 @@ def make_tokenizer(
 
 
 def make_runner(
-    config: Config, settings: EngineSettings, rank_info: RankInfo = SINGLE_RANK, *, mask_path: str | None = None
+    config: Config,
+    settings: EngineSettings,
+    rank_info: RankInfo = SINGLE_RANK,
+    *,
+    mask_path: str | None = None,
+    progress: Callable[[], None] | None = None,
 ) -> ModelRunner:
     """An unloaded runner.
 
     Args:
         rank_info: which rank of how many it is; default: the only one.
         mask_path: where the scheduler puts grammar masks, in another process.
+        progress: called after each layer that the host computes or launches.
     """
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.runner_config import RunnerConfig
@@ -83,7 +90,8 @@ def make_runner(
             show_progress=settings.show_progress and rank_info.rank == 0,
             mask_path=mask_path,
             rank_info=rank_info,
-        )
+        ),
+        progress,
     )
 
 
@@ -94,18 +102,22 @@ def make_runner_worker(
     rank_info: RankInfo = SINGLE_RANK,
     *,
     mask_path: str | None = None,
+    progress: Callable[[], None] | None = None,
 ) -> Worker:
     """A worker around an unloaded runner; see `make_runner`."""
     from radixrt.runner.worker import Worker
 
-    runner = make_runner(config, settings, rank_info, mask_path=mask_path)
+    runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress)
     trace_path = config.executor.step_trace if rank_info.rank == 0 else None
-    return Worker(runner, answers, rank_info.rank, alone=rank_info.size == 1, trace_path=trace_path)
+    return Worker(
+        runner, answers, rank_info.rank, alone=rank_info.size == 1, trace_path=trace_path,
+        step_timeout_s=config.executor.step_timeout_s,
+    )  # fmt: skip
 
 
 def make_scheduler_loop(
     config: Config, settings: EngineSettings, ready: RunnerReady, executor: Executor, inbox: Inbox[ToScheduler],
-    tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None,
+    tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None, *, epoch: int = 0,
 ) -> SchedulerLoop:  # fmt: skip
     """The scheduler around pools of the size that the runner reported; announces itself to the tokenizer."""
     from radixrt.constrained.compile.grammar_manager import GrammarManager
@@ -159,5 +171,6 @@ def make_scheduler_loop(
         check_invariants=config.scheduler.check_invariants,
         inbox_socket=inbox_socket,
     )
-    loop.announce(SchedulerReady(ready.num_slots, config.scheduler.max_running_requests, ready.device, ready.dtype))
+    max_requests = config.scheduler.max_running_requests
+    loop.announce(SchedulerReady(ready.num_slots, max_requests, ready.device, ready.dtype, epoch))
     return loop

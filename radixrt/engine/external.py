@@ -71,12 +71,13 @@ def serve_rank(config: Config) -> NoReturn:
     configure_logging(config.server.log_level, f"ModelRunner {rank_info.rank}", force=True)
     try:
         _run(*resolve_settings(config, show_progress=False), rank_info)
+        os._exit(0)
     except RadixRTError as error:
         print(f"radixrt: {error}", file=sys.stderr, flush=True)
         os._exit(2)
 
 
-def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> NoReturn:
+def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> None:
     from radixrt.distributed.parallel import launcher_store
     from radixrt.runner.worker import serve_steps
 

@@ -1,24 +1,25 @@
-"""The worker processes: `python -m radixrt.engine.process KIND`, started by the launcher with its settings on stdin.
+"""The worker processes: `python -m radixrt.engine.process KIND`, started by the supervisor with settings on stdin.
 
-A worker exits when its launcher does: the launcher holds the other end of the worker's stdin, and when that closes, for
-any reason, the worker removes the socket folder and exits. A worker that fails reports the error to the launcher as one
-JSON line on the original stdout; all other output goes to stderr.
+A worker exits when its main process does: the main process holds the other end of the worker's stdin, and when that
+closes, for any reason, the worker exits; one that is stopped or stuck is killed by the kernel. A worker that fails
+reports the error to the main process as one JSON line on the original stdout; all other output goes to stderr.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import zmq
 
@@ -26,124 +27,146 @@ from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.config import Config, make_config
 from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine import assembly
+from radixrt.engine.endpoints import Endpoints, process_name
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import RadixRTError
+from radixrt.heartbeat import IDLE_WAKE_S, Heartbeat, open_heartbeat
 from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
+from radixrt.os_process import die_with_parent
 
 if TYPE_CHECKING:
     from radixrt.executor.base import Executor
 
-NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
 
+class EpochNotices:
+    """The main process's notices on stdin: a ModelRunner that outlives the scheduler learns of the next epoch.
 
-def process_kinds(config: Config, settings: EngineSettings) -> list[str]:
-    """Kinds of the processes to start: the keys of `NAMES`, with a rank for runners if there are several."""
-    if settings.tp == 1:
-        return list(NAMES)
-    here = 1 if config.executor.executor == "external" else settings.tp
-    return ["tokenizer", "scheduler", *(f"runner-{rank}" for rank in range(here))]
-
-
-def process_name(kind: str) -> str:
-    """Return the display name of a process, e.g. "ModelRunner 1"."""
-    base, _, rank = kind.partition("-")
-    return f"{NAMES[base]} {rank}".rstrip()
-
-
-class Endpoints:
-    """Addresses (ipc://) and files of one engine, all in its private folder.
-
-    Those of runners belong to one epoch, a life of all ranks: nothing of an earlier rank reaches its successor.
+    Attributes:
+        epoch: the current one.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        threading.Thread(target=self._read, name="radixrt-stdin", daemon=True).start()
 
-    def of(self, name: str) -> str:
-        return f"ipc://{self.folder}/{name}"
+    def ended(self, epoch: int) -> bool:
+        return self.epoch != epoch
 
-    def runner(self, rank: int, epoch: int) -> str:
-        """Inbox of a rank."""
-        return self.of(f"runner-{rank}.{epoch}")
-
-    def answers(self, epoch: int) -> str:
-        """Inbox of the scheduler for the ranks."""
-        return self.of(f"answers.{epoch}")
-
-    @property
-    def masks(self) -> str:
-        """File that the scheduler and the runners map to share grammar masks."""
-        return f"{self.folder}/masks"
-
-    def ranks(self, epoch: int) -> str:
-        """File of the rendezvous of this machine's runners."""
-        return f"{self.folder}/ranks.{epoch}"
-
-    @property
-    def addresses(self) -> str:
-        """File with the scheduler's addresses for ranks that were started externally."""
-        return f"{self.folder}/addresses"
+    def _read(self) -> NoReturn:
+        with contextlib.suppress(OSError, ValueError):
+            for line in sys.stdin:
+                self.epoch = json.loads(line)["epoch"]
+        os._exit(0)
 
 
-def run_tokenizer(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int,
-    epoch: int,
-) -> None:  # fmt: skip
-    inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer"), ToTokenizer)
-    to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler"))
-    to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main"))
-    worker = assembly.make_tokenizer(config, settings, to_scheduler, to_main)
-    _settle()
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker process is given.
+
+    Attributes:
+        rank: of a runner.
+        heartbeat: of this process; the main process expects the first beat once loading is over.
+    """
+
+    config: Config
+    settings: EngineSettings
+    endpoints: Endpoints
+    context: zmq.Context[Any]
+    rank: int
+    notices: EpochNotices
+    heartbeat: Heartbeat
+
+    def loaded(self) -> None:
+        """Begin the main loop: report progress from now on."""
+        # Exclude all objects that exist after start-up from garbage collection.
+        gc.collect()
+        gc.freeze()
+        self.heartbeat.expect(self.config.recovery.hang_timeout_s)
+
+
+def run_tokenizer(setup: WorkerSetup) -> NoReturn:
+    endpoints, context, epoch = setup.endpoints, setup.context, setup.notices.epoch
+    inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer", epoch), ToTokenizer)
+    to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler", epoch))
+    to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main", epoch))
+    worker = assembly.make_tokenizer(setup.config, setup.settings, to_scheduler, to_main)
+    setup.loaded()
     while True:
-        message = inbox.recv(None)
+        message = inbox.recv(IDLE_WAKE_S)
+        setup.heartbeat.beat()
         if message is not None:
             worker.handle(message)
 
 
-def run_scheduler(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int,
-    epoch: int,
-) -> None:  # fmt: skip
-    inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler"), ToScheduler)
-    to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer"))
-    executor = _make_executor(config, settings, endpoints, context, epoch)
-    ready = executor.wait_ready(config.executor.start_timeout_s)
-    loop = assembly.make_scheduler_loop(config, settings, ready, executor, inbox, to_tokenizer, inbox.socket)
-    _settle()
+def run_scheduler(setup: WorkerSetup) -> NoReturn:
+    endpoints, context, epoch = setup.endpoints, setup.context, setup.notices.epoch
+    inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler", epoch), ToScheduler)
+    to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer", epoch))
+    executor = _make_executor(setup, epoch)
+    ready = executor.wait_ready(setup.config.executor.start_timeout_s)
+    loop = assembly.make_scheduler_loop(
+        setup.config, setup.settings, ready, executor, inbox, to_tokenizer, inbox.socket, epoch=epoch
+    )
+    setup.loaded()
     while True:
         loop.run_once(wait=True)
+        setup.heartbeat.beat()
 
 
-def _make_executor(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], epoch: int
-) -> Executor:
+def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     from radixrt.executor.external_executor import ExternalLauncherExecutor
     from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 
-    max_rows = config.scheduler.max_running_requests
-    if config.executor.executor == "external":
+    endpoints, size, max_rows = setup.endpoints, setup.settings.tp, setup.config.scheduler.max_running_requests
+    if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
-            context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
-            max_rows=max_rows, host=os.environ["MASTER_ADDR"], size=settings.tp, address_file=endpoints.addresses,
+            setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
+            max_rows=max_rows, host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
         )  # fmt: skip
 
     def of_epoch(epoch: int) -> RankEndpoints:
-        return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(settings.tp)], endpoints.answers(epoch))
+        return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(size)], endpoints.answers(epoch))
 
-    return MultiprocExecutor(context, of_epoch, epoch=epoch, mask_path=endpoints.masks, max_rows=max_rows)
+    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, max_rows=max_rows)
 
 
-def run_runner(
-    config: Config, settings: EngineSettings, endpoints: Endpoints, context: zmq.Context[Any], rank: int,
-    epoch: int,
-) -> None:  # fmt: skip
+def run_runner(setup: WorkerSetup) -> NoReturn:
+    from radixrt.runner.step_allowance import StepAllowance
     from radixrt.runner.worker import serve_steps
 
-    inbox: ZmqInbox[ToRunner] = ZmqInbox(context, endpoints.runner(rank, epoch), ToRunner)
-    answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, endpoints.answers(epoch))
+    config, endpoints, notices = setup.config, setup.endpoints, setup.notices
+    epoch = notices.epoch
+    inbox, answers = _runner_channels(setup, epoch)
+    rank_info = _rank_info(setup, epoch)
+    worker = assembly.make_runner_worker(
+        config, setup.settings, answers, rank_info, mask_path=endpoints.masks, progress=setup.heartbeat.beat
+    )
+    worker.start()
+    setup.loaded()
+    allowance = StepAllowance(
+        config.recovery.hang_timeout_s, config.executor.step_timeout_s, compiles=worker.compiles_kernels
+    )
+    while True:
+        serve_steps(worker, inbox, setup.heartbeat, allowance, until=functools.partial(notices.ended, epoch))
+        epoch = notices.epoch
+        inbox.close()
+        answers.close()
+        inbox, answers = _runner_channels(setup, epoch)
+        worker.reconnect(answers)
+
+
+def _runner_channels(setup: WorkerSetup, epoch: int) -> tuple[ZmqInbox[ToRunner], ZmqOutbox[FromRunner]]:
+    return (
+        ZmqInbox(setup.context, setup.endpoints.runner(setup.rank, epoch), ToRunner),
+        ZmqOutbox(setup.context, setup.endpoints.answers(epoch)),
+    )
+
+
+def _rank_info(setup: WorkerSetup, epoch: int) -> RankInfo:
+    config, endpoints, size = setup.config, setup.endpoints, setup.settings.tp
     timeout_s = config.executor.start_timeout_s
     if config.executor.executor == "external":
         from radixrt.engine.external import publish_addresses
@@ -151,37 +174,20 @@ def run_runner(
         rank_info = rank_from_environment(os.environ, timeout_s)
         publish_addresses(rank_info, endpoints.addresses)
     else:
-        rank_info = RankInfo(rank, settings.tp, rank, settings.tp, endpoints.ranks(epoch), timeout_s)
-    rank_info = dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
-    worker = assembly.make_runner_worker(config, settings, answers, rank_info, mask_path=endpoints.masks)
-    worker.start()
-    _settle()
-    serve_steps(worker, inbox)
+        rank_info = RankInfo(setup.rank, size, setup.rank, size, endpoints.ranks(epoch), timeout_s)
+    return dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
 
 
-def _settle() -> None:
-    """Exclude all objects that exist after start-up from garbage collection."""
-    gc.collect()
-    gc.freeze()
-
-
-RUN: dict[str, Callable[[Config, EngineSettings, Endpoints, zmq.Context[Any], int, int], None]] = {
+RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {
     "tokenizer": run_tokenizer,
     "scheduler": run_scheduler,
     "runner": run_runner,
 }
 
 
-def _exit_with_launcher(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            pass
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
-
-
 def main(kind: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the launcher decides
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
     error_report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     line = sys.stdin.readline()
@@ -192,10 +198,11 @@ def main(kind: str) -> int:
     config = make_config(**given["config"])
     settings = EngineSettings(**{**given["settings"], "eos_ids": tuple(given["settings"]["eos_ids"])})
     configure_logging(config.server.log_level, name)
-    threading.Thread(target=_exit_with_launcher, args=(given["folder"],), daemon=True).start()
     base, _, rank = kind.partition("-")
+    endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
     try:
-        RUN[base](config, settings, Endpoints(given["folder"]), zmq.Context(), int(rank or 0), given["epoch"])
+        heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
+        RUN[base](WorkerSetup(config, settings, endpoints, zmq.Context(), int(rank or 0), notices, heartbeat))
     except RadixRTError as error:
         error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:

@@ -213,7 +213,7 @@ class OutputBatch(Message, frozen=True, array_like=True, tag=True):
 
 
 class EngineReady(Message, frozen=True, array_like=True, tag=True):
-    """Announcement that tokenizer, scheduler and runners are ready (tokenizer to client).
+    """Announcement that tokenizer, scheduler and runners are ready (tokenizer to client), after each of their starts.
 
     Attributes:
         vocab_size, context_length: sizes of the model, in tokens.
@@ -221,6 +221,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         num_slots: tokens that the KV pool holds.
         chat_templates: Jinja sources by name, e.g. "default".
         special_tokens: texts of special tokens by name, e.g. "bos_token".
+        epoch: the runners' epoch; see `RunnerRestarted`.
     """
 
     model: str
@@ -234,6 +235,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     has_chat_template: bool
     chat_templates: dict[str, str] = {}
     special_tokens: dict[str, str] = {}
+    epoch: int = 0
 
 
 ToTokenizer = (

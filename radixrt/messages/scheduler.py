@@ -150,12 +150,18 @@ class TokenBatch(Message, frozen=True, array_like=True, tag=True):
 
 
 class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
-    """Announcement that the scheduler and all its runners are ready (scheduler to tokenizer)."""
+    """Announcement that the scheduler and all its runners are ready (scheduler to tokenizer), after each start of the
+    runners.
+
+    Attributes:
+        epoch: the runners' epoch; see `RunnerRestarted`.
+    """
 
     num_slots: int
     max_running_requests: int
     device: str
     dtype: str
+    epoch: int = 0
 
 
 class ControlReply(Message, frozen=True, array_like=True, tag=True):

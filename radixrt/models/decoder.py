@@ -24,6 +24,7 @@ from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources
 from radixrt.models.loading.partition import partition
 from radixrt.models.model_config import LayerSpec, ModelSpec
 from radixrt.models.precision import Precision, torch_dtype
+from radixrt.models.registry import no_progress
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
@@ -81,6 +82,7 @@ class Decoder(nn.Module):
         self.norm = meta_parameter(decoder.hidden_size, dtype=residual_dtype)
         self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype)
         self._rotary_table: torch.Tensor | None = None
+        self.progress: Callable[[], None] = no_progress
 
     def finalize(self) -> None:
         """Compute what is derived from the spec on the parameters' device. Called once, after loading."""
@@ -115,6 +117,7 @@ class Decoder(nn.Module):
         *before, last = self.layers
         for layer in before:
             residual, added = layer(residual, added, inputs)
+            self.progress()
         residual, added = last(residual, added, inputs, batch.narrowed)
         if not residual.shape[0]:
             return residual

@@ -9,7 +9,7 @@ from radixrt.errors import ModelLoadError
 from radixrt.models.model_config import DECODER_ARCHITECTURES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch import nn
@@ -24,6 +24,10 @@ TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"
 MODEL_CLASSES: dict[str, str] = dict.fromkeys(DECODER_ARCHITECTURES, DECODER)
 
 
+def no_progress() -> None:
+    """`Model.progress` of a model whose steps nobody watches."""
+
+
 class Model(Protocol):
     """Interface of a model to the runner."""
 
@@ -32,6 +36,9 @@ class Model(Protocol):
 
     narrows: bool
     """Whether `forward` supports `batch.narrowed`; if not, it must be None."""
+
+    progress: Callable[[], None]
+    """Called by `forward` after each layer; does nothing unless the runner sets it."""
 
     def modules(self) -> Iterator[nn.Module]:
         """As `nn.Module.modules`."""

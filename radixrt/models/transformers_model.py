@@ -8,6 +8,7 @@ pass and refuses every other model by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.models.model_config import ModelSpec
+from radixrt.models.registry import no_progress
 
 INTERFACE = "radixrt"
 """Name of this engine in transformers' attention interface."""
@@ -65,6 +67,7 @@ class StepContext:
     batch: ForwardBatch
     attention: AttentionBackend
     layers: list[AttentionLayer]
+    progress: Callable[[], None]
 
 
 def _attend(
@@ -79,6 +82,7 @@ def _attend(
     layer = context.layers[module.layer_idx]  # type: ignore[index]
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     out = context.attention.attend(layer, q, k, v, context.batch)
+    context.progress()
     return out.view(1, q.shape[0], layer.num_heads, layer.head_dim), None
 
 
@@ -136,6 +140,7 @@ class TransformersModel(nn.Module):
         self._base = base
         self._head = model
         setattr(model, prefix, _GivenHidden())
+        self.progress: Callable[[], None] = no_progress
         self.attention_layers = self._probe()
 
     @classmethod
@@ -179,7 +184,7 @@ class TransformersModel(nn.Module):
         self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
     ) -> torch.Tensor:
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied."""
-        return self._run(input_ids, positions, StepContext(batch, attention, self.attention_layers))
+        return self._run(input_ids, positions, StepContext(batch, attention, self.attention_layers, self.progress))
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,14 @@ class ModelRunner:
         max_total_num_tokens: slots of the KV pool.
         batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
         cascade: see `RunnerReady`.
+
+    Args:
+        progress: called after each layer of a step that the host computes or launches; a replayed graph calls nothing.
     """
 
-    def __init__(self, config: RunnerConfig) -> None:
+    def __init__(self, config: RunnerConfig, progress: Callable[[], None] | None = None) -> None:
         self._config = config
+        self._progress = progress
         self.device = rank_device(pick_device(config.device), config.rank_info)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
@@ -100,6 +105,8 @@ class ModelRunner:
                 dependent_launch=supports_dependent_launch(self.device),
             ),
         )  # fmt: skip
+        if self._progress is not None:
+            self._model.progress = self._progress
 
     def init_memory_pool(self) -> None:
         """Allocate the KV pool in the memory that the largest step leaves free, and the tables indexed by

@@ -10,17 +10,19 @@ The worker never waits for the device. Steps whose tokens are still being comput
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
 from radixrt.channel import Outbox, ZmqInbox
 from radixrt.errors import EngineError
 from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.heartbeat import IDLE_WAKE_S, Heartbeat
 from radixrt.messages.runner import (
     DebugReply,
     DebugReq,
@@ -34,6 +36,7 @@ from radixrt.messages.runner import (
 )
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
+from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
 from radixrt.runner.step_trace import StepTimes, StepTrace
 
@@ -74,11 +77,12 @@ class Worker:
         alone: no other ranks share the model. With other ranks a failed step is fatal: they, or the device, may be
             waiting in a collective of that step.
         trace_path: see `StepTrace`; None for no trace.
+        step_timeout_s: time for which the worker waits for the device to complete a step.
     """
 
     def __init__(
         self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True,
-        trace_path: str | None = None,
+        trace_path: str | None = None, step_timeout_s: float = math.inf,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._answers = answers
@@ -86,6 +90,7 @@ class Worker:
         self._alone = alone
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[Unanswered] = deque()
+        self._step_timeout_s = step_timeout_s
         self._trace_path = trace_path
         self._trace: StepTrace | None = None
 
@@ -96,9 +101,22 @@ class Worker:
             RadixRTError: the model cannot be loaded, or does not fit.
         """
         self._runner.initialize()
-        r = self._runner
         if self._trace_path is not None:
-            self._trace = StepTrace(self._trace_path, r.device)
+            self._trace = StepTrace(self._trace_path, self._runner.device)
+        self._announce()
+
+    def reconnect(self, answers: Outbox[FromRunner]) -> None:
+        """Serve another scheduler, which knows nothing of earlier steps; the old outbox may be closed. The tables need
+        no reset: the rows of a request are written before its first step."""
+        self._awaiting_mask = None
+        for waiting in self._unanswered:
+            waiting.sampled.wait()
+        self._unanswered.clear()
+        self._answers = answers
+        self._announce()
+
+    def _announce(self) -> None:
+        r = self._runner
         dtype = str(r.dtype).removeprefix("torch.")
         self._answers.send(
             RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.cascade)
@@ -119,15 +137,31 @@ class Worker:
         self.answer_ready()
 
     @property
+    def compiles_kernels(self) -> bool:
+        """True if the first step of each size may compile or load kernels."""
+        return self._runner.device.type == "cuda"
+
+    @property
     def is_waiting(self) -> bool:
         """True while a step is not answered."""
         return bool(self._unanswered)
 
     def answer_ready(self, *, wait: bool = False) -> None:
-        """Answer the steps whose tokens are on the host, in order; with `wait`, every step."""
+        """Answer the steps whose tokens are on the host, in order; with `wait`, every step.
+
+        Raises:
+            EngineError: the device hangs.
+        """
         while self._unanswered and (wait or self._unanswered[0].sampled.is_ready):
             waiting = self._unanswered.popleft()
             self._guarded(waiting.launched.step, lambda: self._answer(waiting))  # noqa: B023 (called at once)
+        if self._unanswered:
+            step = self._unanswered[0].launched
+            if time.perf_counter() - step.started > self._step_timeout_s:
+                raise EngineError(
+                    f"the device has not completed step {step.step.step_id} after {self._step_timeout_s:g} s "
+                    "(step_timeout_s)"
+                )
 
     def idle_work(self) -> bool:
         """Do one piece of idle work; return False if none is left."""
@@ -193,18 +227,46 @@ class Worker:
             self._trace.close()
 
 
-def serve_steps(worker: Worker, inbox: ZmqInbox[ToRunner]) -> NoReturn:
-    """Run the worker's loop."""
+def serve_steps(
+    worker: Worker,
+    inbox: ZmqInbox[ToRunner],
+    heartbeat: Heartbeat | None = None,
+    allowance: StepAllowance | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run the worker's loop.
+
+    Args:
+        heartbeat: reports the loop's progress; default: nobody watches.
+        allowance: longest pauses of steps; needed with a heartbeat.
+        until: the loop ends when this returns True; asked every `IDLE_WAKE_S` at least.
+    """
+    heartbeat = heartbeat or Heartbeat()
+    allowance = allowance or StepAllowance(0.0, 0.0)
     idle_work = True
-    while True:
+    while not until():
         # The loop spins while a step is not answered, so that a message and an answer are both handled at once.
-        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else None)
-        if message is not None:
+        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else IDLE_WAKE_S)
+        heartbeat.beat()
+        if isinstance(message, ForwardStep):
+            _handle_step(worker, message, heartbeat, allowance)
+        elif message is not None:
             worker.handle(message)
         elif worker.is_waiting:
             worker.answer_ready()
-        else:
+        elif idle_work:
+            heartbeat.expect(allowance.unknown_s)
             idle_work = worker.idle_work()
+            heartbeat.expect(allowance.base_s)
+
+
+def _handle_step(worker: Worker, step: ForwardStep, heartbeat: Heartbeat, allowance: StepAllowance) -> None:
+    tokens = len(step.out_cache_loc) // 4
+    heartbeat.expect(allowance.of(tokens))
+    heartbeat.lap()
+    worker.handle(step)
+    heartbeat.expect(allowance.base_s)
+    allowance.measured(tokens, heartbeat.lap())
 
 
 def _error_text(error: Exception) -> str:

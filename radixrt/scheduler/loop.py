@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
+import msgspec
 import zmq
 
 from radixrt.channel import Inbox, Outbox
@@ -88,6 +89,8 @@ class SchedulerLoop:
                 self._poller.register(socket, zmq.POLLIN)
 
     def announce(self, ready: SchedulerReady) -> None:
+        """Report that steps can run; repeated after each restart of the ModelRunner."""
+        self._announcement = ready
         self._tokenizer.send(ready)
 
     def run_once(self, *, wait: bool) -> bool:
@@ -259,6 +262,7 @@ class SchedulerLoop:
         if self._executor.socket is not None:
             self._poller.unregister(self._executor.socket)
         self._executor.restart(notice.epoch)
+        self._announcement = msgspec.structs.replace(self._announcement, epoch=notice.epoch)
         if self._executor.socket is not None:
             self._poller.register(self._executor.socket, zmq.POLLIN)
 
@@ -272,6 +276,7 @@ class SchedulerLoop:
             raise EngineError(f"the restarted ModelRunner has {ready.num_slots} KV slots instead of {num_slots}")
         self._core.runner_ready()
         logger.info("the ModelRunner is ready again; %d requests go on", len(self._core.waiting))
+        self._tokenizer.send(self._announcement)
         return True
 
     def _send_deltas(self) -> None:

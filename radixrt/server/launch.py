@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from radixrt.config import Config
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.launcher import Launcher
+from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import ConfigError
 
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -> int:
-    """Serve until SIGTERM or Ctrl-C; returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
+    """Serve until SIGTERM or Ctrl-C, or until the engine fails; return the exit code: 0 after a drain, else an
+    `ExitCode`.
 
     Args:
         on_ready: called with the server's URL and the model's name once requests can be answered.
@@ -52,7 +54,11 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             client = launcher.start()
             dialect = reading.result()
         serve(client, config.server, settings.model_name, ready, dialect)
-        return 0 if client.failure is None else 1
+        if client.failure is None:
+            return 0
+        code = launcher.exit_code or ExitCode.FAILED
+        logger.error("exiting with code %d: %s", code, client.failure)
+        return code
     finally:
         launcher.close()
 

@@ -243,6 +243,7 @@ class TokenizerWorker:
             has_chat_template=template is not None,
             chat_templates={} if template is None else template.sources,
             special_tokens=self._tokenizer.special_tokens,
+            epoch=ready.epoch,
         )
 
 

@@ -1,0 +1,67 @@
+"""Names of the worker processes of one engine, and the addresses and files through which they meet."""
+
+from __future__ import annotations
+
+from radixrt.config import Config
+from radixrt.engine.settings import EngineSettings
+
+NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
+
+
+def process_kinds(config: Config, settings: EngineSettings) -> tuple[str, ...]:
+    """Kinds of the processes to start: the keys of `NAMES`, with a rank for runners if there are several."""
+    if settings.tp == 1:
+        return tuple(NAMES)
+    here = 1 if config.executor.executor == "external" else settings.tp
+    return ("tokenizer", "scheduler", *(f"runner-{rank}" for rank in range(here)))
+
+
+def process_name(kind: str) -> str:
+    """Return the display name of a process, e.g. "ModelRunner 1"."""
+    base, _, rank = kind.partition("-")
+    return f"{NAMES[base]} {rank}".rstrip()
+
+
+def is_runner(kind: str) -> bool:
+    return kind.startswith("runner")
+
+
+class Endpoints:
+    """Addresses (ipc://) and files of one engine, all in its private folder.
+
+    Sockets belong to one epoch of the supervisor: nothing that was sent to a process reaches its successor.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def of(self, name: str, epoch: int) -> str:
+        """Inbox of main, the tokenizer or the scheduler."""
+        return f"ipc://{self.folder}/{name}.{epoch}"
+
+    def runner(self, rank: int, epoch: int) -> str:
+        """Inbox of a rank."""
+        return self.of(f"runner-{rank}", epoch)
+
+    def answers(self, epoch: int) -> str:
+        """Inbox of the scheduler for the ranks."""
+        return self.of("answers", epoch)
+
+    @property
+    def masks(self) -> str:
+        """File that the scheduler and the runners map to share grammar masks."""
+        return f"{self.folder}/masks"
+
+    @property
+    def heartbeats(self) -> str:
+        """File of `radixrt.heartbeat`."""
+        return f"{self.folder}/heartbeats"
+
+    def ranks(self, epoch: int) -> str:
+        """File of the rendezvous of this machine's runners."""
+        return f"{self.folder}/ranks.{epoch}"
+
+    @property
+    def addresses(self) -> str:
+        """File with the scheduler's addresses for ranks that were started externally."""
+        return f"{self.folder}/addresses"

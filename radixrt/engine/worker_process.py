@@ -1,0 +1,131 @@
+"""`WorkerProcess`: one worker process as the main process sees it: its start, its output, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from radixrt.engine.endpoints import is_runner, process_name
+from radixrt.errors import EngineError
+
+TAIL_BYTES = 8192
+TAIL_LINES = 5
+"""Last output of a worker that is kept for the log line about its end."""
+TAIL_WAIT_S = 0.1
+KILL_TIMEOUT_S = 30.0
+
+
+class WorkerProcess:
+    """A process that runs `radixrt.engine.process`. Start it from a thread that lives as long as the engine: the kernel
+    kills the worker when that thread ends.
+
+    The worker's stderr is passed through, and its last lines are kept.
+
+    Args:
+        kind: see `radixrt.engine.endpoints.process_kinds`.
+        given: settings, which the worker reads from its stdin as one line of JSON.
+    """
+
+    def __init__(self, kind: str, given: dict[str, Any]) -> None:
+        self.kind = kind
+        self.name = process_name(kind)
+        environment = dict(os.environ)
+        if not is_runner(kind):
+            environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if sys.stderr.isatty():
+            environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # for progress bars
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "radixrt.engine.process", kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        self.pidfd = os.pidfd_open(self._process.pid)
+        self._tail = b""
+        self._reader = threading.Thread(target=self._pass_stderr, name=f"radixrt-stderr-{kind}", daemon=True)
+        self._reader.start()
+        self.tell(given)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def was_signalled(self) -> bool:
+        """Whether the process is dead because of a signal."""
+        return (self._process.poll() or 0) < 0
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Write a line of JSON to the worker's stdin; a dead worker does not read it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def ask_to_exit(self) -> None:
+        """Close the worker's stdin, which ends it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Kill the process, if it lives, and reap it.
+
+        Raises:
+            EngineError: it does not end, because a driver holds it in the kernel.
+        """
+        self._process.kill()
+        self.reap(KILL_TIMEOUT_S)
+
+    def reap(self, timeout_s: float) -> None:
+        """Wait until the process has ended.
+
+        Raises:
+            EngineError: it lives after timeout_s seconds.
+        """
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"the {self.name} process (pid {self.pid}) does not end") from None
+
+    def close(self) -> None:
+        """Close the pipes to a dead process."""
+        self.ask_to_exit()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        with contextlib.suppress(OSError):
+            os.close(self.pidfd)
+
+    def describe_exit(self) -> str:
+        """Describe how the dead process ended, with the error that it reported on its stdout."""
+        assert self._process.stdout is not None
+        said = ""
+        with contextlib.suppress(OSError, ValueError):
+            line = self._process.stdout.readline()
+            said = f": {json.loads(line)}" if line else ""
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return f"the {self.name} process (pid {self.pid}) {how}{said}"
+
+    def last_lines(self) -> str:
+        """Return the last lines that the dead process wrote to its stderr, as one line."""
+        self._reader.join(TAIL_WAIT_S)  # the pipe may stay open: children of the process have it too
+        lines = self._tail.decode(errors="replace").replace("\r", "\n").splitlines()
+        return " | ".join([line.strip() for line in lines if line.strip()][-TAIL_LINES:])
+
+    def _pass_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            while piece := os.read(stderr.fileno(), TAIL_BYTES):
+                self._tail = (self._tail + piece)[-TAIL_BYTES:]
+                with contextlib.suppress(OSError):
+                    while piece:
+                        piece = piece[os.write(2, piece) :]

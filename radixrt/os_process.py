@@ -1,0 +1,53 @@
+"""Facts about Linux processes from /proc, and children that the kernel ends together with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """A process as /proc/PID/stat describes it (proc_pid_stat(5)).
+
+    Attributes:
+        state: state of the main thread: "R" runnable, "S" or "D" asleep, "T" stopped by a signal, "t" by a debugger,
+            "Z" dead and not reaped.
+        cpu_s: seconds of processor time that all its threads have used.
+        start_time: start of the process in clock ticks after boot, which tells it from a later process with its pid.
+    """
+
+    state: str
+    cpu_s: float
+    start_time: int
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the state of a process; None if there is none with this pid."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
+    return ProcessStat(fields[0], (int(fields[11]) + int(fields[12])) / CLOCK_TICKS, int(fields[19]))
+
+
+def is_alive(pid: int, start_time: int) -> bool:
+    """Whether the process that had this pid and start time still exists."""
+    stat = read_stat(pid)
+    return stat is not None and stat.start_time == start_time and stat.state != "Z"
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, however it ends.
+
+    SIGKILL also ends a process that is stopped or stuck, which would not notice that its standard input closed. A
+    parent that ended before this call is noticed by the closed standard input.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,42 @@
+"""`StepAllowance`: how long a step may show no progress before its ModelRunner counts as hung."""
+
+from __future__ import annotations
+
+MARGIN = 5.0
+"""Factor on the longest pause that steps of similar size have had: other processes may take the cores meanwhile."""
+
+
+class StepAllowance:
+    """Allowances by the size of steps, in tokens, from the pauses between layers that were measured so far.
+
+    A layer of a long prompt takes seconds on a slow CPU, and a step of a size that has not run yet may compile kernels.
+
+    Args:
+        base_s: the least allowance.
+        step_timeout_s: allowance of steps of which nothing is known yet.
+        compiles: the first step of each size compiles or loads kernels.
+
+    Attributes:
+        base_s: the least allowance; that of everything but steps.
+        unknown_s: allowance of work of which nothing is known yet.
+    """
+
+    def __init__(self, base_s: float, step_timeout_s: float, *, compiles: bool = False) -> None:
+        self.base_s = base_s
+        self.unknown_s = max(base_s, step_timeout_s)
+        self._compiles = compiles
+        self._longest_s: dict[int, float] = {}  # by the number of bits of the step's tokens
+
+    def of(self, tokens: int) -> float:
+        """Return the allowance of a step with so many tokens, in seconds."""
+        size = tokens.bit_length()
+        known = [bits for bits in self._longest_s if bits <= size]
+        if not known or (self._compiles and size not in self._longest_s):
+            return self.unknown_s
+        nearest = max(known)
+        return max(self.base_s, MARGIN * self._longest_s[nearest] * (1 << size - nearest))
+
+    def measured(self, tokens: int, longest_pause_s: float) -> None:
+        """Note the longest pause of a step that is complete."""
+        size = tokens.bit_length()
+        self._longest_s[size] = max(longest_pause_s, self._longest_s.get(size, 0.0))
