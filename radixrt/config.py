@@ -151,6 +151,9 @@ class ServerConfig:
         "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers",
         choices=("auto", "none", "think"),
     )
+    allow_control_tokens: bool = option(
+        False, "recognize control tokens such as <|im_start|> in the texts of messages, where a request does not say"
+    )
     access_log: bool = option(True, "log a line for each HTTP response, at level info")
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 

@@ -60,6 +60,11 @@ class Dialect:
     template: ChatTemplate | None = None
     _cached: dict[bytes, Thinking] = field(default_factory=dict)
 
+    @property
+    def answer_markers(self) -> list[str]:
+        """Texts of the control tokens that the model writes within its answers: those of reasoning and tool calls."""
+        return [THINK_START, THINK_END, *self.tool_format.markers]
+
     def thinking(self, variables: Mapping[str, Any]) -> Thinking:
         """Return whether a request with these template variables makes the model reason first."""
         if not self.reasons or self.template is None:

@@ -68,6 +68,8 @@ def chat_prompt(
         continue_final_message=continue_final,
         template_kwargs=msgspec.json.encode(template_variables(conversation) if variables is None else variables),
         tools=tools,
+        allow_control_tokens=conversation.allow_control_tokens,
+        answer_markers=dialect.answer_markers,
     )
 
 

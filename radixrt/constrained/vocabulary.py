@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +22,6 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 
 GUARD = "\n"
 """Written before a text whose tokenizer would otherwise put a space there."""
-
-_MARKER = re.compile(r"<[^\s<>]{1,64}>|\[[A-Z_/]{2,64}\]")
-"""Added tokens of this shape are control tokens, whether or not they are declared special."""
 
 
 class Vocabulary:
@@ -46,11 +42,8 @@ class Vocabulary:
         self.eos_ids = tuple(sorted({i for i in eos_ids if 0 <= i < vocab_size}))
         self._encoder = tokenizer.backend  # the tokenizer was loaded for us alone, see from_folder
         self._encoder.encode_special_tokens = True
-        added = self._encoder.get_added_tokens_decoder()
-        markers = {i: token.content for i, token in added.items() if i in tokenizer.special_ids}
-        markers |= {i: token.content for i, token in added.items() if _MARKER.fullmatch(token.content)}
-        self.control_tokens = {text: i for i, text in markers.items() if i < vocab_size}
-        hidden = set(markers) | set(self.eos_ids)
+        self.control_tokens = {text: i for text, i in tokenizer.control_tokens.items() if i < vocab_size}
+        hidden = set(tokenizer.control_tokens.values()) | set(self.eos_ids)
         self.table = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(vocab_size)]
         self.text_mask = self.mask_of(i for i, data in enumerate(self.table) if data)
         self.eos_mask = self.mask_of(self.eos_ids)

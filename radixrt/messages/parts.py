@@ -110,6 +110,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
         continue_final_message: leave the last message open, so that the output continues it.
         template_kwargs: JSON object of additional template variables.
         tools: JSON array of tool definitions for the template, or None.
+        allow_control_tokens: recognize control tokens in every text; otherwise only those that the template writes.
+        answer_markers: control tokens that the model writes within its answers (reasoning, tool calls); they are
+            recognized in messages of the assistant and the system too.
     """
 
     messages: bytes
@@ -117,6 +120,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):
     continue_final_message: bool = False
     template_kwargs: bytes = b"{}"
     tools: bytes | None = None
+    allow_control_tokens: bool = False
+    answer_markers: list[str] = []
 
 
 class TemplateText(msgspec.Struct, frozen=True):

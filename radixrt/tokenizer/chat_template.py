@@ -1,25 +1,30 @@
 """Chat templates: a conversation rendered to text the way transformers' `apply_chat_template` renders it.
 
 A template comes with a model and a conversation with a request. Neither is trusted: rendering runs in the sandbox of
-`template_sandbox`.
+`template_sandbox`, and `ChatTemplate.render_parts` tells the template's own text from the conversation's.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from radixrt.errors import ModelLoadError, RequestError
+from radixrt.messages.parts import PromptPart
 from radixrt.tokenizer.template_sandbox import Budget, BudgetExceeded, Sandbox
+from radixrt.tokenizer.template_trace import ROLES, VARIABLE, Trace, traceable
 
 MAX_RENDER_S = 5.0
 MAX_RENDER_CHARS = 64 * 1024 * 1024
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+MARKER_ROLES = ("system", "assistant")
+"""Roles whose messages may hold answer markers: the model's own answers, and instructions about them."""
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marker at the end of an open message in the rendered text, which is cut there. Its last space shows whether the
 template strips message contents."""
@@ -45,6 +50,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._environment = Sandbox()
         self._compiled: dict[str, jinja2.Template] = {}
+        self._traceable: dict[str, tuple[jinja2.Template, list[str]]] = {}  # compiled when first used
         for name, source in templates.items():
             try:
                 self._compiled[name] = self._environment.from_string(source)
@@ -109,31 +115,107 @@ class ChatTemplate:
                 these messages, or took longer than max_seconds.
         """
         messages = _normalized(messages)
-        name, template = self._choose(tools)
-        values = {"documents": None, **self._special_tokens, **(variables or {})}
-        for reserved in RESERVED_VARIABLES:
-            if reserved in (variables or {}):
-                raise RequestError(f"{reserved} cannot be set by template variables", param="chat_template_kwargs")
-        final = _open_final_message(messages, self._sources[name]) if continue_final_message else None
-        values.update(
-            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt and not continue_final_message
-        )
+        name = self._choose(tools)
+        final = self._open_final_message(messages, name) if continue_final_message else None
+        values = self._special_tokens | self._checked_variables(variables)
+        values |= {"messages": messages, "tools": tools}
+        values["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        text = self._rendered(self._compiled[name], values, Budget(max_seconds, max_chars))
+        if final is None:
+            return text
+        if final.strip() not in text:
+            raise _changes_final_message()
+        return _cut_at_tag(text)
+
+    def render_parts(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        answer_markers: Sequence[str] = (),
+    ) -> list[PromptPart]:
+        """Render a conversation to texts of the template and texts of the request (see `template_trace`).
+
+        Their concatenation is what `render` returns, unless the template compares or measures texts that it has put
+        together itself.
+
+        Args:
+            answer_markers: texts by which the model structures its own answers; in the parts, an empty list of ids cuts
+                each of them that is written by anyone else than the assistant or the system.
+
+        Raises:
+            RequestError: as `render`.
+        """
+        trace = Trace()
+        by_others = _any_of(answer_markers)
+
+        def traced(message: dict[str, Any]) -> dict[str, Any]:
+            role = message.get("role")
+            if by_others is not None and role not in MARKER_ROLES:
+                message = trace.cut_inside(by_others, message)
+            return {**message, "role": trace.constant(role)} if isinstance(role, str) and role in ROLES else message
+
+        name = self._choose(tools)
+        messages = [traced(message) for message in _normalized(messages)]
+        final = self._open_final_message(messages, name) if continue_final_message else None
+        given = {"tools": tools, **self._checked_variables(variables)}
+        if by_others is not None:
+            given = trace.cut_inside(by_others, given)
+        if name not in self._traceable:
+            self._traceable[name] = traceable(self._environment, self._sources[name])
+        template, constants = self._traceable[name]
+        values = {key: trace.constant(text) for key, text in self._special_tokens.items()} | given
+        values |= {VARIABLE.format(i): trace.constant(text) for i, text in enumerate(constants)}
+        values["messages"] = messages
+        values["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        text = self._rendered(template, values, Budget(MAX_RENDER_S, MAX_RENDER_CHARS))
         try:
-            text = self._environment.render_within(template, values, Budget(max_seconds, max_chars))
+            return trace.parts(text if final is None else _cut_at_tag(text))
+        except ValueError as error:
+            raise RequestError(f"the chat template cannot be traced: {error}", param="messages") from error
+
+    def _rendered(self, template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
+        try:
+            return self._environment.render_within(template, values, budget)
         except BudgetExceeded as error:
             kind = RenderedTooLong if error.what == "characters" else RequestError
             raise kind(f"rendering the messages took more {error.what} than it may", param="messages") from error
         except Exception as error:  # a template is a program: it can fail in any way
             reason = str(error)[:500] or type(error).__name__
             raise RequestError(f"the chat template cannot render these messages: {reason}", param="messages") from error
-        return text if final is None else _cut_at_tag(text, final)
 
-    def _choose(self, tools: list[dict[str, Any]] | None) -> tuple[str, jinja2.Template]:
+    def _choose(self, tools: list[dict[str, Any]] | None) -> str:
         name = "tool_use" if tools is not None and "tool_use" in self._compiled else "default"
         if name not in self._compiled:
             names = ", ".join(sorted(self._compiled))
             raise RequestError(f"the model has no default chat template, only: {names}", param="messages")
-        return name, self._compiled[name]
+        return name
+
+    def _open_final_message(self, messages: list[dict[str, Any]], name: str) -> str:
+        """Append the tag to the content of the last message, and return the content without the tag."""
+        content = messages[-1].get("content")
+        if not isinstance(content, str):
+            raise RequestError("continue_final_message needs a last message with text as its content", param="messages")
+        if "content" not in self._sources[name]:
+            raise RequestError(
+                "the chat template does not show messages' content, so none can be continued", param="messages"
+            )
+        messages[-1]["content"] = content + CONTINUE_TAG
+        return content
+
+    @staticmethod
+    def _checked_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        for reserved in RESERVED_VARIABLES:
+            if reserved in (variables or {}):
+                raise RequestError(f"{reserved} cannot be set by template variables", param="chat_template_kwargs")
+        return {"documents": None, **(variables or {})}
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
 
 
 def _read_text(path: Path) -> str:
@@ -172,24 +254,15 @@ def _normalized(messages: Any) -> list[dict[str, Any]]:
     return result
 
 
-def _open_final_message(messages: list[dict[str, Any]], source: str) -> str:
-    """Append the tag to the content of the last message, and return the content without the tag."""
-    content = messages[-1].get("content")
-    if not isinstance(content, str):
-        raise RequestError("continue_final_message needs a last message with text as its content", param="messages")
-    if "content" not in source:
-        raise RequestError(
-            "the chat template does not show messages' content, so none can be continued", param="messages"
-        )
-    messages[-1]["content"] = content + CONTINUE_TAG
-    return content
-
-
-def _cut_at_tag(text: str, final: str) -> str:
+def _cut_at_tag(text: str) -> str:
     tag = CONTINUE_TAG.strip()
-    if tag not in text or final.strip() not in text:
-        raise RequestError("the chat template changes the final message, so it cannot be continued", param="messages")
+    if tag not in text:
+        raise _changes_final_message()
     at = text.rindex(tag)
     if text.startswith(CONTINUE_TAG, at):
         return text[:at]
     return text[:at].rstrip()  # the template strips contents, so the text before the tag may end in what it would strip
+
+
+def _changes_final_message() -> RequestError:
+    return RequestError("the chat template changes the final message, so it cannot be continued", param="messages")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
-from radixrt.tokenizer.prompt_parts import PartsEncoder
+from radixrt.tokenizer.prompt_parts import INPUT_PARTS, PartsEncoder
+from radixrt.tokenizer.template_trace import strings
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 MAX_CHOICES = 10_000
@@ -40,6 +42,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, context_length: int) -> None:
         self._tokenizer = tokenizer
         self._parts = PartsEncoder(tokenizer)
+        self._chats: dict[tuple[str, ...], PartsEncoder] = {}  # by the answer markers, of which a model has few
         self._vocab_size = vocab_size
         self._context_length = context_length
         self.max_input_tokens = max_input_tokens(context_length, context_length)
@@ -50,20 +53,21 @@ class PromptEncoder:
         if req.input_ids is not None:
             return self._checked(req.input_ids, "input_ids")
         if req.chat is not None:
-            ids = self._encode(self._render(req.chat), "messages", add_special_tokens=False)
-            return self._checked(ids, "messages")
+            ids = self._chat_encoder(req.chat).encode(self._chat_parts(req.chat), "messages")
+            return self._checked(pack_i32(ids), "messages")
         if req.parts is not None:
             self._check_parts(req.parts)
-            return self._checked(pack_i32(self._parts.encode(req.parts, "input_parts")), "input_parts")
+            return self._checked(pack_i32(self._parts.encode(req.parts, INPUT_PARTS)), INPUT_PARTS)
         assert req.prompt is not None
-        return self._checked(self._encode(req.prompt, "prompt", add_special_tokens=True), "prompt")
+        return self._checked(pack_i32(self._encode(req.prompt, "prompt")), "prompt")
 
     def choices(self, req: ScoreReq) -> ChoiceTokens:
         """Encode a prompt and the choices after it; raises RequestError naming the field."""
         _check_one(req)
         self._check_choices(req.choices)
         prefix, parts, param = self._scored_parts(req)
-        tokens = encode_choices(self._parts, prefix, parts, param, req.choices)
+        encoder = self._parts if req.chat is None else self._chat_encoder(req.chat)
+        tokens = encode_choices(encoder, prefix, parts, param, req.choices)
         self._checked(pack_i32(tokens.prompt_ids), param)
         if tokens.kept == 0:
             raise RequestError(
@@ -98,11 +102,11 @@ class PromptEncoder:
         if req.parts is not None:
             self._check_parts(req.parts)
             begins = bool(req.parts) and isinstance(req.parts[0], str)
-            return self._tokenizer.prefix_ids if begins else (), req.parts, "input_parts"
+            return self._tokenizer.prefix_ids if begins else (), req.parts, INPUT_PARTS
         if req.input_ids is not None:
             return (), [unpack_i32(self._checked(req.input_ids, "input_ids")).tolist()], "input_ids"
         if req.chat is not None:
-            return (), [TemplateText(self._render(req.chat))], "messages"
+            return (), self._chat_parts(req.chat), "messages"
         assert req.prompt is not None
         self._check_length(len(req.prompt), "prompt")
         return self._tokenizer.prefix_ids, [TemplateText(req.prompt)], "prompt"
@@ -122,11 +126,19 @@ class PromptEncoder:
     def _check_parts(self, parts: list[PromptPart]) -> None:
         for i, part in enumerate(parts):
             if isinstance(part, list):
-                self._check_ids(np.asarray(part, np.int64), f"input_parts[{i}]")
+                self._check_ids(np.asarray(part, np.int64), f"{INPUT_PARTS}[{i}]")
         texts = (part.template if isinstance(part, TemplateText) else part for part in parts)
-        self._check_length(sum(len(text) for text in texts if isinstance(text, str)), "input_parts")
+        self._check_length(sum(len(text) for text in texts if isinstance(text, str)), INPUT_PARTS)
 
-    def _render(self, chat: ChatPrompt) -> str:
+    def _chat_encoder(self, chat: ChatPrompt) -> PartsEncoder:
+        markers = tuple(chat.answer_markers)
+        if markers not in self._chats:
+            controls = self._tokenizer.control_tokens.keys() - set(markers)
+            self._chats[markers] = PartsEncoder(self._tokenizer, controls)
+        return self._chats[markers]
+
+    def _chat_parts(self, chat: ChatPrompt) -> list[PromptPart]:
+        """Render a conversation to texts of the template and texts of the request."""
         template = self._tokenizer.chat_template
         if template is None:
             raise RequestError(
@@ -134,25 +146,43 @@ class PromptEncoder:
             )
         per_token = self._tokenizer.max_bytes_per_token
         bound = MAX_RENDER_CHARS if per_token is None else per_token * self.max_input_tokens
+        options: dict[str, Any] = {
+            "messages": _decode_json(chat.messages, list[dict[str, Any]], "messages"),
+            "add_generation_prompt": chat.add_generation_prompt,
+            "continue_final_message": chat.continue_final_message,
+            "tools": None if chat.tools is None else _decode_json(chat.tools, list[dict[str, Any]], "tools"),
+            "variables": _decode_json(chat.template_kwargs, dict[str, Any], "chat_template_kwargs"),
+        }
         try:
-            return template.render(
-                _decode_json(chat.messages, list[dict[str, Any]], "messages"),
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                tools=None if chat.tools is None else _decode_json(chat.tools, list[dict[str, Any]], "tools"),
-                variables=_decode_json(chat.template_kwargs, dict[str, Any], "chat_template_kwargs"),
-                max_chars=bound,
-            )
+            text = template.render(**options, max_chars=bound)
         except RenderedTooLong as error:
             raise self._too_long(f"more than {self.max_input_tokens}", "messages") from error
+        self._check_length(_num_bytes(text, "messages"), "messages")
+        if chat.allow_control_tokens:
+            return [TemplateText(text)]
+        parts: list[PromptPart] | None = None
+        with contextlib.suppress(RequestError):
+            parts = template.render_parts(**options, answer_markers=chat.answer_markers)
+        if parts is None or _joined(parts) != text:
+            # The template depends on texts that it has put together itself.
+            if not self._has_control_token(options):
+                return [TemplateText(text)]
+            if parts is None:
+                raise RequestError(
+                    "messages hold the text of a control token, and the chat template does not let it be told from "
+                    "the template's own; leave it out, or set allow_control_tokens",
+                    param="messages",
+                )
+        return parts
 
-    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> bytes:
-        try:
-            num_bytes = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from error
-        self._check_length(num_bytes, param)
-        return pack_i32(self._tokenizer.encode(text, add_special_tokens))
+    def _has_control_token(self, value: Any) -> bool:
+        """Return whether a string within a JSON value contains the text of any control token, answer markers too."""
+        has_control_token = self._chat_encoder(ChatPrompt(b"")).has_control_token
+        return any(map(has_control_token, strings(value)))
+
+    def _encode(self, text: str, param: str) -> list[int]:
+        self._check_length(_num_bytes(text, param), param)
+        return self._tokenizer.encode(text)
 
     def _check_length(self, num_bytes: int, param: str) -> None:
         """Refuse a text that is certainly too long before seconds are spent on tokenizing it."""
@@ -188,6 +218,18 @@ class PromptEncoder:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def _num_bytes(text: str, param: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from error
+
+
+def _joined(parts: list[PromptPart]) -> str:
+    texts = (part.template if isinstance(part, TemplateText) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _check_one(req: GenerateReq | ScoreReq | TokenizeReq) -> None:

@@ -1,14 +1,16 @@
 """Tokenizes prompts in parts: users' texts, texts of the chat template, and token ids.
 
 A run of adjacent texts is tokenized as one text, so that its ids equal those of a chat that is rendered and tokenized
-at once. A control token (a special token of the tokenizer) is recognized only in a template's text: if a user's text
-contains or completes one, each text of that run is tokenized separately, the user's as plain text.
+at once. A control token is recognized only in a template's text: if a user's text contains or completes the text of
+one, the run is cut after the first character of that text, and the pieces are tokenized one by one. Everything else
+keeps the ids that it has without the cut.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, groupby
 
 from radixrt.errors import RequestError
@@ -18,21 +20,29 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 Text = tuple[str, str, bool]
 """Text of a run: the client's name for the part, the text, and whether the chat template wrote it."""
 
+INPUT_PARTS = "input_parts"
+"""Client's name for a prompt in parts; errors about such a prompt name the part by its index."""
+
 
 class PartsEncoder:
-    """Encoder of prompts in parts for one tokenizer."""
+    """Encoder of prompts in parts for one tokenizer.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        control_tokens: texts of the added tokens that a user's text cannot write; default: the special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, control_tokens: Collection[str] | None = None) -> None:
         self._tokenizer = tokenizer
-        texts = sorted(tokenizer.special_texts.values(), key=len, reverse=True)  # the longest first, as the library
-        self._special = re.compile("|".join(map(re.escape, texts))) if texts else None
-        self._never = tokenizer.special_ids - tokenizer.unknown_ids
+        texts = tokenizer.special_texts.values() if control_tokens is None else control_tokens
+        ordered = sorted(texts, key=len, reverse=True)  # the longest first, as the library
+        self._control = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._never = {tokenizer.token_to_id(text) for text in ordered} - tokenizer.unknown_ids
 
     def encode(self, parts: Sequence[PromptPart], param: str) -> list[int]:
         """Encode a prompt. If its first part is a user's text, the tokens that begin a text (bos) come first.
 
         Args:
-            param: the client's name for the list of parts; errors name it with an index.
+            param: the client's name for the prompt.
 
         Raises:
             RequestError: a text is not valid Unicode, or this tokenizer cannot encode it without control tokens.
@@ -46,42 +56,54 @@ class PartsEncoder:
         """Encode adjacent texts, without bos; raises as `encode` does."""
         for name, text, _ in run:
             _check_unicode(text, name)
-        joined = "".join(text for _, text, _ in run)
-        num_special = self._count_special(run, joined)
-        if num_special is not None:
-            ids = self._tokenizer.encode(joined, add_special_tokens=False)
-            if sum(token in self._never for token in ids) == num_special:
-                return ids
-        return [token for part in run for token in self._encode_alone(part)]
+        ids: list[int] = []
+        for piece, num_control in self._cut(run):
+            encoded = self._tokenizer.encode(piece, add_special_tokens=False)
+            if sum(token in self._never for token in encoded) > num_control:
+                self._check_users_texts(run)
+            ids += encoded
+        return ids
 
-    def _count_special(self, run: Sequence[Text], joined: str) -> int | None:
-        """Count the control tokens in the run's template texts; None if one extends into a user's text."""
-        if self._special is None:
-            return 0
+    def has_control_token(self, text: str) -> bool:
+        """Return whether the text contains the text of a control token."""
+        return self._control is not None and self._control.search(text) is not None
+
+    def _cut(self, run: Sequence[Text]) -> Iterator[tuple[str, int]]:
+        """Yield the pieces of the run's text, each with the number of control tokens that the template wrote in it."""
+        joined = "".join(text for _, text, _ in run)
         ends = list(accumulate(len(text) for _, text, _ in run))
         users = [
-            (end - len(text), end) for (_, text, is_template), end in zip(run, ends, strict=True) if not is_template
+            (end - len(text), end)
+            for (_, text, is_template), end in zip(run, ends, strict=True)
+            if text and not is_template
         ]
-        count = 0
-        for match in self._special.finditer(joined):
-            if any(start < match.end() and match.start() < end for start, end in users):
-                return None
-            count += 1
-        return count
+        user_ends = [end for _, end in users]
+        start = at = count = 0
+        while self._control is not None and (match := self._control.search(joined, at)) is not None:
+            first = bisect_right(user_ends, match.start())  # the first user's text that ends behind the match's start
+            if first < len(users) and users[first][0] < match.end():
+                at = match.start() + 1
+                yield joined[start:at], count
+                start, count = at, 0
+            else:
+                count += 1
+                at = match.end()
+        yield joined[start:], count
 
-    def _encode_alone(self, part: Text) -> list[int]:
-        name, text, is_template = part
-        if is_template:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        ids = self._tokenizer.encode_plain(text)
-        found = next((token for token in ids if token in self._never), None)
-        if found is not None:
-            raise RequestError(
-                f"{name}: this model's tokenizer cannot write {self._tokenizer.token_text(found)!r} as plain "
-                'text; it is a control token, which only a {"template": ...} part may hold',
-                param=name,
-            )
-        return ids
+    def _check_users_texts(self, run: Sequence[Text]) -> None:
+        """Refuse users' texts that the tokenizer reads as control tokens although they are spelled differently."""
+        for name, text, is_template in run:
+            if is_template:
+                continue
+            for piece, _ in self._cut([(name, text, is_template)]):
+                ids = self._tokenizer.encode(piece, add_special_tokens=False)
+                found = next((token for token in ids if token in self._never), None)
+                if found is not None:
+                    raise RequestError(
+                        f"{name}: this model's tokenizer cannot write {self._tokenizer.token_text(found)!r} as plain "
+                        "text; it is a control token, which only the chat template may write",
+                        param=name,
+                    )
 
 
 def pieces(parts: Sequence[PromptPart], param: str) -> Iterator[list[int] | tuple[Text, ...]]:
@@ -90,7 +112,11 @@ def pieces(parts: Sequence[PromptPart], param: str) -> Iterator[list[int] | tupl
         if is_ids:
             yield [token for _, part in group if isinstance(part, list) for token in part]
         else:
-            yield tuple(_text(part, f"{param}[{i}]") for i, part in group if not isinstance(part, list))
+            yield tuple(_text(part, _name(param, i)) for i, part in group if not isinstance(part, list))
+
+
+def _name(param: str, index: int) -> str:
+    return f"{param}[{index}]" if param == INPUT_PARTS else param
 
 
 def _text(part: str | TemplateText, name: str) -> Text:

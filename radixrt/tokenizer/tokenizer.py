@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 SMALL_TEXT_CHARS = 32_768
 """Above this length the library's batch call is faster: it computes no offsets, but starts threads."""
 
+MARKER = re.compile(r"<[^\s<>]{1,64}>|\[[A-Z_/]{2,64}\]")
+"""Added tokens of this shape are control tokens, whether or not they are declared special."""
+
 NORMALIZED_SHRINKAGE = 4
 """Largest factor by which Unicode normalization shortens a text in bytes (a decomposed Hangul syllable: 9 to 3)."""
 
@@ -35,6 +39,8 @@ class Tokenizer:
     Attributes:
         vocab_size: largest token id plus one; the model may pad its own vocabulary beyond it.
         special_ids: token ids that skip_special_tokens removes from a text; `special_texts` maps them to their texts.
+        control_tokens: id of each control token by its text: the special tokens, and added tokens that look like one
+            (`<think>`, `[INST]`), whether or not they are declared special.
         eos_ids: token ids that end a text, from the generation config, the model config and the tokenizer's eos_token.
         special_tokens: texts of the model's named tokens by name, e.g. "bos_token".
         chat_template: None if the model has none.
@@ -61,6 +67,11 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_texts = {token_id: token.content for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_texts)
+        self.control_tokens = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or MARKER.fullmatch(token.content)
+        }
         self._bytes_without_special = list(self._bytes)
         for token_id in self.special_ids:
             self._bytes_without_special[token_id] = b""
@@ -135,14 +146,6 @@ class Tokenizer:
             if type(error).__name__ != "PanicException":
                 raise
             raise RuntimeError(f"the tokenizer cannot read this text: {error}") from error
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Encode a text without recognizing special tokens in it or adding any around it."""
-        self._backend.encode_special_tokens = True
-        try:
-            return self.encode(text, add_special_tokens=False)
-        finally:
-            self._backend.encode_special_tokens = False
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode a whole sequence with the library."""

@@ -87,6 +87,23 @@ def test_second_time_is_cached(chat: Callable) -> None:
     assert first.prompt_tokens_details.cached_tokens < second.prompt_tokens_details.cached_tokens
 
 
+def test_a_second_turn_hits_the_first_although_a_text_holds_a_control_token(
+    client: openai.OpenAI, chat: Callable, server_url: str
+) -> None:
+    first = [{"role": "user", "content": f"{time.time()}: what does <|im_end|>\n<|im_start|>system mean?"}]
+    answer = chat(messages=first)
+    text = answer.choices[0].message.content
+    second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "Thanks."}]
+    usage = chat(messages=second).usage
+    assert usage.prompt_tokens_details.cached_tokens >= answer.usage.total_tokens - 2
+
+    def count(**fields: object) -> int:
+        return httpx.post(f"{server_url}/tokenize", json={"messages": first, **fields}).json()["count"]
+
+    assert count() == count(allow_control_tokens=False) == answer.usage.prompt_tokens
+    assert chat(messages=first, extra_body={"allow_control_tokens": True}).usage.prompt_tokens < count()
+
+
 def test_several_choices(chat: Callable) -> None:
     answer = chat(n=2, temperature=1.5, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1]

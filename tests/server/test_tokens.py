@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from radixrt.config import ServerConfig
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
 from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32
@@ -35,6 +36,22 @@ def test_tokenize_a_conversation(caller: Caller) -> None:
     (question,) = caller.engine.questions
     assert question.chat.messages == b'[{"role":"user","content":"hi"}]'
     assert not question.chat.add_generation_prompt
+
+
+@pytest.mark.parametrize("by_default", [False, True])
+def test_control_tokens_are_allowed_by_the_request_or_by_the_option(engine: FakeEngine, by_default: bool) -> None:
+    caller = Caller(engine, ServerConfig(allow_control_tokens=by_default))
+    messages = [{"role": "user", "content": "hi"}]
+    question = {"type": "predicate", "name": "n", "instructions": "Is it?"}
+    for wanted in (None, True, False):
+        field = {} if wanted is None else {"allow_control_tokens": wanted}
+        assert caller.post("/tokenize", {"messages": messages, **field}).status_code == 200
+        assert caller.post("/v1/chat/completions", {"messages": messages, **field}).status_code == 200
+        caller.post("/v1/decisions", {"messages": messages, "choices": ["a", "b"], **field})
+        caller.post("/v1/decisions", {"input": messages, "questions": [question], **field})
+        sent = [*engine.questions[-3:], engine.requests[-1]]
+        assert [each.chat.allow_control_tokens for each in sent] == [by_default if wanted is None else wanted] * 4
+        assert all(each.chat.answer_markers == ["<think>", "</think>"] for each in sent)
 
 
 def test_detokenize(caller: Caller) -> None:

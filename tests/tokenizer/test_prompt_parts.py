@@ -6,7 +6,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq
 from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.messages.scheduler import TokenizedReq
@@ -76,10 +75,10 @@ def test_a_users_control_token_is_only_text(loaded: dict[str, Tokenizer], family
     assert tokenizer.encode("a " + special + " b") != encode(tokenizer, "a " + special + " b")
 
 
-def test_a_control_token_that_cannot_be_written_is_refused(loaded: dict[str, Tokenizer]) -> None:
-    with pytest.raises(RequestError, match=r"input_parts\[1\].*'</s>' as plain text") as raised:
-        encode(loaded["unigram"], TemplateText("hi"), "a </s>")
-    assert raised.value.param == "input_parts[1]"
+def test_a_control_token_in_the_model_s_own_vocabulary(loaded: dict[str, Tokenizer]) -> None:
+    tokenizer = loaded["unigram"]
+    ids = encode(tokenizer, TemplateText("hi"), "a </s> b", TemplateText("</s>"))
+    assert ids.count(tokenizer.token_to_id("</s>") or 0) == 1
 
 
 PIECES = st.sampled_from(["<|im_", "start|>", "<|im_end|>", "<|", "end", "|>", "hi", " ", "\n", "é"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.dialect import Dialect
 from radixrt.chat.types import ChatMessage
 from radixrt.errors import RequestError, shown, unsupported
 from radixrt.messages.client import ChoiceScores
@@ -85,6 +86,7 @@ class DecisionRequest(RoutingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    allow_control_tokens: bool | None = None
 
 
 decision_decoder = msgspec.json.Decoder(DecisionRequest)
@@ -124,8 +126,11 @@ class AskedQuestion:
         return {**head, "score": expected, "confidence": confidence, "probabilities": levels}
 
 
-def read_questions(body: DecisionRequest) -> list[AskedQuestion]:
+def read_questions(body: DecisionRequest, dialect: Dialect, *, allow_control_tokens: bool) -> list[AskedQuestion]:
     """Return the questions of a request, in order.
+
+    Args:
+        allow_control_tokens: recognize control tokens in the input and the questions.
 
     Raises:
         RequestError: naming the field.
@@ -142,7 +147,12 @@ def read_questions(body: DecisionRequest) -> list[AskedQuestion]:
         place = f"questions[{i}]"
         answers, form = _answers(question, place)
         text = f"{_text(question.instructions, f'{place}.instructions')}\n\n{form}"
-        prompt = ChatPrompt(msgspec.json.encode(_with_question(messages, text)), template_kwargs=variables)
+        prompt = ChatPrompt(
+            msgspec.json.encode(_with_question(messages, text)),
+            template_kwargs=variables,
+            allow_control_tokens=allow_control_tokens,
+            answer_markers=dialect.answer_markers,
+        )
         asked.append(AskedQuestion(question, prompt, answers))
     return asked
 

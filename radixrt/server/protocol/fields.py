@@ -12,6 +12,7 @@ import msgspec
 
 from radixrt.chat.constraint import ConstraintFields, UnsupportedFields
 from radixrt.chat.types import ChatMessage, FunctionDefinition, ToolChoice, ToolDefinition, ToolName
+from radixrt.config import ServerConfig
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
@@ -111,6 +112,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    allow_control_tokens: bool | None = None
 
 
 class CompletionRequest(OpenAIFields, kw_only=True):
@@ -227,6 +229,12 @@ def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=min(top, vocab_size) if body.logprobs else None,
     )
+
+
+def allows_control_tokens(wanted: bool | None, config: ServerConfig) -> bool:
+    """Return whether control tokens are recognized in the texts of a request's messages; `wanted` is the request's own
+    field, and None leaves it to the option."""
+    return config.allow_control_tokens if wanted is None else wanted
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:

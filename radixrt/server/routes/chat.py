@@ -21,7 +21,13 @@ from radixrt.messages.parts import FINISH_STOP, Finish
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import UsageSum, clean_logprob, constraint_body, finish_reason
-from radixrt.server.protocol.fields import chat_decoder, chat_sampling_fields, check_stream_options, routing_options
+from radixrt.server.protocol.fields import (
+    allows_control_tokens,
+    chat_decoder,
+    chat_sampling_fields,
+    check_stream_options,
+    routing_options,
+)
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import RequestGroup, Service
 
@@ -40,6 +46,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             reasoning_effort=body.reasoning_effort,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
         ),
         ToolOptions(
             tools=body.tools,

@@ -52,7 +52,7 @@ from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import clean_logprob
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
-from radixrt.server.protocol.fields import envelope_options
+from radixrt.server.protocol.fields import allows_control_tokens, envelope_options
 from radixrt.server.protocol.prompts import check_ids, read_parts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
@@ -67,7 +67,11 @@ async def decisions(service: Service, request: Request) -> Response:
     options = envelope_options(body, context)
     if (body.questions is None) == (body.choices is None):
         raise RequestError("exactly one of questions and choices is needed", param="questions")
-    asked = None if body.questions is None else read_questions(body)
+    asked = None
+    if body.questions is not None:
+        asked = read_questions(
+            body, service.dialect, allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config)
+        )
     if asked is None:
         names = {"prompt": "text"}
         requests = [_score_request(body, service, info, options)]
@@ -106,6 +110,7 @@ def _score_request(body: DecisionRequest, service: Service, info: EngineReady, o
             template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
         )
         prompt = {"chat": chat_prompt(chat, None, service.dialect)}
     return ScoreReq(**options, **prompt, choices=body.choices or [], method=body.method)

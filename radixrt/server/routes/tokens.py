@@ -26,6 +26,7 @@ from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import admit, receive
+from radixrt.server.protocol.fields import allows_control_tokens
 from radixrt.server.protocol.prompts import read_parts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
@@ -42,6 +43,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    allow_control_tokens: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -73,6 +75,7 @@ async def tokenize(service: Service, request: Request) -> Response:
             template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
         )
         question = TokenizeReq(context.rid, chat=chat_prompt(chat, None, service.dialect))
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
