@@ -14,6 +14,7 @@ from radixrt._version import __version__
 from radixrt.config import SECTIONS, ExecutorConfig, ServerConfig, field_type, make_config
 from radixrt.errors import RadixRTError
 from radixrt.logs import configure_logging
+from radixrt.suggestions import command_meant, option_meant
 
 
 class _Parser(argparse.ArgumentParser):
@@ -237,9 +238,39 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line. What is not known exits with code 2 and a line with the name that was probably meant."""
+    command = next((word for word in argv if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS and (meant := command_meant(command, COMMANDS)):
+        parser.error(f"there is no command {command!r}; did you mean radixrt {meant}?")
+    args, unknown = parser.parse_known_args(argv)
+    if not unknown:
+        return args
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    if flags:
+        why = "; ".join(_flag_meant(flag, args) for flag in flags)
+    else:  # the first word that is left, as other engines take the model
+        model = f"; did you mean --model {unknown[0]}?" if hasattr(args, "model") else ""
+        why = f"unexpected {unknown[0]!r}{model}"
+    prog = f"radixrt {args.command}"
+    return parser.exit(2, f"{prog}: {why} (see {prog} --help)\n")
+
+
+def _flag_meant(flag: str, args: argparse.Namespace) -> str:
+    """Say that there is no such flag, and which one was probably meant."""
+    known = [name for name in vars(args) if name != "command"]
+    meant = option_meant(flag.removeprefix("--").replace("-", "_"), known)
+    if meant is None:
+        return f"there is no option {flag}"
+    option, value = meant[0].replace("_", "-"), meant[1]
+    if isinstance(value, bool):
+        return f"there is no option {flag}; did you mean --{option if value else f'no-{option}'}?"
+    return f"there is no option {flag}; did you mean --{option}{'' if value is None else f' {value}'}?"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's or a missing part is one line on stderr and exit code 2."""
-    args = build_parser().parse_args(argv)
+    args = _parse(build_parser(), sys.argv[1:] if argv is None else argv)
     try:
         return COMMANDS[args.command](args)
     except RadixRTError as error:

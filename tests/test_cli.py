@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,7 +118,14 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], ["COMMAND"]),
         (["frobnicate"], ["'frobnicate'", "launch", "generate"]),
-        (["launch", "--no-such-flag"], ["--no-such-flag"]),
+        (["serve", "some/model", "--max-model-len", "9"], ["'serve'", "did you mean radixrt launch?"]),
+        (["lauch"], ["'lauch'", "did you mean radixrt launch?"]),
+        (["launch", "--no-such-flag"], ["no option --no-such-flag"]),
+        (["launch", "--max-model-len", "9"], ["no option --max-model-len", "did you mean --context-length?"]),
+        (["launch", "--tensor-parallel-size=2", "--model-path", "x"], ["did you mean --tp?", "did you mean --model?"]),
+        (["launch", "--disable-radix-cache"], ["did you mean --no-prefix-cache?"]),
+        (["launch", "--enforce-eager"], ["did you mean --cuda-graph off?"]),
+        (["launch", "some/model"], ["did you mean --model some/model?"]),
         (["launch", "--page-size", "many"], ["--page-size", "'many'"]),
         (["launch", "--page-size"], ["--page-size"]),
         (["launch", "--page-size", "0"], ["page_size", "at least 1", "0"]),
@@ -157,6 +165,14 @@ def test_a_wrong_command_line(arguments: list[str], named: list[str], capfd: pyt
 )
 def test_generate_with_a_wrong_value(arguments: list[str], named: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert all(text in one_line(run_here(["generate", *arguments], capfd)) for text in named)
+
+
+def test_a_port_in_use_is_found_before_the_model(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused = one_line(run_here(["launch", "--port", str(port), "--model", "/nowhere/at/all"], capfd))
+    assert f"cannot listen on 127.0.0.1 port {port}: the port is in use" in refused
+    assert "choose another --port" in refused
 
 
 def test_a_wrong_value_in_a_process_of_its_own() -> None:

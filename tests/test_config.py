@@ -140,7 +140,7 @@ def test_a_float_must_be_finite(option: Option) -> None:
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     message = refusal(modle="x")
-    assert "'modle'" in message
+    assert "'modle'; did you mean model?" in message
     assert all(name in message for name in BY_NAME)
 
 

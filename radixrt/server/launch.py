@@ -36,10 +36,12 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         serve_rank(config)
     try:
         from radixrt.chat.dialect import read_dialect
+        from radixrt.server.http.listener import bind
         from radixrt.server.http.uvicorn_server import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
+    listener = bind(config.server.host, config.server.port)  # before minutes of loading
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     launcher = Launcher(config, settings)
 
@@ -53,7 +55,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             reading = pool.submit(read_dialect, config, settings.folder)
             client = launcher.start()
             dialect = reading.result()
-        serve(client, config.server, settings.model_name, ready, dialect)
+        serve(client, config.server, settings.model_name, ready, dialect, listener)
         if client.failure is None:
             return 0
         code = launcher.exit_code or ExitCode.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import socket
@@ -16,9 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.errors import ConfigError, RequestError
+from radixrt.errors import RequestError
 from radixrt.server.app import create_app
 from radixrt.server.http.errors import error_body
+from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
 from radixrt.server.request_groups import Service
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,6 @@ MAX_HEAD_BYTES = 64 * 1024
 """Most bytes of the request line and headers together; uvicorn itself has no bound."""
 
 KEEP_ALIVE_S = 75
-BACKLOG = 2048
 ABORT_S = 2.0
 """Time for aborted requests to send their error to the client."""
 
@@ -38,6 +39,7 @@ def serve(
     model_name: str,
     on_ready: Callable[[str], None] | None = None,
     dialect: Dialect | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then return. Runs its own event loop; call it in the main thread.
 
@@ -47,11 +49,12 @@ def serve(
     Args:
         on_ready: called with the server's URL once it accepts connections (the port is the real one, if it was 0).
         dialect: the model's support for tools and reasoning.
+        listener: a socket from `bind`, which is closed at the end; default: one for the config's address.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    listener = _listen(config.host, config.port)
+    bound = listener or bind(config.host, config.port)
     app = create_app(client, config, model_name, dialect)
     uvicorn_config = uvicorn.Config(
         app,
@@ -67,21 +70,12 @@ def serve(
         backlog=BACKLOG,
         server_header=False,
     )
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    ready = None if on_ready is None else functools.partial(on_ready, url_of(bound))
     try:
-        DrainingServer(uvicorn_config, app.state.service, on_ready and (lambda: on_ready(url))).run([listener])
+        listen(bound)
+        DrainingServer(uvicorn_config, app.state.service, ready).run([bound])
     finally:
-        listener.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f"cannot listen on {host} port {port}: {why}; choose another --port") from None
+        bound.close()
 
 
 class DrainingServer(uvicorn.Server):
