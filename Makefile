@@ -3,6 +3,7 @@
 # make setup  only set up
 # make check  ruff, import-linter and mypy
 # make mutate send 10,000 mutated requests to a server; the suite sends 300
+# make chaos  kill processes of a server under load 1,000 times; the suite does so eight times
 # make bench  the benchmarks whose tables stand in docs/benchmarks.md
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PORT ?= 30000
 JOBS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: run test setup check mutate bench clean
+.PHONY: run test setup check mutate chaos bench clean
 
 run: setup
 	$(BIN)/python -m radixrt.server.demo --port $(PORT)
@@ -41,6 +42,9 @@ check: setup
 
 mutate: setup
 	$(BIN)/python -m pytest tests/server/test_mutated_requests.py --mutated-requests 10000 -s
+
+chaos: setup
+	$(BIN)/python -m tests.process.chaos --kills 1000
 
 bench: setup
 	$(BIN)/python -m benchmarks.cache.radix_cache

@@ -27,6 +27,7 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("suite")
 
 LONGEST = (
+    "tests/process/test_chaos.py",
     "tests/equivalence/test_constrained.py",
     "tests/examples/test_programs.py",
     "tests/kernels/test_triton_tensor_parallel.py",
