@@ -174,11 +174,11 @@ def judge(result: Result, records: list[Record], expected: dict[str, Any]) -> No
         overlapping = [f for f in result.faults if f.at <= record.ended and record.started <= f.recovered]
         if record.broken is not None:
             result.lost.append(f"{record.kind}: {record.broken}; faults: {overlapping}")
+        elif record.error is None and record.kind in fixed and record.answer != expected[record.kind]:
+            wanted = expected[record.kind]
+            result.changed.append(f"{record.kind}: {record.answer!r} instead of {wanted!r}; faults: {overlapping}")
         elif record.error is None:
             result.answered += 1
-            if record.kind in fixed and record.answer != expected[record.kind]:
-                wanted = expected[record.kind]
-                result.changed.append(f"{record.kind}: {record.answer!r} instead of {wanted!r}; faults: {overlapping}")
         elif any(fault.process in STOPS for fault in overlapping) and NAMES_PROCESS.search(record.error):
             result.ended.append(record)
         elif sum(fault.process == RUNNER for fault in overlapping) > 1 and "ModelRunner" in record.error:
