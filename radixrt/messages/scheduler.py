@@ -260,6 +260,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         runner_restarts: times that the ModelRunner was started anew.
         resumed: times that a request went on from its tokens after it had lost its slots with the cache.
         cache_resets: times that the prefix cache restarted empty, by reason.
+        suspects: requests that are to be computed alone because the ModelRunner died in a step of theirs.
     """
 
     waiting: int
@@ -289,6 +290,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     runner_restarts: int = 0
     resumed: int = 0
     cache_resets: dict[str, int] = {}
+    suspects: int = 0
 
 
 ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted

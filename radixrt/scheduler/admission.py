@@ -59,15 +59,22 @@ class Admission:
         self._programs = programs
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
-    def plan_chunks(self, now: float) -> list[Chunk]:
-        """The chunks of prompts for this step, within the token budget `chunked_prefill_size`."""
+    def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
+        """The chunks of prompts for this step, within the token budget `chunked_prefill_size`.
+
+        Args:
+            alone: the only request that may be admitted; None: any.
+        """
         budget = self._config.chunked_prefill_size
         chunks: list[Chunk] = []
         for req in self._requests.active:
             if req.state is ReqState.PREFILL and budget > 0:
                 budget -= self._add_chunk(req, budget, chunks)
-        if self._requests.waiting and budget > 0 and not self._is_full:
-            self._admit(budget, chunks, now)
+        waiting = self._requests.waiting
+        if alone is not None:
+            waiting = [alone] if alone.state is ReqState.WAITING else []
+        if waiting and budget > 0 and not self._is_full:
+            self._admit(waiting, budget, chunks, now)
         return chunks
 
     @property
@@ -84,10 +91,10 @@ class Admission:
         chunks.append(Chunk(req, start, slots, is_last=req.kv.length == req.known_len))
         return num_new
 
-    def _admit(self, budget: int, chunks: list[Chunk], now: float) -> None:
+    def _admit(self, waiting: list[Req], budget: int, chunks: list[Chunk], now: float) -> None:
         active = self._requests.active
         reserved = sum(self.ratio.reserve(r, r.kv.length) for r in active)
-        order = deque(arrange(self._config.schedule_policy, self._requests.waiting, self._kv, now))
+        order = deque(arrange(self._config.schedule_policy, waiting, self._kv, now))
         computing = PrefillPrefixes(active, self._kv)
         while order and budget > 0 and not self._is_full:
             req = order.popleft()
@@ -103,8 +110,10 @@ class Admission:
                 continue
             self._requests.activate(req, prefix, now)
             computing.add(req)
-            if req.scores is not None and (follower := self._requests.queue_next_row(req.scores.rid)) is not None:
-                order.appendleft(follower)
+            if req.scores is not None:
+                follower = self._requests.queue_next_row(req.scores.rid)
+                if follower is not None and waiting is self._requests.waiting:  # else the row is to be alone
+                    order.appendleft(follower)
             used = self._add_chunk(req, budget, chunks)
             if used == 0:  # the estimate was too low: the request keeps its prefix and tries again at the next step
                 return

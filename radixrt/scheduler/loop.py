@@ -131,7 +131,7 @@ class SchedulerLoop:
     def _advance(self) -> bool:
         """Receive messages and grammars, and submit steps; returns whether there were any."""
         busy = self._take_messages()
-        if not self._core.has_runner:
+        if not self._core.recovery.has_runner:
             busy |= self._take_ready()
         busy |= self._take_grammars()
         busy |= self._submit()
@@ -256,9 +256,10 @@ class SchedulerLoop:
     def _restart(self, notice: RunnerRestarted) -> None:
         while self._inflight and self._commit():
             pass  # answers that were sent before the end
-        logger.warning("%d steps are lost: %s", len(self._inflight), notice.reason)
+        self._core.runner_lost(self._inflight, notice.reason, time.monotonic())
         self._inflight.clear()
-        self._core.runner_lost()
+        suspects = self._core.recovery.num_suspects
+        logger.warning("waiting for a new ModelRunner; requests that were in flight and will be tried: %d", suspects)
         if self._executor.socket is not None:
             self._poller.unregister(self._executor.socket)
         self._executor.restart(notice.epoch)
@@ -274,7 +275,7 @@ class SchedulerLoop:
         num_slots = self._core.kv.allocator.num_slots
         if ready.num_slots != num_slots:
             raise EngineError(f"the restarted ModelRunner has {ready.num_slots} KV slots instead of {num_slots}")
-        self._core.runner_ready()
+        self._core.recovery.runner_ready()
         logger.info("the ModelRunner is ready again; %d requests go on", len(self._core.waiting))
         self._tokenizer.send(self._announcement)
         return True
@@ -362,4 +363,5 @@ class SchedulerLoop:
             runner_restarts=c.runner_restarts,
             resumed=c.resumed,
             cache_resets=dict(c.cache_resets),
+            suspects=core.recovery.num_suspects,
         )

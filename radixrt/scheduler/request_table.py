@@ -3,6 +3,7 @@
     queue            -> WAITING
     activate            WAITING -> PREFILL          takes a row and the cached prefix
     retract             PREFILL, RUNNING -> WAITING gives the row back, to be recomputed later
+    set_aside           the same, to compute another one alone
     recover             the same for all of them, when the cache is lost
     end                 any -> FINISHED             the request's one finish
 
@@ -93,6 +94,10 @@ class RequestTable:
         self._counters.retractions += 1
         if req.scores is not None:
             self.groups[req.scores.rid].retractions += 1
+
+    def set_aside(self, req: Req) -> None:
+        """Put an active request back to waiting, so that another one is computed alone."""
+        self._requeue(req, keep=True)
 
     def _requeue(self, req: Req, *, keep: bool) -> None:
         self._kv.release(req, keep=keep)

@@ -2,12 +2,13 @@
 
 A step takes three verbs: `Scheduler.next_batch` decides it and allocates its slots, the executor's `submit` sends it to
 the runner, and `Scheduler.commit` (or `fail`) takes its answer. Steps are committed in the order in which they were
-decided; between `runner_lost` and `runner_ready` there are none. `add` and `abort` change which requests are open.
+decided; after `runner_lost` there are none until the runner is ready. `add` and `abort` change which requests are open.
 Deltas for the tokenizer accumulate until `take_deltas`.
 
 Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
 `Admission` (prefill chunks of a step), `KVManager` (slots), `ConstrainedRequests` (grammars), `Programs` (hints),
-`SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps), `DeltaWriter` (output).
+`SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps), `DeltaWriter` (output), `Recovery`
+(lost slots and dead runners).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import DecodeSlots, KVManager
 from radixrt.scheduler.programs import Programs
+from radixrt.scheduler.recovery import Recovery
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, by_kind, decode_batch, extend_batch, shared_in_extend
@@ -35,8 +37,6 @@ from radixrt.scheduler.sharing import NOTHING, SharingPlanner
 from radixrt.scheduler.step_time import StepTimeFit
 
 RUNNING = ReqState.RUNNING
-RESET_BY_STEP, RESET_BY_RUNNER, RESET_BY_FLUSH = "step_failed", "runner_restarted", "flushed"
-"""Reasons for which the prefix cache restarts empty."""
 EXPIRY_CHECK_S = 0.05
 """Interval between checks of deadlines, which are not checked at every step."""
 
@@ -67,13 +67,13 @@ class Scheduler:
         self._next_seq = 0
         self._next_step = 0
         self._num_inflight = 0
-        self._has_runner = True
         self._next_expiry_check = 0.0
         self.counters = Counters()
         self.step_time = StepTimeFit()
         self.programs = Programs(kv.cache, self.counters)
         self._writer = DeltaWriter()
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters)
+        self.recovery = Recovery(self._requests, self.counters)
         self._admission = Admission(config, kv, self._requests, self.programs)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
@@ -96,11 +96,6 @@ class Scheduler:
     def mask_words(self) -> int:
         """Number of uint32 words of one row's mask."""
         return self._mask_words
-
-    @property
-    def has_runner(self) -> bool:
-        """False between `runner_lost` and `runner_ready`."""
-        return self._has_runner
 
     @property
     def is_idle(self) -> bool:
@@ -205,7 +200,7 @@ class Scheduler:
     def flush_cache(self) -> None:
         """Drop everything from the cache that no active request holds."""
         self._kv.cache.evict(self._kv.cache.evictable_size)
-        self.counters.cache_resets[RESET_BY_FLUSH] += 1
+        self.counters.cache_resets["flushed"] += 1
 
     def _expire(self, now: float) -> None:
         if now < self._next_expiry_check:
@@ -228,7 +223,10 @@ class Scheduler:
     def next_batch(self, now: float) -> ScheduleBatch | None:
         """The next step, its slots allocated; None if there is nothing to do before those in flight are committed."""
         self._expire(now)
-        if self._requests.recovering or not self._has_runner:
+        if self.recovery.is_under_way:
+            return None
+        alone = self.recovery.on_trial()
+        if alone is not None and self._num_inflight:
             return None
         while True:
             active = self._requests.active
@@ -238,7 +236,7 @@ class Scheduler:
                 return None
             slots = self._kv.extend_decode(decode)
             if slots is not None:
-                chunks = self._admission.plan_chunks(now)
+                chunks = self._admission.plan_chunks(now, alone)
                 if chunks or decode:
                     return self._batch(chunks, decode, slots, now)
                 if not any(r.state is ReqState.PREFILL for r in active):
@@ -312,7 +310,8 @@ class Scheduler:
         self._num_inflight -= 1
         self.step_time.answered(batch.step, batch.decided_at, now)
         if self._requests.recovering:
-            self._recover_when_drained()
+            if self._num_inflight == 0:
+                self.recovery.recover()
             return
         self._writer.store_prompt_logprobs(batch.prompt_logprobs, output.prompt_logprobs)
         self._take_scores(batch, output.scores, now)
@@ -345,6 +344,8 @@ class Scheduler:
             if finish is not None:
                 self._requests.end(req, finish, now)
         self.counters.generated_tokens += taken
+        if self.recovery.num_suspects:
+            self.recovery.committed(batch)
 
     def _take_scores(self, batch: ScheduleBatch, scores: bytes, now: float) -> None:
         taken = 0
@@ -362,27 +363,15 @@ class Scheduler:
         their answers are dropped and the cache restarts empty.
         """
         self._num_inflight -= 1
-        self._requests.recovering = True
-        for req in batch.requests:
-            if req.finish is None:
-                self._requests.end(req, Finish(FINISH_ERROR, error=FinishError(f"the step failed: {error}")), now)
-        self._recover_when_drained()
-
-    def _recover_when_drained(self) -> None:
+        self.recovery.step_failed(batch, error, now)
         if self._num_inflight == 0:
-            self._requests.recover(RESET_BY_STEP)
+            self.recovery.recover()
 
-    def runner_lost(self) -> None:
-        """Drop the steps in flight, for the ModelRunner is dead; every active request will be recomputed from its known
-        tokens. `next_batch` decides nothing until `runner_ready`; all else goes on."""
+    def runner_lost(self, lost: Iterable[ScheduleBatch], reason: str, now: float) -> None:
+        """Drop all steps in flight, `lost`, because the ModelRunner is dead. `next_batch` decides nothing until
+        `Recovery.runner_ready`; all else goes on."""
         self._num_inflight = 0
-        self._has_runner = False
-        self._requests.recover(RESET_BY_RUNNER)
-
-    def runner_ready(self) -> None:
-        """Go on with the new ModelRunner, whose pool is as large as its predecessor's."""
-        self._has_runner = True
-        self.counters.runner_restarts += 1
+        self.recovery.runner_lost(lost, reason, now)
 
 
 def _by_length(req: Req) -> int:

@@ -14,13 +14,34 @@ from radixrt.channel import LocalChannel
 from radixrt.config import make_config
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
-from radixrt.executor.uniproc_executor import UniProcExecutor
-from radixrt.messages.scheduler import TokenBatch, TokenizedReq
+from radixrt.executor.uniproc_executor import StepWorker, UniProcExecutor
+from radixrt.messages.runner import RunnerReady
+from radixrt.messages.scheduler import RunnerRestarted, TokenBatch, TokenizedReq
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.loop import SchedulerLoop
 from tests.scheduler.fake_runner import deltas_of
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
+
+
+class RestartableExecutor(UniProcExecutor):
+    """A new worker for each epoch, as if in a process of its own; a worker of an earlier epoch answers no more."""
+
+    def __init__(self, make_worker: Callable[[LocalChannel], StepWorker]) -> None:
+        self._make_worker = make_worker
+        answers: LocalChannel = LocalChannel()
+        super().__init__(make_worker(answers), answers, encode=True)
+
+    def restart(self, epoch: int) -> None:
+        self.close()
+        self.__init__(self._make_worker)  # type: ignore[misc]
+
+    def poll_ready(self) -> RunnerReady | None:
+        return self.wait_ready(60)
+
+    @property
+    def is_restartable(self) -> bool:
+        return True
 
 
 class Bench:
@@ -29,10 +50,9 @@ class Bench:
     def __init__(self, folder: Path, **options: Any) -> None:
         config = make_config(model=str(folder), dtype="float32", num_threads=1, executor="uni", **options)
         config, settings = resolve_settings(config, show_progress=False)
-        answers: LocalChannel = LocalChannel()
         self.inbox: LocalChannel = LocalChannel()
         self.outbox: LocalChannel = LocalChannel()
-        self.executor = UniProcExecutor(assembly.make_runner_worker(config, settings, answers), answers, encode=True)
+        self.executor = RestartableExecutor(lambda answers: assembly.make_runner_worker(config, settings, answers))
         ready = self.executor.wait_ready(60)
         self.loop: SchedulerLoop = assembly.make_scheduler_loop(
             config, settings, ready, self.executor, self.inbox, self.outbox
@@ -41,6 +61,13 @@ class Bench:
         self.runner = self.executor._worker._runner
         self.tokens: dict[str, list[int]] = {}
         self.finishes: dict[str, Any] = {}
+        self.logprobs: dict[str, bytes] = {}
+        self.epoch = 0
+
+    def restart(self) -> None:
+        """What main does when the runner has died."""
+        self.epoch += 1
+        self.inbox.send(RunnerRestarted(self.epoch, "it was told to"))
 
     def send(self, rid: str, ids: list[int], **sampling: Any) -> None:
         self.inbox.send(TokenizedReq(rid, pack_i32(ids), SamplingParams(**{"temperature": 0.0, **sampling})))
@@ -50,6 +77,8 @@ class Bench:
         while (message := self.outbox.recv()) is not None:
             for delta in deltas_of(message) if isinstance(message, TokenBatch) else []:
                 self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
+                if delta.logprobs is not None:
+                    self.logprobs[delta.rid] = self.logprobs.get(delta.rid, b"") + delta.logprobs.token_logprobs
                 if delta.finish is not None:
                     self.finishes[delta.rid] = delta.finish
         return busy

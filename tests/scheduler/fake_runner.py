@@ -7,7 +7,7 @@ exactly its own prefix, whatever was cached, shared, chunked, freed, re-used or 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -87,10 +87,21 @@ def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: in
             return out, "length"
 
 
-class FakeRunner:
-    """Runs the steps of one scheduler; keeps the mirror and the slots' contents."""
+class RunnerDied(Exception):
+    """A step had a token that the runner does not survive."""
 
-    def __init__(self, num_slots: int, max_requests: int, max_context: int) -> None:
+
+class FakeRunner:
+    """Runs the steps of one scheduler; keeps the mirror and the slots' contents.
+
+    Args:
+        deadly: tokens that kill the runner as inputs.
+    """
+
+    def __init__(
+        self, num_slots: int, max_requests: int, max_context: int, deadly: frozenset[int] = frozenset()
+    ) -> None:
+        self.deadly = deadly
         self.mirror = np.zeros((max_requests + 1, max_context), np.int32)
         self.content: list[int | None] = [None] * (num_slots + 64)
         self.future = [-1] * (max_requests + 1)
@@ -100,7 +111,7 @@ class FakeRunner:
 
     def successor(self) -> FakeRunner:
         """A runner of the same size that knows nothing."""
-        return FakeRunner(len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1])
+        return FakeRunner(len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1], self.deadly)
 
     def run(self, step: ForwardStep, mask: GrammarMask | None = None) -> StepOutput:
         allowed = {} if mask is None else _masks(mask)
@@ -132,6 +143,8 @@ class FakeRunner:
                 if token < 0:
                     token = self.future[row]
                     assert token >= 0, "a future token that was never sampled"
+                if token in self.deadly:
+                    raise RunnerDied
                 state = digest(state, token)
                 self.content[slot] = state
                 states.append(state)
@@ -224,7 +237,8 @@ class Harness:
 
     def __init__(
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
-        eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, **config: object,
+        eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, deadly: Iterable[int] = (),
+        **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
@@ -234,13 +248,16 @@ class Harness:
             self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
             vocab_size=VOCAB, cascade=cascade,
         )  # fmt: skip
-        self.runner = FakeRunner(num_slots + page_size, self.config.max_running_requests, max_context)
+        self.runner = FakeRunner(
+            num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly)
+        )
         self.max_len = min(max_context, num_slots)
         self.depth = depth
         self.check = check
         self.now = 0.0
         self.inflight: deque[ScheduleBatch] = deque()
         self.poisoned: set[int] = set()
+        self.deaths: Counter[str] = Counter()
         self.steps: list[ForwardStep] = []
         self.batches: list[ScheduleBatch] = []
         self.outputs: dict[str, list[int]] = {}
@@ -290,7 +307,13 @@ class Harness:
             worthless = pack_f32([1.0] * (len(batch.step.score_index) // 4))
             output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)), scores=worthless)
         else:
-            output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
+            try:
+                output = self.runner.run(batch.step, self.runner.masks.get(batch.step_id))
+            except RunnerDied:
+                self.inflight.appendleft(batch)
+                self.kill()
+                self.restart()
+                return True
         self.scheduler.commit(batch, output, self.now)
         self.scheduler.settle(self.now)
         self.take()
@@ -306,15 +329,18 @@ class Harness:
 
     def kill(self) -> None:
         """The runner dies: nothing that it computed or was to compute is left."""
+        lost = {req for batch in self.inflight for req in batch.requests}
+        assert len(lost) <= 1 or not self.scheduler.recovery.num_suspects, "a suspect was not alone"
+        self.deaths.update(req.rid if req.scores is None else req.scores.rid for req in lost)
+        self.scheduler.runner_lost(self.inflight, "it was told to", self.now)
         self.inflight.clear()
-        self.scheduler.runner_lost()
         self.runner = self.runner.successor()
         assert self.scheduler.next_batch(self.now) is None
         self.take()
         self.verify()
 
     def restart(self) -> None:
-        self.scheduler.runner_ready()
+        self.scheduler.recovery.runner_ready()
         self.verify()
 
     def turn(self) -> bool:

@@ -11,15 +11,16 @@ import pytest
 
 from radixrt.channel import LocalChannel
 from radixrt.constrained.compile.grammar_manager import GrammarManager
+from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
-from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput
-from radixrt.messages.scheduler import SchedulerStats, TokenBatch, TokenizedReq
+from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, StepOutput
+from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady, SchedulerStats, TokenBatch, TokenizedReq
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.step_time import StepShape
-from tests.scheduler.fake_runner import FakeRunner, Harness, deltas_of, expected_output
+from tests.scheduler.fake_runner import VOCAB, FakeRunner, Harness, deltas_of, expected_output
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
 
@@ -33,7 +34,7 @@ class Recorder(Executor):
         self._runs_ahead = runs_ahead
         self._masked: deque[ForwardStep] = deque()
         self.held: deque[StepOutput] = deque()
-        self.ready: deque[StepOutput] = deque()
+        self.ready: deque[StepOutput | StepFailed] = deque()
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:
         raise NotImplementedError
@@ -72,9 +73,13 @@ class Outbox:
         self._log = log
         self.tokens: dict[str, list[int]] = {}
         self.finished: set[str] = set()
+        self.epochs: list[int] = []
 
     def send(self, message: Any) -> None:
         if isinstance(message, SchedulerStats):
+            return
+        if isinstance(message, SchedulerReady):
+            self.epochs.append(message.epoch)
             return
         assert isinstance(message, TokenBatch)
         self._log.append("tokens")
@@ -100,6 +105,7 @@ class Loop:
             GrammarManager(_no_vocabulary, inline=True), max_inflight=depth, step_timeout_s=60.0, check_invariants=True,
             watch_s=watch_s,
         )  # fmt: skip
+        self.loop.announce(SchedulerReady(64, 4, "cpu", "float32"))
 
     def add(self, rid: str, prompt: list[int], **sampling: Any) -> TokenizedReq:
         message = TokenizedReq(rid, pack_i32(prompt), SamplingParams(temperature=0.0, ignore_eos=True, **sampling))
@@ -211,6 +217,68 @@ def test_rows_that_may_sample_the_same_share_a_mask() -> None:
     assert [masks.masks[which] is shared for which in masks.index] == [i != own for i in range(4)]
     at.harness.scheduler.abort("r0", 0.0)
     assert len(at.harness.scheduler.masks(batch, 0.0).rows) == 3
+
+
+class Restarted(Recorder):
+    """Its ranks are ready when the test says so."""
+
+    is_ready = False
+
+    def restart(self, epoch: int) -> None:
+        self._log.append(f"epoch {epoch}")
+        self._runner = self._runner.successor()
+        self.held.clear()
+        self.ready.clear()
+        self.is_ready = False
+
+    def poll_ready(self) -> RunnerReady | None:
+        return RunnerReady(0, 64, VOCAB, "cpu", "float32") if self.is_ready else None
+
+    @property
+    def is_restartable(self) -> bool:
+        return True
+
+
+def test_answers_from_before_the_runners_death_count_and_steps_wait_for_the_next_one() -> None:
+    at = Loop(depth=2, runs_ahead=True)
+    executor = at.loop._executor = at.executor = Restarted(at.harness.runner, at.log, runs_ahead=True)
+    message = at.add("a", [1, 2, 3], max_tokens=6)
+    at.loop.run_once(wait=False)
+    executor.ready.append(executor.held.popleft())
+    at.inbox.send(RunnerRestarted(1, "it was told to"))
+    at.log.clear()
+    at.loop.run_once(wait=False)
+    assert at.log == ["answer 0", "epoch 1", "tokens"]
+    at.add("b", [4, 5, 6], max_tokens=2)
+    at.inbox.send(RunnerRestarted(2, "it died while it started"))
+    at.log.clear()
+    at.loop.run_once(wait=False)
+    assert at.log == ["epoch 2"]
+    executor.is_ready = True
+    at.loop.run_once(wait=False)
+    assert at.log == ["epoch 2", "step 2"]
+    while executor.held:
+        at.answer()
+    assert at.outbox.finished == {"a", "b"}
+    assert at.outbox.tokens["a"] == expected_output([1, 2, 3], message.sampling, at.harness.max_len)[0]
+    stats = at.loop.stats()
+    assert (stats.runner_restarts, stats.resumed, stats.suspects) == (1, 1, 0)
+    assert at.outbox.epochs == [0, 2]
+
+
+def test_a_runner_that_main_watches_may_take_its_time_or_break() -> None:
+    at = Loop(depth=1, runs_ahead=True)
+    at.loop._step_timeout_s = 0.0
+    executor = at.loop._executor = Restarted(at.harness.runner, at.log, runs_ahead=True)
+    at.add("a", [1, 2, 3], max_tokens=6)
+    at.loop.run_once(wait=False)
+    executor.ready.append(StepFailed(0, 1, "broken", fatal=True))
+    for _ in range(3):
+        assert at.loop.run_once(wait=False)
+    assert at.loop.inflight == 1
+    at.loop._executor = at.executor
+    with pytest.raises(EngineError, match="did not answer step 0"):
+        at.loop.run_once(wait=False)
 
 
 def test_where_submitting_is_computing_tokens_do_not_wait_for_it() -> None:

@@ -23,6 +23,7 @@ HINTS = st.one_of(
         will_continue=st.booleans(),
     ),
 )
+DEADLY = VOCAB  # no runner samples it, and none survives it
 PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17]
 
 
@@ -50,11 +51,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_slots=num_slots, page_size=page_size, depth=depth, cache=cache, eviction=eviction,
             schedule_policy=policy, chunked_prefill_size=chunk, schedule_conservativeness=conservativeness,
             max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
+            deadly=[DEADLY],
         )  # fmt: skip
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
         suffix=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12),
+        kills=st.sampled_from([False] * 7 + [True]),
         max_tokens=st.sampled_from([1, 2, 5, 30, None]),
         stops=st.lists(st.integers(0, VOCAB - 1), max_size=3),
         ignore_eos=st.booleans(),
@@ -66,14 +69,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         hint=HINTS,
     )
     def add(
-        self, prefix, suffix, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, seed, jumps, hint
+        self, prefix, suffix, kills, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, seed, jumps, hint
     ) -> None:
         self.count += 1
         rid = f"r{self.count}"
         if seed is not None:
             self.seeds[rid] = seed
         self.h.add(
-            rid, prefix + suffix, max_tokens=max_tokens, stop_token_ids=tuple(stops),
+            rid, prefix + suffix + [DEADLY] * kills, max_tokens=max_tokens, stop_token_ids=tuple(stops),
             ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
             grammar=None if seed is None else ScriptedGrammar(seed), structured=StructuredOptions(jump_forward=jumps),
             program=hint,
@@ -130,12 +133,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.disturbed.update(r.rid if r.scores is None else r.scores.rid for r in self.h.inflight[0].requests)
         self.h.fail()
 
-    @precondition(lambda self: self.h.scheduler.has_runner)
+    @precondition(lambda self: self.h.scheduler.recovery.has_runner)
     @rule()
     def runner_dies(self) -> None:
         self.h.kill()
 
-    @precondition(lambda self: not self.h.scheduler.has_runner)
+    @precondition(lambda self: not self.h.scheduler.recovery.has_runner)
     @rule()
     def runner_is_ready(self) -> None:
         self.h.restart()
@@ -148,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "h"):
             return
         h = self.h
-        if not h.scheduler.has_runner:
+        if not h.scheduler.recovery.has_runner:
             h.restart()
         h.drain()
         assert h.scheduler.is_idle
@@ -163,6 +166,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert rid in self.disturbed
             else:
                 assert finish.error is not None
+                if finish.error.code == "runner_killed":
+                    assert h.deaths[rid] >= 2, "it was in flight at one death only"
+                    continue
                 known = ("timeout", "queue_full", "context_length_exceeded", "constraint_exceeds_max_tokens")
                 assert finish.error.code in known or rid in self.disturbed, finish
         for rid, columns in h.prompt_logprobs.items():

@@ -63,9 +63,25 @@ def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     seconds.add_metric(["runner"], stats.runner_s)
     seconds.add_metric(["commit"], stats.commit_s)
     yield seconds
+    yield from _recovery_metrics(stats)
     yield from _constraint_metrics(stats)
     if stats.programs is not None:
         yield from _program_metrics(stats.programs)
+
+
+def _recovery_metrics(stats: SchedulerStats) -> Iterator[Metric]:
+    text = "Times that the ModelRunner was started anew and requests went on."
+    yield CounterMetricFamily("radixrt_runner_restarts", text, value=stats.runner_restarts)
+    text = "Running requests that went on from their tokens after the cache was lost."
+    yield CounterMetricFamily("radixrt_requests_resumed", text, value=stats.resumed)
+    text = "Requests computed alone, one after the other, because the ModelRunner died in a step of theirs."
+    yield GaugeMetricFamily("radixrt_requests_suspected", text, value=stats.suspects)
+    resets = CounterMetricFamily(
+        "radixrt_cache_resets", "Times that the prefix cache restarted empty.", labels=["reason"]
+    )
+    for reason in ("runner_restarted", "step_failed", "flushed"):
+        resets.add_metric([reason], stats.cache_resets.get(reason, 0))
+    yield resets
 
 
 def _program_metrics(programs: ProgramStats) -> Iterator[Metric]:
