@@ -35,6 +35,8 @@ ENGINE_DEAD = "engine_dead"
 """Code of the error of requests that ended with a process of the engine."""
 
 
+State = Literal["starting", "serving", "restarting", "failed"]
+
 _Replies = queue.SimpleQueue[ControlReply | EngineError]
 """Queue for the reply to a control request, or for the failure because of which there will be none."""
 
@@ -49,7 +51,7 @@ class EngineStatus:
         reason: failure because of which the engine is restarting or has failed.
     """
 
-    state: Literal["starting", "serving", "restarting", "failed"]
+    state: State
     reason: str = ""
 
 

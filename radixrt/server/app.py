@@ -27,7 +27,7 @@ from radixrt.server.http.errors import (
 from radixrt.server.http.middleware import MODEL_PATH, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.request_groups import Service
-from radixrt.server.routes import management
+from radixrt.server.routes import management, probes
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.completions import completions
 from radixrt.server.routes.decisions import decisions
@@ -48,7 +48,8 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/chat_template", chat_template),
     ("GET", "/v1/models", management.list_models),
     ("GET", MODEL_PATH + "{model:path}", management.get_model),
-    ("GET", "/health", management.health),
+    ("GET", "/health", probes.health),
+    ("GET", "/ready", probes.ready),
     ("GET", "/metrics", management.metrics),
     ("GET", "/version", management.get_version),
     ("POST", "/abort", management.abort),

@@ -21,6 +21,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
+from radixrt.server.deep_check import DeepCheck
 from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.request_context import RequestContext
@@ -67,6 +68,7 @@ class Service:
         self.config = config
         self.model_name = model_name
         self.metrics = Metrics(client)
+        self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self.body_budget = BodyBudget(config.max_body_bytes)
         self.open_groups: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from radixrt.client.answers import raise_for_error
-from radixrt.client.engine_client import EngineClient
+from radixrt.client.engine_client import EngineClient, EngineStatus
 from radixrt.client.requests import expand_n, new_rid
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import EngineReady, GenerateReq, OutputBatch, RequestOutput, ToTokenizer
@@ -355,6 +355,61 @@ def test_after_its_death_nothing_is_sent(client: EngineClient, outbox: ScriptedO
     with pytest.raises(EngineError, match="it died"):
         client.control("check")
     assert outbox.sent == []
+
+
+# --- restarts ---
+
+
+def engine_ready(epoch: int) -> EngineReady:
+    return EngineReady("m", 10, 20, 19, 100, 4, "cpu", "float32", True, epoch=epoch)
+
+
+def test_requests_survive_a_restarted_runner(client: EngineClient, outbox: ScriptedOutbox) -> None:
+    client.dispatch(engine_ready(0))
+    stream = client.stream(request("a"))
+    client.runners_restart("it died", ["ModelRunner 0", "ModelRunner 1"], epoch=1)
+    assert client.status == EngineStatus("restarting", "it died")
+    assert client.failure is None
+    later = client.stream(request("b"))
+    assert [message.rid for message in outbox.of(GenerateReq)] == ["a", "b"]
+    client.dispatch(engine_ready(0))
+    assert client.status.state == "restarting", "late, from the epoch that has failed"
+    client.dispatch(engine_ready(1))
+    assert client.status == EngineStatus("serving")
+    deliver(client, RequestOutput("a", "x", finish=STOP), RequestOutput("b", "y", finish=STOP))
+    assert text_of(list(stream)) + text_of(list(later)) == "xy"
+    assert client.restarts == {"ModelRunner 0": 1, "ModelRunner 1": 1}
+
+
+def test_requests_end_with_the_tokenizer_and_new_ones_go_to_the_next(
+    client: EngineClient, outbox: ScriptedOutbox
+) -> None:
+    client.dispatch(engine_ready(0))
+    client.dispatch(SchedulerStats(*range(len(SchedulerStats.__struct_fields__))))
+    stream = client.stream(request("a"))
+    following = ScriptedOutbox()
+    client.reconnect("the tokenizer process died", ["tokenizer", "scheduler"], 1, following)
+    error = FinishError("the tokenizer process died", code="engine_dead", status=503)
+    assert [delta.finish for delta in stream] == [Finish("error", error=error)]
+    assert client.stats is None
+    again = client.stream(request("a"))
+    assert [len(each.of(GenerateReq)) for each in (outbox, following)] == [1, 1]
+    client.dispatch(engine_ready(1))
+    deliver(client, RequestOutput("a", "x", finish=STOP))
+    assert text_of(list(again)) == "x"
+    assert client.status.state == "serving"
+
+
+def test_control_hears_of_a_restart(client: EngineClient, outbox: ScriptedOutbox) -> None:
+    outbox.script = lambda message: client.reconnect("it died", ["scheduler"], 1, ScriptedOutbox())
+    with pytest.raises(EngineError, match="it died"):
+        client.control("flush_cache", timeout_s=WAIT_S)
+
+
+def test_a_restart_after_the_end_changes_nothing(client: EngineClient) -> None:
+    client.fail("too many restarts")
+    client.dispatch(engine_ready(0))
+    assert client.status == EngineStatus("failed", "too many restarts")
 
 
 def test_raise_for_error_carries_everything() -> None:

@@ -55,7 +55,7 @@ class Served:
         self.process.stdin.flush()
 
     def wait_for_drain(self) -> None:
-        while httpx.get(f"{self.url}/health", timeout=60).status_code == 200:
+        while httpx.get(f"{self.url}/ready", timeout=60).status_code == 200:
             time.sleep(0.01)
 
     def wait_for_lines(self, count: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import httpx
 import pytest
 
@@ -180,4 +178,4 @@ def test_unexpected_exception_is_a_500_without_details(caller: Caller, monkeypat
     check_error(response, 500, None, "internal_error")
     assert "secret" not in response.text
     assert response.headers["x-should-retry"] == "false"
-    assert json.loads(caller.get("/health").text) == {"status": "ok"}
+    assert caller.get("/ready").json() == {"status": "ok", "state": "serving"}

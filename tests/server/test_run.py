@@ -24,7 +24,8 @@ def test_running_requests_end_and_new_ones_are_refused(start: Callable[[float], 
     stream = served.start_stream(40)
     served.process.send_signal(sig)
     served.wait_for_drain()
-    check_error(httpx.get(f"{served.url}/health", timeout=60), 503)
+    check_error(httpx.get(f"{served.url}/ready", timeout=60), 503)
+    assert httpx.get(f"{served.url}/health", timeout=60).json() == {"status": "ok", "state": "draining"}
     check_error(httpx.post(f"{served.url}/v1/completions", json={"prompt": "x"}, timeout=60), 503)
     served.release()
     stream.join(60)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from radixrt.client.engine_client import EngineClient
+from radixrt.client.engine_client import EngineClient, State
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import ProgramStats, SchedulerStats
 
@@ -34,8 +35,17 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         client = self._client
-        up = client.ready.is_set() and client.failure is None
-        yield GaugeMetricFamily("radixrt_up", "1 when the engine is ready and alive.", value=float(up))
+        status = client.status
+        up = float(status.state == "serving")
+        yield GaugeMetricFamily("radixrt_up", "1 when the engine is ready and alive.", value=up)
+        states = GaugeMetricFamily("radixrt_engine_state", "1 for the state of the engine.", labels=["state"])
+        for state in get_args(State):
+            states.add_metric([state], float(state == status.state))
+        yield states
+        restarts = CounterMetricFamily("radixrt_restarts", "Processes started anew, by name.", labels=["process"])
+        for name, count in sorted(client.restarts.items()):
+            restarts.add_metric([name], count)
+        yield restarts
         yield GaugeMetricFamily("radixrt_open_requests", "Requests not yet answered.", value=client.open_requests)
         if client.stats is not None:
             yield from _stats_metrics(client.stats)

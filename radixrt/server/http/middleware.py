@@ -20,7 +20,7 @@ from radixrt.server.request_context import RequestIds
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Paths served without the API key, which probes and scrapers do not have."""
 
 MODEL_PATH = "/v1/models/"

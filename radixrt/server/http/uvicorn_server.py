@@ -41,10 +41,12 @@ def serve(
     dialect: Dialect | None = None,
     listener: socket.socket | None = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then return. Runs its own event loop; call it in the main thread.
+    """Serve until SIGTERM or Ctrl-C, or until the engine has failed, then return. Runs its own event loop; call it in
+    the main thread.
 
-    On the first signal `/health` and new requests answer 503, running ones have `config.grace_s` to end and are aborted
-    after it. A Ctrl-C after the first signal ends everything at once.
+    On the first signal `/ready` and new requests answer 503, running ones have `config.grace_s` to end and are aborted
+    after it. A Ctrl-C after the first signal ends everything at once. When the engine fails, open requests get their
+    errors before the server ends.
 
     Args:
         on_ready: called with the server's URL once it accepts connections (the port is the real one, if it was 0).
@@ -114,8 +116,10 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s by uvicorn's main loop, which ends when this returns True."""
+        now = time.monotonic()
+        if self._grace_ends is None and self._service.client.failure is not None:
+            self._grace_ends = now  # all that is left to send are the errors of open requests
         if self._grace_ends is not None and not self.should_exit:
-            now = time.monotonic()
             if not self.server_state.tasks:
                 self.should_exit = True
             elif now > self._grace_ends + ABORT_S:

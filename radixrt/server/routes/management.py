@@ -1,4 +1,4 @@
-"""Management routes: models, health, metrics, version, abort, release and cache flush."""
+"""Management routes: models, metrics, version, abort, release and cache flush."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
-from radixrt.server.http.errors import error_body, error_headers, json_response, model_not_found
-from radixrt.server.http.receive import is_served, receive_json, unavailable_reason
+from radixrt.server.http.errors import json_response, model_not_found
+from radixrt.server.http.receive import is_served, receive_json
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
 from radixrt.server.request_groups import Service
 
@@ -41,15 +41,6 @@ async def get_model(service: Service, request: Request) -> Response:
     if not is_served(service, model):
         raise model_not_found(model, service.model_name)
     return json_response(_model_card(service))
-
-
-async def health(service: Service, request: Request) -> Response:
-    """200 exactly when a request sent now would be taken; 503 with the reason as soon as one would not."""
-    reason = unavailable_reason(service)
-    if reason is None:
-        return json_response({"status": "ok"})
-    error = RequestError(reason, code="unavailable", status=503)
-    return json_response({"status": "unavailable", **error_body(error)}, 503, error_headers(error))
 
 
 async def metrics(service: Service, request: Request) -> Response:

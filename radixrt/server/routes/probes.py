@@ -1,0 +1,50 @@
+"""Probes of supervisors and load balancers: `/health`, is the server alive; `/ready`, does it serve now."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixrt.errors import RequestError
+from radixrt.server.http.errors import as_request_error, error_body, error_headers, json_response
+from radixrt.server.request_groups import Service
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 unless the engine has failed for good, which ends the server. `ready` is about new requests.
+
+    With `?deep=1` the answer takes a token from the model, and is 503 if none comes.
+    """
+    status = service.client.status
+    if status.state == "failed":
+        return _unavailable(status.state, RequestError(status.reason, code="unavailable", status=503))
+    if request.query_params.get("deep", "0") in ("", "0", "false"):
+        return json_response({"status": "ok", "state": _state(service)})
+    try:
+        seconds = await service.deep_check.run()
+    except Exception as error:
+        failure = as_request_error(error)
+        failure.status = 503
+        return _unavailable(_state(service), failure)
+    return json_response({"status": "ok", "state": _state(service), "seconds": round(seconds, 4)})
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """200 exactly while a request sent now would be served at once; 503 with the state and the reason otherwise."""
+    state = _state(service)
+    if state == "serving":
+        return json_response({"status": "ok", "state": state})
+    reasons = {"draining": "the server is shutting down", "starting": "the engine is starting"}
+    reason = reasons.get(state, service.client.status.reason)
+    return _unavailable(state, RequestError(reason, code="unavailable", status=503))
+
+
+def _state(service: Service) -> str:
+    """Return the state of the engine, or "draining"."""
+    client = service.client
+    return "draining" if client.draining and client.failure is None else client.status.state
+
+
+def _unavailable(state: str, error: RequestError) -> Response:
+    body = {"status": "unavailable", "state": state, **error_body(error)}
+    return json_response(body, error.status, error_headers(error))
