@@ -35,6 +35,7 @@ LONGEST = (
     "tests/process/test_tensor_parallel.py",
     "tests/server/test_tool_tokens.py",
     "tests/process/test_supervision.py",
+    "tests/process/test_runner_recovery.py",
     "tests/equivalence/test_smollm2.py",
     "tests/constrained/compile/test_grammar_manager.py",
     "tests/test_cli.py",

@@ -169,6 +169,7 @@ KINDS = (
     Kind("n = 3, seed", chat("Tell me a story.", n=3, **SEEDED)),
     Kind("streamed", streamed(prompt="Once upon a time", **GREEDY)),
     Kind("streamed, n = 2, seed", streamed(prompt="A tale of two", n=2, **SEEDED)),
+    Kind("logprobs", completion(prompt="Ada is", logprobs=2, presence_penalty=0.5, **SEEDED)),
     Kind("stop string", native(text="The quick brown", sampling_params={**GREEDY, "stop": ["e"], "min_tokens": 8})),
     Kind("token ids", native(input_ids=list(range(20, 60)), sampling_params=GREEDY)),
     Kind("schema", completion(prompt="A person: ", json_schema=PERSON, temperature=0, max_tokens=120)),
