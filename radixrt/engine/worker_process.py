@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ class WorkerProcess:
     """A process that runs `radixrt.engine.process`. Start it from a thread that lives as long as the engine: the kernel
     kills the worker when that thread ends.
 
-    The worker's stderr is passed through, and its last lines are kept.
+    The worker's stderr is passed through, and its last lines are kept. The worker leads a process group, to which its
+    children belong.
 
     Args:
         kind: see `radixrt.engine.endpoints.process_kinds`.
@@ -42,7 +44,7 @@ class WorkerProcess:
             environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # for progress bars
         self._process = subprocess.Popen(
             [sys.executable, "-m", "radixrt.engine.process", kind],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, process_group=0,
         )  # fmt: skip
         self.pidfd = os.pidfd_open(self._process.pid)
         self._tail = b""
@@ -97,7 +99,10 @@ class WorkerProcess:
             raise EngineError(f"the {self.name} process (pid {self.pid}) does not end") from None
 
     def close(self) -> None:
-        """Close the pipes to a dead process."""
+        """Close the pipes to a dead process, and kill what it started: a child may be stopped since before it could ask
+        the kernel to end it with its parent."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self.ask_to_exit()
         assert self._process.stdout is not None
         self._process.stdout.close()

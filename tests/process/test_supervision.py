@@ -103,6 +103,14 @@ def test_a_killed_worker_ends_every_request_and_is_started_anew(tiny_server: Ser
     assert "ended with an error: 3" in lines[0]
 
 
+def test_stopped_child_of_a_killed_worker_goes_with_it(tiny_server: ServerProcess) -> None:
+    scheduler = workers(tiny_server)["scheduler"]
+    with subprocess.Popen(["sleep", "600"], process_group=scheduler.pid) as child:  # as a compile worker that starts
+        child.send_signal(signal.SIGSTOP)
+        scheduler.kill()
+        assert child.wait(LIMIT_S) == -signal.SIGKILL
+
+
 def test_requests_survive_a_killed_runner(tiny_server: ServerProcess) -> None:
     long = {"temperature": 0, "max_tokens": 2000, "ignore_eos": True}
     expected = generate(tiny_server, sampling_params=long).json()["output_ids"]
