@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from tests.tiny_models import make_tiny_model
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no fault after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=6, help="requests that are sent at a time")
     parser.add_argument("--tp", type=int, default=1, help="ranks of the ModelRunner")
@@ -31,15 +33,17 @@ def main() -> int:
         )  # fmt: skip
 
     folders = Result()
-    with tempfile.TemporaryDirectory() as folder, watched_folders(folders):
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # apart from other engines' files
         model = make_tiny_model(Path(folder) / "model", max_position_embeddings=2048)
-        server = start_server(model, "--tp", str(arguments.tp))
-        try:
-            campaign = Campaign(server, seed=arguments.seed, clients=arguments.clients)
-            result = campaign.run(arguments.kills, progress)
-        finally:
-            if server.process.poll() is None:
-                server.stop()
+        with watched_folders(folders):
+            server = start_server(model, "--tp", str(arguments.tp))
+            try:
+                campaign = Campaign(server, seed=arguments.seed, clients=arguments.clients)
+                result = campaign.run(arguments.kills, limit_s=60 * arguments.minutes, on_fault=progress)
+            finally:
+                if server.process.poll() is None:
+                    server.stop()
     result.leftovers += folders.leftovers
     print(report(result))
     return 1 if result.problems else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,16 +79,31 @@ class Campaign:
         self._second_faults = second_faults
         self._seen: dict[int, psutil.Process] = {}
 
-    def run(self, kills: int, on_fault: Any = None) -> Result:
-        """Cause so many faults, stop the server, and judge all requests."""
+    def run(
+        self,
+        kills: int,
+        *,
+        limit_s: float = math.inf,
+        on_fault: Callable[[int, Fault], None] = lambda number, fault: None,
+    ) -> Result:
+        """Cause so many faults, or those that fit into the time; stop the server, and judge all requests.
+
+        Args:
+            on_fault: called with the number of each fault, once the server has recovered.
+        """
         result = Result()
+        ends = time.monotonic() + limit_s
         expected = reference(self._server.url)
         with Load(self._server.url, clients=self._clients, seed=self._seed) as load:
-            while len(result.faults) < kills:
-                for fault in self._hit(load):
+            while len(result.faults) < kills and time.monotonic() < ends:
+                try:
+                    hit = self._hit(load)
+                except AssertionError as error:
+                    result.leftovers.append(f"stopped after {len(result.faults)} faults: {error}")
+                    break
+                for fault in hit:
                     result.faults.append(fault)
-                    if on_fault is not None:
-                        on_fault(len(result.faults), fault)
+                    on_fault(len(result.faults), fault)
             self._remember()
         judge(result, load.records, expected)
         self._check_idle(result)
