@@ -50,6 +50,19 @@ class RestartPolicy:
         self._max_restarts = max_restarts
         self._window_s = window_s
         self._times: deque[float] = deque()
+        self._killers = 0
+
+    def forgive(self, killers: int) -> None:
+        """Take back the restarts that requests caused which the scheduler has found out, two for each: they do not
+        recur.
+
+        Args:
+            killers: number of these requests since the scheduler started.
+        """
+        for _ in range(2 * max(killers - self._killers, 0)):
+            if self._times:
+                self._times.pop()
+        self._killers = killers
 
     def decide(self, failed: Collection[str], now: float, *, scheduler_serves: bool) -> Plan:
         """Return the reaction to the failure of these processes, and count it as a restart if it is one.

@@ -198,6 +198,8 @@ class Supervisor:
             self._give_up(failure.reason, ExitCode.FAILED)
             return
         serves = info.epoch >= self._scheduler_epoch
+        if self.client.stats is not None:
+            self._policy.forgive(self.client.stats.killers)
         plan = self._policy.decide(failure.kinds, time.monotonic(), scheduler_serves=serves)
         fate = "ended with an error" if plan.ends_requests else "waiting"
         output = f"; its last output: {failure.output}" if failure.output else ""

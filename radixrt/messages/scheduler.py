@@ -261,6 +261,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         resumed: times that a request went on from its tokens after it had lost its slots with the cache.
         cache_resets: times that the prefix cache restarted empty, by reason.
         suspects: requests that are to be computed alone because the ModelRunner died in a step of theirs.
+        killers: requests that ended because the ModelRunner died twice while it computed them.
     """
 
     waiting: int
@@ -291,6 +292,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     resumed: int = 0
     cache_resets: dict[str, int] = {}
     suspects: int = 0
+    killers: int = 0
 
 
 ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted

@@ -32,4 +32,5 @@ class Counters:
     expired_programs: int = 0
     runner_restarts: int = 0
     resumed: int = 0
+    killers: int = 0
     cache_resets: Counter[str] = field(default_factory=Counter)

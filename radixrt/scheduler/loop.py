@@ -364,4 +364,5 @@ class SchedulerLoop:
             resumed=c.resumed,
             cache_resets=dict(c.cache_resets),
             suspects=core.recovery.num_suspects,
+            killers=c.killers,
         )

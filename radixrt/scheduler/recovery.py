@@ -5,16 +5,18 @@ Every active request is recomputed from its known tokens, on an empty cache (`Re
 Any request of the steps in flight may have killed the runner, and might kill the next one. So each of these *suspects*
 is tried first: its steps contain it alone, one step at a time, until they have computed everything that it had in the
 lost steps. All other requests wait meanwhile. So a death during a trial has one cause, and nobody else is in flight:
-the request on trial ends with an error, and the others go on.
+the request on trial ends with an error, and the others go on. So does every other request with its prompt, for
+QUARANTINE_S from then on: clients retry, and each attempt would cost two deaths.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable
 
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
-from radixrt.messages.wire import unpack_i32
+from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.request_table import RequestTable
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 RESET_BY_STEP, RESET_BY_RUNNER = "step_failed", "runner_restarted"
 """Reasons for which the prefix cache restarts empty."""
+QUARANTINE_S = 300.0
+MAX_QUARANTINED = 256
+"""Time and number of prompts that are remembered because they killed the ModelRunner."""
 
 
 class Recovery:
@@ -37,6 +42,7 @@ class Recovery:
         self._requests = requests
         self._counters = counters
         self._suspects: dict[Req, int] = {}  # length that the lost steps were to compute; the first is on trial
+        self._quarantine: dict[bytes, tuple[float, str]] = {}  # digest of a prompt -> end, message; the oldest first
         self.has_runner = True
 
     @property
@@ -79,8 +85,29 @@ class Recovery:
 
     def _end_guilty(self, req: Req, reason: str, now: float) -> None:
         logger.error("request %s was in flight when the ModelRunner died twice, now alone", req.rid)
+        self._counters.killers += 1
         message = f"the ModelRunner died twice while it computed this request, the second time alone: {reason}"
-        self._requests.end(req, Finish(FINISH_ERROR, error=FinishError(message, code="runner_killed")), now)
+        self._requests.end(req, Finish(FINISH_ERROR, error=_killed(message)), now)
+        if req.scores is not None:
+            return
+        if len(self._quarantine) == MAX_QUARANTINED:
+            del self._quarantine[next(iter(self._quarantine))]
+        same = f"the ModelRunner died twice while it computed a request with this prompt: {reason}"
+        self._quarantine[_digest(req.ids[: req.prompt_len])] = now + QUARANTINE_S, same
+        for other in list(self._requests.by_rid.values()):
+            error = None if other.scores is not None else self.refusal(other.ids[: other.prompt_len], now)
+            if error is not None:
+                self._requests.end(other, Finish(FINISH_ERROR, error=error), now)
+
+    def refusal(self, prompt: Int32Array, now: float) -> FinishError | None:
+        """Return the error of a request whose prompt has killed the ModelRunner; None for any other."""
+        while self._quarantine:
+            first = next(iter(self._quarantine))
+            if self._quarantine[first][0] > now:
+                break
+            del self._quarantine[first]
+        found = self._quarantine.get(_digest(prompt)) if self._quarantine else None
+        return None if found is None else _killed(found[1])
 
     def runner_ready(self) -> None:
         """Go on with a new ModelRunner, whose pool is as large as its predecessor's."""
@@ -106,3 +133,11 @@ class Recovery:
             logger.info("no request in flight at the death of the ModelRunner has killed it again")
         elif req.finish is None:
             self._requests.set_aside(req)
+
+
+def _digest(prompt: Int32Array) -> bytes:
+    return hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
+
+
+def _killed(message: str) -> FinishError:
+    return FinishError(message, code="runner_killed")

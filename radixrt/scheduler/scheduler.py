@@ -112,7 +112,7 @@ class Scheduler:
             grammar: the initial state of the request's constraint, if it has one; `info` tells how it was compiled.
         """
         ids = unpack_i32(message.input_ids)
-        error = self._refusal(message.rid, len(ids))
+        error = self._refusal(message.rid, len(ids)) or self.recovery.refusal(ids, now)
         if error is None and grammar is not None:
             error = self._constrained.refusal(message, grammar, self._max_len - len(ids))
         if error is not None:

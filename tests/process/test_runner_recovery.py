@@ -48,6 +48,8 @@ def test_only_the_request_that_kills_the_runner_notices(server: ServerProcess) -
         _wait_answers(load, 2 * CLIENTS)
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "runner_killed"
+    again = httpx.post(f"{server.url}/generate", json=KILLER, timeout=LIMIT_S)
+    assert (again.status_code, again.json()["error"]["code"]) == (500, "runner_killed")
     assert "signal 11" in answer.json()["error"]["message"]
     assert answer.headers["x-should-retry"] == "false", "OpenAI's clients would send it again"
     result = Result()
@@ -60,4 +62,5 @@ def test_only_the_request_that_kills_the_runner_notices(server: ServerProcess) -
     assert "radixrt_runner_restarts_total 3.0" in found
     assert 'radixrt_cache_resets_total{reason="runner_restarted"} 3.0' in found
     assert "radixrt_requests_suspected 0.0" in found
+    assert "radixrt_requests_killed_runner_total 1.0" in found
     assert httpx.post(f"{server.url}/generate", json={**KILLER, "input_ids": [20, 21]}, timeout=LIMIT_S).is_success

@@ -7,6 +7,7 @@ import pytest
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import unpack_i32
+from radixrt.scheduler import recovery
 from tests.scheduler.fake_runner import VOCAB, Harness, expected_output
 from tests.scheduler.scripted_grammar import ScriptedGrammar, expected_constrained
 from tests.scheduler.test_scoring import CHOICES, PROMPT
@@ -143,8 +144,33 @@ def test_two_killers_are_both_found() -> None:
         h.add(f"{'killer' if i % 3 == 1 else 'plain'}{i}", [i + 1, 2, *[DEADLY] * (i % 3 == 1)], max_tokens=9)
     h.drain()
     _assert_as_if_nothing_had_happened(h, but=("killer1", "killer4"))
+    assert h.scheduler.counters.killers == 2
     assert h.scheduler.counters.runner_restarts == 3
     assert [h.finishes[rid].reason for rid in ("killer1", "killer4")] == ["error", "error"]
+
+
+def test_a_prompt_that_killed_the_runner_is_refused_for_a_while() -> None:
+    h = Harness(num_slots=512, depth=2, max_running_requests=16, deadly=[DEADLY], request_timeout_s=1e6)
+    for i in range(4):  # n = 4
+        h.add(f"killer{i}", [1, 2, DEADLY, 3], max_tokens=9, seed=i)
+    h.add("plain0", [1, 2, 3], max_tokens=9, ignore_eos=True)
+    h.drain()
+    h.add("killer4", [1, 2, DEADLY, 3])
+    h.drain()
+    killers = tuple(f"killer{i}" for i in range(5))
+    _assert_as_if_nothing_had_happened(h, but=killers)
+    for rid in killers:
+        error = h.finishes[rid].error
+        assert error is not None
+        assert error.code == "runner_killed"
+        assert ("with this prompt" in error.message) == (rid != "killer0")
+    assert h.scheduler.counters.runner_restarts == 2
+    assert h.scheduler.counters.killers == 1
+    h.runner.deadly = frozenset()
+    h.now += recovery.QUARANTINE_S
+    h.add("cured", [1, 2, DEADLY, 3])
+    h.drain()
+    h.assert_output("cured")
 
 
 def test_nobody_else_runs_while_a_suspect_is_tried() -> None:

@@ -167,7 +167,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert finish.error is not None
                 if finish.error.code == "runner_killed":
-                    assert h.deaths[rid] >= 2, "it was in flight at one death only"
+                    assert h.deaths[rid] >= 2 or "with this prompt" in finish.error.message
                     continue
                 known = ("timeout", "queue_full", "context_length_exceeded", "constraint_exceeds_max_tokens")
                 assert finish.error.code in known or rid in self.disturbed, finish

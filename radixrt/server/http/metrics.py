@@ -86,6 +86,8 @@ def _recovery_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     yield CounterMetricFamily("radixrt_requests_resumed", text, value=stats.resumed)
     text = "Requests computed alone, one after the other, because the ModelRunner died in a step of theirs."
     yield GaugeMetricFamily("radixrt_requests_suspected", text, value=stats.suspects)
+    text = "Requests that ended because the ModelRunner died twice while it computed them."
+    yield CounterMetricFamily("radixrt_requests_killed_runner", text, value=stats.killers)
     resets = CounterMetricFamily(
         "radixrt_cache_resets", "Times that the prefix cache restarted empty.", labels=["reason"]
     )
