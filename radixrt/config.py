@@ -45,7 +45,9 @@ class CacheConfig:
     prefix_cache: bool = option(True, "reuse shared prefixes through the radix cache")
     page_size: int = option(1, "tokens per page of the KV pool; 1 shares every common token", low=1)
     eviction_policy: str = option("lru", "what leaves the cache first", choices=("lru", "lfu", "fifo", "priority"))
-    kv_cache_tokens: int | None = option(None, "tokens that the KV pool holds; default: from free memory", low=1)
+    kv_cache_tokens: int | None = option(
+        None, "tokens that the KV pool holds, which bound a request too; default: from free memory", low=1
+    )
     kv_cache_dtype: str = option(
         "auto", "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
         choices=("auto", "fp8_e4m3"),
@@ -278,6 +280,12 @@ def _check_together(config: Config) -> None:
         raise ConfigError("port must be at most 65535")
     if config.cache.kv_cache_tokens is not None and config.cache.kv_cache_tokens < config.cache.page_size:
         raise ConfigError("kv_cache_tokens must hold at least one page (page_size)")
+    pool, context = config.cache.kv_cache_tokens, config.model.context_length
+    if pool is not None and context is not None and pool // config.cache.page_size * config.cache.page_size < context:
+        raise ConfigError(
+            f"kv_cache_tokens={pool} holds less than one request of context_length={context}; raise kv_cache_tokens,"
+            " lower context_length, or leave context_length out: the pool then bounds requests"
+        )
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Option:
             return "something else"
         if self.name == "max_inflight_steps":
             return 1
+        if self.name == "context_length":
+            return 30  # a request fits into the pool of kv_cache_tokens
         if self.kind is float:
             return (self.default or 0.0) + 0.25
         return 40 if self.default is None else self.default + 17
@@ -261,3 +263,10 @@ def test_the_help_of_a_flag_has_its_text_and_default(option: Option, monkeypatch
     flags_and_texts = " ".join(commands.choices["launch"].format_help().split())
     assert f" {option.flag} " in flags_and_texts.replace(",", "")
     assert f"{text} (default: {option.default})" in flags_and_texts
+
+
+def test_a_configured_pool_must_hold_the_configured_context() -> None:
+    message = refusal(kv_cache_tokens=100, context_length=97, page_size=16)
+    assert all(part in message for part in ("kv_cache_tokens=100", "context_length=97", "leave context_length out"))
+    make_config(kv_cache_tokens=100, context_length=96, page_size=16)
+    make_config(kv_cache_tokens=100, page_size=16)

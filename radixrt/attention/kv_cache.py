@@ -43,33 +43,39 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
 
 
 def size_pool(
-    *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, useful_tokens: int
-) -> int:
+    *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, max_requests: int,
+    context_length: int,
+) -> int:  # fmt: skip
     """Return the number of slots of the pool, a multiple of the page size.
 
     Args:
-        wanted: number of tokens that the user configured; None to size the pool from memory.
+        wanted: number of tokens that the user configured; None to size the pool from memory. A configured pool may be
+            smaller than a request of the context length, and then bounds requests; a pool sized from memory may not.
         free_bytes: memory that is free on the device now.
         fraction: fraction of it that the pool may take.
-        useful_tokens: maximum number of tokens that can be in use at once.
+        max_requests: maximum number of requests that run at once.
+        context_length: longest sequence of one request, in tokens.
 
     Raises:
-        ConfigError: not even one page fits, or the configured number of tokens does not.
+        ConfigError: the configured number of tokens does not fit, or, if none is configured, one request of the context
+            length does not; the message names the options to change.
     """
-    fits = int(free_bytes * fraction) // token_bytes
     if wanted is not None:
         if wanted * token_bytes > free_bytes:
             raise ConfigError(
                 f"kv_cache_tokens={wanted} needs {wanted * token_bytes / 2**30:.1f} GiB, but only "
                 f"{free_bytes / 2**30:.1f} GiB are free; at most {free_bytes // token_bytes} tokens fit"
             )
-        tokens = wanted
-    else:
-        tokens = min(fits, useful_tokens)
-    pages = tokens // page_size
-    if pages < 1:
+        return wanted // page_size * page_size
+    pages = max(0, int(free_bytes * fraction)) // (token_bytes * page_size)
+    pages_of_request = -(-context_length // page_size)
+    if pages < pages_of_request:
+        needed = pages_of_request * page_size * token_bytes / 2**30
+        most = f" to at most {pages * page_size}" if pages else ""
         raise ConfigError(
-            f"the KV pool has no room for one page of {page_size} tokens ({page_size * token_bytes} bytes) in "
-            f"{fraction:.0%} of {free_bytes} free bytes; raise memory_fraction or lower page_size"
+            f"one request of context_length={context_length} needs {needed:.2f} GiB, but the KV pool gets"
+            f" {max(0.0, free_bytes * fraction) / 2**30:.2f} GiB, {fraction:.0%} of the free memory; lower"
+            f" context_length{most}, free memory or raise memory_fraction, or set kv_cache_tokens, which then bounds"
+            " requests"
         )
-    return pages * page_size
+    return min(pages, max_requests * pages_of_request) * page_size

@@ -34,6 +34,7 @@ from radixrt.models.registry import Model
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
     RunnerConfig,
+    bound_primitive_caches,
     free_memory,
     make_ops,
     pick_device,
@@ -87,6 +88,7 @@ class ModelRunner:
         threads = pick_threads(self._config.num_threads, rank_info.local_size)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        bound_primitive_caches()
         self._group = join(rank_info, self.device)
         with torch.inference_mode():
             self.load_model()
@@ -122,7 +124,8 @@ class ModelRunner:
             fraction=c.memory_fraction,
             token_bytes=bytes_per_token(layers, kv_dtype),
             page_size=c.page_size,
-            useful_tokens=c.max_running_requests * c.context_length,
+            max_requests=c.max_running_requests,
+            context_length=c.context_length,
         )
         num_slots = self._group.minimum(num_slots)
         self._allocate(num_slots, c.max_running_requests, kv_dtype)
