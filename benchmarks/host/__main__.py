@@ -9,8 +9,10 @@ The device answers at once, with random tokens.
                the real sockets: the part of the time that the device computes
     chain      from an answer to the next mask and the next step, for rows with and without a JSON schema: medians and
                90th percentiles of the parts (benchmarks.host.chain)
+    gaps       pauses of running streams while the tokenizer process encodes long prompts, at once or in its thread
+               (benchmarks.host.gaps)
 
-Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [--rows 1 64 256 512] [--profile]
+Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [gaps] [--rows 1 64 256 512] [--profile]
 """
 
 from __future__ import annotations
@@ -33,18 +35,20 @@ import zmq
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import percentile, table
 from benchmarks.host.chain import PARTS, SPANS, measure_chain
+from benchmarks.host.gaps import measure_gaps
 from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
 from benchmarks.structure.constrained_rows import SCHEMA
 from radixrt.client.collector import OutputCollector
 from radixrt.client.requests import Job, jobs
-from radixrt.config import SchedulerConfig
+from radixrt.config import ModelConfig, SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.scheduler import TokenizedReq, ToScheduler
 from radixrt.messages.wire import pack_i32
+from radixrt.models.loading.source import prepare_model
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -202,12 +206,14 @@ def _settle() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["steps", "workloads", "busy", "chain"], default=["steps"])
+    parser.add_argument("what", nargs="*", choices=["steps", "workloads", "busy", "chain", "gaps"], default=["steps"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 512])
     parser.add_argument("--workloads", nargs="+", choices=list(MAKERS), default=list(MAKERS))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--depth", type=int, default=2, choices=(1, 2))
     parser.add_argument("--detokenize", action="store_true", help="make texts too, not ids alone")
+    parser.add_argument("--prompts", type=int, default=256, help="gaps: number of long prompts")
+    parser.add_argument("--words", type=int, default=27_000, help="gaps: words of each, about 1.1 tokens a word")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     args = parser.parse_args(argv)
     folder = shape_folder(SHAPE)
@@ -241,6 +247,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append([f"{step_ms} ms", f"{count} {name}", f"{busy:.1%}", f"{interval:.3f}"])
         print(f"\nthe device's share of the time, {args.depth} steps in flight\n")
         print(table(["step", "rows", "busy", "ms from step to step"], rows), flush=True)
+    if "gaps" in args.what:
+        rows = []
+        model = prepare_model(ModelConfig(), device="cpu", show_progress=False).folder
+        for kind, chat in (("text", False), ("chat", True)):
+            for where, threaded in (("at once", False), ("thread", True)):
+                measured = measure_gaps(model, args.prompts, args.words, chat=chat, threaded=threaded)
+                shown = (percentile(measured.gaps, 50), percentile(measured.gaps, 99), max(measured.gaps))
+                rows.append([kind, where, *(f"{gap * 1e3:.0f}" for gap in shown), f"{measured.encoded_s:.1f}"])
+        print(
+            f"\nmilliseconds between two tokens of a stream, while {args.prompts} prompts of {args.words} words come\n"
+        )
+        print(table(["prompts", "encoded", "median", "99th percentile", "longest", "s for all"], rows), flush=True)
     return 0
 
 

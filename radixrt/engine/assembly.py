@@ -32,8 +32,11 @@ for so long before it sleeps, longer than most decode steps take. Main, tokenize
 
 
 def make_tokenizer(
-    config: Config, settings: EngineSettings, to_scheduler: Outbox[ToScheduler], to_main: Outbox[ToMain]
-) -> TokenizerWorker:
+    config: Config, settings: EngineSettings, to_scheduler: Outbox[ToScheduler], to_main: Outbox[ToMain], *,
+    threaded: bool = False,
+) -> TokenizerWorker:  # fmt: skip
+    """The tokenizer; `threaded`: prompts are encoded in a thread of its own."""
+    from radixrt.tokenizer.prompt_queue import PromptQueue
     from radixrt.tokenizer.tokenizer import Tokenizer
     from radixrt.tokenizer.worker import TokenizerWorker
 
@@ -48,6 +51,7 @@ def make_tokenizer(
         context_length=settings.context_length,
         to_scheduler=to_scheduler,
         to_main=to_main,
+        queue=PromptQueue(threaded=threaded),
     )
 
 

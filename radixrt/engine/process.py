@@ -30,7 +30,7 @@ from radixrt.engine import assembly
 from radixrt.engine.endpoints import Endpoints, process_name
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import RadixRTError
-from radixrt.heartbeat import IDLE_WAKE_S, Heartbeat, open_heartbeat
+from radixrt.heartbeat import Heartbeat, open_heartbeat
 from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
@@ -88,17 +88,15 @@ class WorkerSetup:
 
 
 def run_tokenizer(setup: WorkerSetup) -> NoReturn:
+    from radixrt.tokenizer.loop import serve
+
     endpoints, context, epoch = setup.endpoints, setup.context, setup.notices.epoch
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer", epoch), ToTokenizer)
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler", epoch))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main", epoch))
-    worker = assembly.make_tokenizer(setup.config, setup.settings, to_scheduler, to_main)
+    worker = assembly.make_tokenizer(setup.config, setup.settings, to_scheduler, to_main, threaded=True)
     setup.loaded()
-    while True:
-        message = inbox.recv(IDLE_WAKE_S)
-        setup.heartbeat.beat()
-        if message is not None:
-            worker.handle(message)
+    serve(worker, inbox, setup.heartbeat)
 
 
 def run_scheduler(setup: WorkerSetup) -> NoReturn:

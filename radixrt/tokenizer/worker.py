@@ -2,14 +2,15 @@
 scheduler and to the client.
 
 Every TokenizedReq sent to the scheduler is valid: its parameters are within bounds, its token ids within the
-vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish.
+vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish. Requests reach the
+scheduler in the order in which they came; outputs overtake prompts (see `PromptQueue`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from radixrt.channel import Outbox
@@ -25,7 +26,7 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
+from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, FinishError, Timings, Usage
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -36,11 +37,13 @@ from radixrt.messages.scheduler import (
     TokenBatch,
     TokenDelta,
     TokenizedReq,
+    TokenizedScoreReq,
     ToScheduler,
 )
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens
+from radixrt.tokenizer.prompt_queue import Prepare, PromptQueue, Start
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
 from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreState
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -60,6 +63,10 @@ class TokenizerWorker:
         model: model name that clients use.
         vocab_size: token ids of prompts must be below this.
         context_length: longest sequence of the model, in tokens.
+        queue: encodes the prompts; default: at once, in `handle`.
+
+    Attributes:
+        queue: requests whose prompts are not encoded yet.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class TokenizerWorker:
         context_length: int,
         to_scheduler: Outbox[ToScheduler],
         to_main: Outbox[ToMain],
+        queue: PromptQueue | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, vocab_size=vocab_size, context_length=context_length)
@@ -79,6 +87,7 @@ class TokenizerWorker:
         self._context_length = context_length
         self._to_scheduler = to_scheduler
         self._to_main = to_main
+        self.queue = queue or PromptQueue(threaded=False)
         self._live: dict[str, RequestState | ScoreState] = {}
 
     @property
@@ -91,78 +100,89 @@ class TokenizerWorker:
         if isinstance(message, TokenBatch):
             self._detokenize(message)
         elif isinstance(message, GenerateReq):
-            self._generate(message)
+            self._submit(message.rid, partial(self._generate, message))
         elif isinstance(message, ScoreReq):
-            self._score(message)
+            self._submit(message.rid, partial(self._score, message))
         elif isinstance(message, (TokenizeReq, DetokenizeReq)):
-            self._answer(message)
-        elif isinstance(message, (AbortReq, ReleaseReq, ControlReq)):
-            self._to_scheduler.send(message)
+            self._submit(message.rid, partial(self._answer, message))
+        elif isinstance(message, AbortReq):
+            self._abort(message)
+        elif isinstance(message, (ReleaseReq, ControlReq)):
+            self.queue.submit_action(partial(self._to_scheduler.send, message))
         elif isinstance(message, (ControlReply, SchedulerStats)):
             self._to_main.send(message)
         elif isinstance(message, SchedulerReady):
             self._to_main.send(self._ready(message))
         else:
             assert_never(message)
+        self.poll()
 
     # --- from the client ---
 
-    def _generate(self, req: GenerateReq) -> None:
-        def start() -> None:
-            _check_envelope(req)
-            req.sampling.validate(self._vocab_size)
-            if req.sampling.n != 1:
-                raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
-            ids = self._prompts.input_ids(req)
-            self._check_logprobs(req.sampling, len(ids) // 4)
-            self._live[req.rid] = RequestState(
-                req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
-                return_prompt_ids=req.return_prompt_ids,
-            )  # fmt: skip
-            self._to_scheduler.send(
-                TokenizedReq(req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program)
-            )
+    def poll(self) -> None:
+        """Start the requests whose prompts have been encoded since the last call; see `PromptQueue.take`."""
+        for rid, result in self.queue.take():
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                result()
+            except RequestError as error:
+                self._refuse(rid, FinishError(error.message, error.param, error.code, error.status))
+            except Exception as error:
+                self._live.pop(rid, None)
+                logger.exception("request %s failed in the tokenizer", rid)
+                self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
-        self._guarded(req.rid, start)
-
-    def _score(self, req: ScoreReq) -> None:
-        def start() -> None:
-            _check_envelope(req)
-            bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
-            state = ScoreState(req, self._prompts.choices(req), bos)
-            self._live[req.rid] = state
-            self._to_scheduler.send(state.request())
-
-        self._guarded(req.rid, start)
-
-    def _answer(self, req: TokenizeReq | DetokenizeReq) -> None:
-        """Answer a request that does not involve the scheduler."""
-
-        def answer() -> None:
-            if isinstance(req, TokenizeReq):
-                delta = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
-            else:
-                ids = self._prompts.checked_ids(req.token_ids).tolist()
-                text = self._tokenizer.decode(ids, skip_special_tokens=req.skip_special_tokens)
-                delta = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
-            self._to_main.send(OutputBatch([delta]))
-
-        self._guarded(req.rid, answer)
-
-    def _guarded(self, rid: str, start: Callable[[], None]) -> None:
-        """Run `start`; an exception ends this request only."""
-        if rid in self._live:
+    def _submit(self, rid: str, prepare: Prepare) -> None:
+        """Queue a request; an exception of `prepare`, or of what it returns, ends this request only."""
+        if rid in self._live or rid in self.queue:
             # The client still waits for the older request with this id; an answer would end that one.
             logger.error("dropped a request: its id %.128r is that of a live one", rid)
             return
-        try:
-            start()
-        except RequestError as error:
-            self._refuse(rid, FinishError(error.message, error.param, error.code, error.status))
-        except Exception as error:
-            self._live.pop(rid, None)
-            logger.exception("request %s failed in the tokenizer", rid)
-            self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
+        self.queue.submit(rid, prepare)
+
+    def _generate(self, req: GenerateReq) -> Start:
+        _check_envelope(req)
+        req.sampling.validate(self._vocab_size)
+        if req.sampling.n != 1:
+            raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
+        ids = self._prompts.input_ids(req)
+        self._check_logprobs(req.sampling, len(ids) // 4)
+        state = RequestState(
+            req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
+            return_prompt_ids=req.return_prompt_ids,
+        )  # fmt: skip
+        tokenized = TokenizedReq(
+            req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program
+        )  # fmt: skip
+        return lambda: self._begin(state, tokenized)
+
+    def _score(self, req: ScoreReq) -> Start:
+        _check_envelope(req)
+        bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
+        state = ScoreState(req, self._prompts.choices(req), bos)
+        return lambda: self._begin(state, state.request())
+
+    def _begin(self, state: RequestState | ScoreState, tokenized: TokenizedReq | TokenizedScoreReq) -> None:
+        self._live[tokenized.rid] = state
+        self._to_scheduler.send(tokenized)
+
+    def _answer(self, req: TokenizeReq | DetokenizeReq) -> Start:
+        """Answer a request that does not involve the scheduler."""
+        if isinstance(req, TokenizeReq):
+            delta = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
+        else:
+            ids = self._prompts.checked_ids(req.token_ids).tolist()
+            text = self._tokenizer.decode(ids, skip_special_tokens=req.skip_special_tokens)
+            delta = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))
+        return lambda: self._to_main.send(OutputBatch([delta]))
+
+    def _abort(self, req: AbortReq) -> None:
+        if self.queue.cancel(req.rid):
+            output = RequestOutput(req.rid, finish=Finish(FINISH_ABORT), usage=Usage(), timings=Timings())
+            self._to_main.send(OutputBatch([output]))
+        else:
+            self._to_scheduler.send(req)
 
     def _refuse(self, rid: str, error: FinishError) -> None:
         self._to_main.send(OutputBatch([RequestOutput(rid, finish=Finish("error", error=error))]))

@@ -11,16 +11,12 @@ import contextlib
 import errno
 import logging
 import os
-import queue
 import select
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -313,58 +309,3 @@ class CompileClient:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._ended.append(worker.process)
-
-
-# --- the loader thread ---
-
-
-T = TypeVar("T")
-
-
-class Loader(Generic[T]):
-    """A thread that runs tasks in order; `take` returns their results in the thread of the caller."""
-
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[tuple[str, Callable[[], T]] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[str, T | Exception]] = queue.SimpleQueue()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="radixrt-grammar-loader", daemon=True)
-        self._thread.start()
-
-    def submit(self, key: str, task: Callable[[], T]) -> None:
-        """Queue a task; `take` gives its result, or the exception that it raised, under this key."""
-        self._tasks.put((key, task))
-
-    def take(self) -> list[tuple[str, T | Exception]]:
-        """Results that came since the last call."""
-        with contextlib.suppress(BlockingIOError):  # a result can be queued before its event is set
-            os.eventfd_read(self._event)
-        results: list[tuple[str, T | Exception]] = []
-        while not self._results.empty():
-            results.append(self._results.get())
-        return results
-
-    def fileno(self) -> int:
-        """Readable when there are results."""
-        return self._event
-
-    def stop(self) -> None:
-        """End the thread once the tasks submitted so far are done; `take` still gives their results."""
-        self._tasks.put(None)
-        self._thread.join()
-
-    def close(self) -> None:
-        """End the thread and close the descriptor."""
-        self.stop()
-        os.close(self._event)
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            key, call = task
-            result: T | Exception
-            try:
-                result = call()
-            except Exception as error:
-                result = error
-            self._results.put((key, result))
-            os.eventfd_write(self._event, 1)

@@ -21,7 +21,7 @@ import msgspec
 from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.compile.cache import TemplateCache
-from radixrt.constrained.compile.client import CompileClient, Loader
+from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
 from radixrt.constrained.grammar import Grammar
@@ -32,6 +32,7 @@ from radixrt.constraint import BackendChoice, Constraint
 from radixrt.errors import RadixRTError, RequestError
 from radixrt.messages.parts import ConstraintInfo, FinishError
 from radixrt.messages.scheduler import GrammarStats, TokenizedReq
+from radixrt.task_thread import TaskThread
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class GrammarManager:
         self._backends: Backends | None = None
         self._load_error: FinishError | None = None
         self._client: CompileClient | None = None
-        self._loader: Loader[Backends | GrammarTemplate] | None = None
+        self._loader: TaskThread[str, Backends | GrammarTemplate] | None = None
         self._inline = inline
         self._worker = worker
         if not inline and worker is not None:
@@ -113,7 +114,7 @@ class GrammarManager:
         """Start what compiles and loads beside the calling thread."""
         self._client = CompileClient(worker)
         self._client.start(time.monotonic())
-        self._loader = Loader()
+        self._loader = TaskThread("radixrt-grammar-loader")
         if self._backends is None:
             self._loader.submit("", self._load_backends)
         return self._client

@@ -21,11 +21,14 @@ from benchmarks.host.__main__ import (
 )
 from benchmarks.host.chain import PARTS, SPANS, measure_chain
 from benchmarks.host.device import RandomTokens
+from benchmarks.host.gaps import STREAMS, measure_gaps
 from benchmarks.host.pipeline import Pipe, Times
 from benchmarks.offline.workloads import make_workload
 from benchmarks.structure.constrained_rows import SCHEMA
+from radixrt.config import ModelConfig
 from radixrt.messages.runner import ForwardStep, GrammarMask
 from radixrt.messages.wire import pack_i32
+from radixrt.models.loading.source import prepare_model
 from radixrt.scheduler.schedule_batch import DECODE
 
 
@@ -102,3 +105,12 @@ def test_times() -> None:
     assert times.seconds["a"] >= times.seconds["b"] > 0
     times.clear()
     assert not times.seconds
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_gaps_are_those_of_the_streams(chat: bool) -> None:
+    model = prepare_model(ModelConfig(), device="cpu", show_progress=False).folder
+    measured = measure_gaps(model, 2, 500, chat=chat, threaded=True)
+    assert len(measured.gaps) >= STREAMS
+    assert 0 <= min(measured.gaps) <= max(measured.gaps)
+    assert measured.encoded_s > 0

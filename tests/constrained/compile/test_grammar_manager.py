@@ -19,7 +19,6 @@ import pytest
 
 from radixrt.constrained.compile import client as compile_client
 from radixrt.constrained.compile import grammar_manager
-from radixrt.constrained.compile.client import Loader
 from radixrt.constrained.compile.grammar_manager import FAILURE_S, GrammarManager, ReadyGrammar
 from radixrt.constrained.compile.protocol import WorkerSettings
 from radixrt.constrained.masks.reasoning import ReasoningGrammar
@@ -472,22 +471,3 @@ def test_a_defect_in_a_grammar_ends_its_request_alone(
     error = drain(inline, clock)["a"].error
     assert error is not None
     assert "AttributeError" in error.message
-
-
-def test_results_of_the_loader_may_come_at_any_moment() -> None:
-    """Results are taken while they come: none is lost, and afterwards nothing is left to wake up for."""
-    loader: Loader[int] = Loader()
-    try:
-        taken: list[tuple[str, int | Exception]] = []
-        for i in range(2000):
-            loader.submit(str(i), lambda i=i: i)  # type: ignore[misc]
-            taken += loader.take()
-        deadline = time.monotonic() + LIMIT_S
-        while len(taken) < 2000 and time.monotonic() < deadline:
-            taken += loader.take()
-        assert taken == [(str(i), i) for i in range(2000)]
-        loader.stop()
-        assert loader.take() == []
-        assert select.select([loader.fileno()], [], [], 0)[0] == []
-    finally:
-        loader.close()

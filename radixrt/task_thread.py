@@ -1,0 +1,71 @@
+"""`TaskThread`: a thread that runs tasks in order, whose results another thread takes without blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class TaskThread(Generic[K, T]):
+    """A thread that runs tasks in order; `take` returns their results in the thread of the caller."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[tuple[K, Callable[[], T]] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[K, T | Exception]] = queue.SimpleQueue()
+        self._busy_since: float | None = None
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, key: K, task: Callable[[], T]) -> None:
+        """Queue a task; `take` gives its result, or the exception that it raised, under this key."""
+        self._tasks.put((key, task))
+
+    def take(self) -> list[tuple[K, T | Exception]]:
+        """Results that came since the last call."""
+        with contextlib.suppress(BlockingIOError):  # a result can be queued before its event is set
+            os.eventfd_read(self._event)
+        results: list[tuple[K, T | Exception]] = []
+        while not self._results.empty():
+            results.append(self._results.get())
+        return results
+
+    def fileno(self) -> int:
+        """Readable when there are results."""
+        return self._event
+
+    def busy_s(self) -> float:
+        """Return for how many seconds the task that runs now has been running; 0 if none runs."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def stop(self) -> None:
+        """End the thread once the tasks submitted so far are done; `take` still gives their results."""
+        self._tasks.put(None)
+        self._thread.join()
+
+    def close(self) -> None:
+        """End the thread and close the descriptor."""
+        self.stop()
+        os.close(self._event)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            key, call = task
+            self._busy_since = time.monotonic()
+            result: T | Exception
+            try:
+                result = call()
+            except Exception as error:
+                result = error
+            self._busy_since = None
+            self._results.put((key, result))
+            os.eventfd_write(self._event, 1)

@@ -1,0 +1,34 @@
+"""`serve`: the main loop of the tokenizer process."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import zmq
+
+from radixrt.channel import ZmqInbox
+from radixrt.heartbeat import IDLE_WAKE_S, Heartbeat
+from radixrt.messages.client import ToTokenizer
+from radixrt.tokenizer.worker import TokenizerWorker
+
+STUCK_S = 60.0
+"""A prompt that is encoded for longer counts as a hang of the process: the heartbeat ends. Limits of length and of
+rendering keep all prompts far below this."""
+
+
+def serve(worker: TokenizerWorker, inbox: ZmqInbox[ToTokenizer], heartbeat: Heartbeat) -> NoReturn:
+    """Handle messages as they come, and start requests as soon as their prompts are encoded."""
+    poller = zmq.Poller()
+    poller.register(inbox.socket, zmq.POLLIN)
+    encoded = worker.queue.fileno()
+    if encoded is not None:
+        poller.register(encoded, zmq.POLLIN)
+    while True:
+        message = inbox.recv()
+        if message is None:
+            poller.poll(int(IDLE_WAKE_S * 1000))
+            worker.poll()
+        else:
+            worker.handle(message)
+        if worker.queue.busy_s() < STUCK_S:
+            heartbeat.beat()

@@ -1,0 +1,183 @@
+"""Prompts that are encoded in a thread: outputs overtake them, and nothing else does."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from radixrt.errors import RequestError
+from radixrt.messages.client import DetokenizeReq, GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.parts import Finish
+from radixrt.messages.scheduler import AbortReq, ControlReq, ReleaseReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.prompt_queue import PromptQueue
+from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.tokenizer.worker_bench import Bench
+
+LIMIT_S = 60
+OK = SamplingParams()
+
+
+class ThreadedBench(Bench):
+    """A worker whose thread stops at prompts that begin with "long", until `go_on`."""
+
+    def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.encoding, self.go_on = threading.Event(), threading.Event()
+        encode = tokenizer.encode
+
+        def stopping(text: str, *args: Any, **options: Any) -> list[int]:
+            if text.startswith("long"):
+                self.encoding.set()
+                assert self.go_on.wait(LIMIT_S)
+            return encode(text, *args, **options)
+
+        monkeypatch.setattr(tokenizer, "encode", stopping)
+        super().__init__(tokenizer, queue=PromptQueue(threaded=True))
+
+    def begin_long(self, rid: str = "long") -> None:
+        self.handle(GenerateReq(rid, OK, prompt="long"))
+        assert self.encoding.wait(LIMIT_S)
+
+    def sent(self, count: int) -> list[Any]:
+        """The next messages to the scheduler."""
+        return self._wait(self.scheduler.recv, count)
+
+    def answers(self, count: int) -> list[Any]:
+        """The next outputs."""
+        found: list[Any] = []
+
+        def next_output() -> Any:
+            found.extend(self.deltas())
+            return found.pop(0) if found else None
+
+        return self._wait(next_output, count)
+
+    def _wait(self, take: Callable[[], Any], count: int) -> list[Any]:
+        taken: list[Any] = []
+        deadline = time.monotonic() + LIMIT_S
+        fd = self.worker.queue.fileno()
+        assert fd is not None
+        while len(taken) < count:
+            self.worker.poll()
+            message = take()
+            if message is not None:
+                taken.append(message)
+                continue
+            assert select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0], taken
+        return taken
+
+
+@pytest.fixture
+def bench(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedBench]:
+    made = ThreadedBench(tokenizer, monkeypatch)
+    yield made
+    made.go_on.set()
+    made.worker.queue.close()
+
+
+def test_outputs_overtake_prompts(bench: ThreadedBench) -> None:
+    bench.handle(GenerateReq("r", OK, prompt="hi", stream=True))
+    assert [message.rid for message in bench.sent(1)] == ["r"]
+    bench.begin_long()
+    assert bench.tokens("a")[0].text == "a"
+    assert bench.tokens("b", finish=Finish("length"))[0].finish == Finish("length")
+    assert bench.scheduler.recv() is None
+    bench.go_on.set()
+    (message,) = bench.sent(1)
+    assert isinstance(message, TokenizedReq)
+    assert message.rid == "long"
+
+
+def test_requests_keep_their_order(bench: ThreadedBench) -> None:
+    bench.begin_long()
+    bench.handle(GenerateReq("b", OK, prompt="hi"))
+    bench.handle(ScoreReq("c", ["yes", "no"], prompt="hi "))
+    bench.handle(ReleaseReq("program"))
+    bench.handle(GenerateReq("d", OK, input_ids=pack_i32([5])))
+    bench.handle(ControlReq("1", "drain"))
+    assert bench.scheduler.recv() is None
+    bench.go_on.set()
+    *requests, drain = bench.sent(6)
+    assert [type(message) for message in requests] == [
+        TokenizedReq, TokenizedReq, TokenizedScoreReq, ReleaseReq, TokenizedReq
+    ]  # fmt: skip
+    assert [message.rid for message in requests if not isinstance(message, ReleaseReq)] == ["long", "b", "c", "d"]
+    assert drain == ControlReq("1", "drain")
+
+
+def test_questions_are_answered_in_order(bench: ThreadedBench) -> None:
+    bench.begin_long()
+    bench.handle(TokenizeReq("t", prompt="hi"))
+    bench.handle(DetokenizeReq("d", pack_i32(bench.tokenizer.encode("ho"))))
+    assert bench.deltas() == []
+    bench.go_on.set()
+    tokenized, detokenized = bench.answers(2)
+    assert (tokenized.rid, detokenized.text) == ("t", "ho")
+
+
+@pytest.mark.parametrize("rid", ["long", "next"])
+def test_an_abort_ends_a_request_whose_prompt_is_not_encoded(bench: ThreadedBench, rid: str) -> None:
+    bench.begin_long()
+    bench.handle(GenerateReq("next", OK, prompt="hi"))
+    bench.handle(AbortReq(rid))
+    (aborted,) = bench.deltas()
+    assert (aborted.rid, aborted.finish) == (rid, Finish("abort"))
+    bench.handle(AbortReq(rid))  # not here any more: the scheduler's to answer
+    assert bench.scheduler.recv() == AbortReq(rid)
+    bench.handle(GenerateReq("last", OK, prompt="ho"))
+    bench.go_on.set()
+    assert [message.rid for message in bench.sent(2)] == [{"long": "next", "next": "long"}[rid], "last"]
+    assert bench.deltas() == []
+    assert bench.worker.num_live == 2
+
+
+def test_an_aborted_rid_is_free(bench: ThreadedBench) -> None:
+    bench.begin_long("r")
+    bench.handle(AbortReq("r"))
+    bench.handle(GenerateReq("r", OK, prompt="hi"))
+    bench.go_on.set()
+    (message,) = bench.sent(1)
+    assert message.input_ids == pack_i32(bench.tokenizer.encode("hi"))
+    assert [output.finish for output in bench.deltas()] == [Finish("abort")]
+    bench.worker.queue.submit_action(lambda: bench.scheduler.send(ReleaseReq("last")))
+    assert bench.sent(1) == [ReleaseReq("last")]
+
+
+def test_a_rid_in_the_queue_is_not_disturbed_by_a_second_request(bench: ThreadedBench) -> None:
+    bench.begin_long("r")
+    bench.handle(GenerateReq("r", OK, prompt="hi"))
+    bench.handle(GenerateReq("s", OK, prompt="hi"))
+    bench.go_on.set()
+    assert [message.rid for message in bench.sent(2)] == ["r", "s"]
+    assert bench.deltas() == []
+
+
+def test_errors_end_their_requests(bench: ThreadedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.handle(GenerateReq("a", OK, prompt=""))
+    bench.handle(TokenizeReq("b", input_ids=pack_i32([10**6])))
+    refused = bench.answers(2)
+    assert [output.rid for output in refused] == ["a", "b"]
+    assert [output.finish.error.param for output in refused] == ["prompt", "input_ids"]
+    monkeypatch.setattr(bench.tokenizer, "encode", lambda *_: 1 / 0)
+    bench.handle(GenerateReq("c", OK, prompt="hi"))
+    (failed,) = bench.answers(1)
+    assert failed.finish.error.status == 500
+    assert bench.worker.num_live == 0
+
+
+def test_without_a_thread_an_exception_is_a_result() -> None:
+    queue = PromptQueue(threaded=False)
+
+    def refuse() -> Callable[[], None]:
+        raise RequestError("no")
+
+    queue.submit("a", refuse)
+    ((rid, error),) = queue.take()
+    assert (rid, str(error)) == ("a", "no")
+    assert (queue.fileno(), queue.busy_s(), queue.take()) == (None, 0.0, [])
