@@ -1,8 +1,9 @@
 """`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills what hangs.
 
-A worker has one job at a time, so that a worker that dies or is killed loses nothing else. One worker serves all as
-long as jobs are short; while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them, so that no
-compile bomb delays anyone but the other bombs. A job is ended by killing its worker once its time is up.
+A worker has one job at a time, so that a worker that dies concerns nothing else. Its job is tried once more, because
+others may have killed the worker; the second death is the job's fault. One worker serves all as long as jobs are short;
+while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them, so that no compile bomb delays anyone
+but the other bombs. A job is ended by killing its worker once its time is up.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class _Job:
     deadline: float
     timeout_s: float
     thorough: bool
+    was_interrupted: bool = False
 
 
 @dataclass(eq=False)
@@ -254,10 +256,15 @@ class CompileClient:
         if not worker.was_ready:
             self._failed_starts += 1
             logger.error("a compile worker did not start")
-        if worker.job is not None:
-            kind = worker.job.constraint.kind
+        job = worker.job
+        if job is not None:
+            kind = job.constraint.kind
             logger.error("a compile worker ended over a constraint of kind %s", kind)
-            self._fail(worker.job, f"{kind} is too large or too complex to compile", "too_complex")
+            if job.was_interrupted:
+                self._fail(job, f"{kind} is too large or too complex to compile", "too_complex")
+            else:
+                job.was_interrupted, job.deadline = True, now + job.timeout_s
+                self._queue.appendleft(job)
         if not self._workers:
             self._spawn(now)
 
