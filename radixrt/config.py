@@ -11,6 +11,7 @@ import math
 import os
 import typing
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from radixrt.errors import ConfigError, shown
@@ -143,6 +144,18 @@ class ServerConfig:
     api_key: str | None = option(None, "clients must send it as a bearer token; default: RADIXRT_API_KEY, else none")
     cors_origins: str = option("", "comma-separated origins that browsers may call from, * for all; default: none")
     max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
+    header_timeout_s: float = option(20.0, "time that the head of a request has to arrive", low=0.1)
+    body_timeout_s: float = option(60.0, "time that the body of a request has to arrive", low=0.1)
+    idle_timeout_s: float = option(
+        75.0, "time that a connection stays open between requests, or with an answer that its client does not read",
+        low=1.0,
+    )  # fmt: skip
+    max_connections_per_client: int = option(
+        1024, "connections of one address, at most; behind a trusted proxy, requests at a time", low=1
+    )
+    trusted_proxies: str = option(
+        "", "comma-separated addresses or networks of proxies whose X-Forwarded-For names the client; default: none"
+    )
     grace_s: float = option(30.0, "time that running requests have to end after SIGTERM", low=0.0)
     tool_call_format: str = option(
         "auto",
@@ -278,6 +291,7 @@ def _check_together(config: Config) -> None:
         )
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
+    parse_networks(config.server.trusted_proxies, "trusted_proxies")
     if config.cache.kv_cache_tokens is not None and config.cache.kv_cache_tokens < config.cache.page_size:
         raise ConfigError("kv_cache_tokens must hold at least one page (page_size)")
     pool, context = config.cache.kv_cache_tokens, config.model.context_length
@@ -286,6 +300,26 @@ def _check_together(config: Config) -> None:
             f"kv_cache_tokens={pool} holds less than one request of context_length={context}; raise kv_cache_tokens,"
             " lower context_length, or leave context_length out: the pool then bounds requests"
         )
+
+
+def parse_networks(listed: str, name: str) -> list[IPv4Network | IPv6Network]:
+    """Parse comma-separated addresses and networks.
+
+    Args:
+        name: the option that holds them.
+
+    Raises:
+        ConfigError: one of them is neither.
+    """
+    networks: list[IPv4Network | IPv6Network] = []
+    for text in filter(None, (part.strip() for part in listed.split(","))):
+        try:
+            networks.append(ip_network(text, strict=False))
+        except ValueError:
+            raise ConfigError(
+                f"{name} holds {shown(text)}, which is neither an address nor a network such as 10.0.0.0/8"
+            ) from None
+    return networks
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Option:
             return not self.default
         if self.choices:
             return next(choice for choice in self.choices if choice != self.default)
+        if self.name == "trusted_proxies":
+            return "10.0.0.1, fd00::/8"
         if self.kind is str:
             return "something else"
         if self.name == "max_inflight_steps":

@@ -17,6 +17,7 @@ from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
+from radixrt.server.http.client_address import ForwardedClients, TrustedProxies
 from radixrt.server.http.errors import (
     ClientGone,
     on_client_gone,
@@ -89,6 +90,11 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
+    app.add_middleware(
+        ForwardedClients,
+        proxies=TrustedProxies(config.trusted_proxies),
+        limit=config.max_connections_per_client,
+    )
     app.add_middleware(
         Observe,
         metrics=service.metrics,

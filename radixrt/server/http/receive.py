@@ -27,7 +27,6 @@ T = TypeVar("T")
 B = TypeVar("B", bound=HasModel)
 
 JSON_TYPE = "application/json"
-BODY_TIMEOUT_S = 60.0
 SMALL_BODY_BYTES = 64 * 1024
 """A body of this size needs no budget and, if it has few brackets, is within all limits of JSON."""
 
@@ -79,7 +78,11 @@ async def receive_json(service: Service, request: Request, decoder: msgspec.json
         ClientGone: the client left while sending.
     """
     limit = service.config.max_body_bytes
-    body = await read_body(request, limit, service.body_budget)
+    try:
+        async with asyncio.timeout(service.config.body_timeout_s):
+            body = await read_body(request, limit, service.body_budget)
+    except TimeoutError:
+        raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
     if len(body) > SMALL_BODY_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         check_json_limits(body, limit // 2)
     return decode(body, decoder)
@@ -122,17 +125,9 @@ async def read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:
     """Read the whole body.
 
     Raises:
-        RequestError: 413 over `limit` bytes, 408 if it does not arrive in time, 503 if there are too many of them.
+        RequestError: 413 over `limit` bytes, 503 if the budget is used up.
         ClientGone: the client left while sending.
     """
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read_body(request, limit, budget)
-    except TimeoutError:
-        raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
-
-
-async def _read_body(request: Request, limit: int, budget: BodyBudget) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > DISCARD_FACTOR * limit:
         raise _too_large(limit)

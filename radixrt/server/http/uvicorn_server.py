@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+import math
+import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import cast
 
-import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
-from radixrt.errors import RequestError
 from radixrt.server.app import create_app
-from radixrt.server.http.errors import error_body
+from radixrt.server.http.client_address import ClientCounts, TrustedProxies
+from radixrt.server.http.http_protocol import ConnectionLimits, LimitedHttpProtocol
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
 from radixrt.server.request_groups import Service
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES = 64 * 1024
-"""Most bytes of the request line and headers together; uvicorn itself has no bound."""
+OTHER_FILES = 256
+"""Open files that are left for everything but connections."""
 
-KEEP_ALIVE_S = 75
 ABORT_S = 2.0
 """Time for aborted requests to send their error to the client."""
 
@@ -60,14 +62,14 @@ def serve(
     app = create_app(client, config, model_name, dialect)
     uvicorn_config = uvicorn.Config(
         app,
-        http=LimitedHttpProtocol,
+        http=cast("type[asyncio.Protocol]", functools.partial(LimitedHttpProtocol, connection_limits(config))),
         ws="none",
         lifespan="off",
         log_config=None,
         log_level=config.log_level,
         proxy_headers=False,
         access_log=False,  # the middleware's line has the request's id
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=math.ceil(config.idle_timeout_s),
         timeout_graceful_shutdown=3,
         backlog=BACKLOG,
         server_header=False,
@@ -78,6 +80,21 @@ def serve(
         DrainingServer(uvicorn_config, app.state.service, ready).run([bound])
     finally:
         bound.close()
+
+
+def connection_limits(config: ServerConfig) -> ConnectionLimits:
+    """The limits of a server's connections, after raising the limit of open files as far as the system allows."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    max_connections = sys.maxsize if most_files == resource.RLIM_INFINITY else max(1, most_files - OTHER_FILES)
+    return ConnectionLimits(
+        header_timeout_s=config.header_timeout_s,
+        body_timeout_s=config.body_timeout_s,
+        idle_timeout_s=config.idle_timeout_s,
+        max_connections=max_connections,
+        clients=ClientCounts(config.max_connections_per_client),
+        proxies=TrustedProxies(config.trusted_proxies),
+    )
 
 
 class DrainingServer(uvicorn.Server):
@@ -128,35 +145,3 @@ class DrainingServer(uvicorn.Server):
                 self._aborted = True
                 logger.warning("aborting %d requests that did not end in time", self._service.abort_all())
         return await super().on_tick(counter)
-
-
-class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP parser with a bound on the size of a request's head."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self._in_head = True
-        self._head_bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request's headers are too large.")
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer a request that is not HTTP or whose head is too large, with an error of the usual form."""
-        body = msgspec.json.encode(error_body(RequestError(msg)))
-        head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        super().on_message_complete()
