@@ -1,10 +1,16 @@
-"""Facts about Linux processes from /proc, and children that the kernel ends together with their parent."""
+"""Facts about Linux processes from /proc, and children that the kernel ends together with their parent.
+
+`python -m radixrt.os_process MODULE ARGUMENT...` runs a module as such a child. It imports nothing heavy, so that
+hardly any time passes before the kernel knows.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,3 +57,14 @@ def die_with_parent() -> None:
     parent that ended before this call is noticed by the closed standard input.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module in a process that dies with the thread that starts it."""
+    return [sys.executable, "-m", "radixrt.os_process", module, *arguments]
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

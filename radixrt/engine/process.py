@@ -1,4 +1,4 @@
-"""The worker processes: `python -m radixrt.engine.process KIND`, started by the supervisor with settings on stdin.
+"""The worker processes: the module that `WorkerProcess` runs with a KIND as its argument and settings on stdin.
 
 A worker exits when its main process does: the main process holds the other end of the worker's stdin, and when that
 closes, for any reason, the worker exits; one that is stopped or stuck is killed by the kernel. A worker that fails
@@ -35,7 +35,6 @@ from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
-from radixrt.os_process import die_with_parent
 
 if TYPE_CHECKING:
     from radixrt.executor.base import Executor
@@ -184,7 +183,6 @@ RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {
 
 
 def main(kind: str) -> int:
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
     error_report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 from radixrt.engine.endpoints import is_runner, process_name
 from radixrt.errors import EngineError
+from radixrt.os_process import child_command
 
 TAIL_BYTES = 8192
 TAIL_LINES = 5
@@ -43,7 +44,7 @@ class WorkerProcess:
         if sys.stderr.isatty():
             environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # for progress bars
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "radixrt.engine.process", kind],
+            child_command("radixrt.engine.process", kind),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, process_group=0,
         )  # fmt: skip
         self.pidfd = os.pidfd_open(self._process.pid)

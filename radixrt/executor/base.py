@@ -98,6 +98,13 @@ class Executor(ABC):
         """ZMQ socket that becomes readable with an answer; None if answers need no socket."""
         return None
 
+    def check_ranks(self) -> None:  # noqa: B027 (most executors have no such ranks)
+        """Look for ranks that are gone without main's notice, while no step is in flight.
+
+        Raises:
+            EngineError: a rank is gone.
+        """
+
     @property
     def is_restartable(self) -> bool:
         """True if main starts ranks anew that have died, and ends those that hang; see `restart`."""

@@ -112,10 +112,13 @@ class ExternalLauncherExecutor(MultiprocExecutor):
             return message
         if (message := self._remote.recv()) is not None:
             return message
+        self.check_ranks()
+        return None
+
+    def check_ranks(self) -> None:
         for rank, watch in self._watches.items():
             if watch.lost():
                 raise EngineError(f"the process of rank {rank} is gone; its own output says why")
-        return None
 
     def restart(self, epoch: int) -> None:
         raise EngineError("ranks that were started externally cannot be restarted")

@@ -325,6 +325,7 @@ class SchedulerLoop:
         if became_idle:
             check_slots(self._core)
         if idle:
+            self._executor.check_ranks()
             for request in self._drains:
                 self._tokenizer.send(ControlReply(request.id, ok=True))
             self._drains.clear()

@@ -73,57 +73,12 @@ def generate(server: ServerProcess, **body: object) -> httpx.Response:
     return httpx.post(f"{server.url}/generate", json=payload, timeout=LIMIT_S)
 
 
-@pytest.mark.parametrize("kind", ["tokenizer", "scheduler"])
-def test_a_killed_worker_ends_every_request_and_is_started_anew(tiny_server: ServerProcess, kind: str) -> None:
-    before = workers(tiny_server)
-    assert set(before) == {"tokenizer", "scheduler", "runner"}
-    answers: list[httpx.Response] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=LONG))) for _ in range(3)
-    ]
-    for t in threads:
-        t.start()
-    wait_requests(tiny_server, 3)
-    assert not answers
-    before[kind].kill()
-    for t in threads:
-        t.join(LIMIT_S)
-    assert len(answers) == 3
-    for answer in answers:
-        assert answer.status_code == 503
-        assert f"the {kind} process" in answer.json()["error"]["message"]
-        assert "signal 9" in answer.json()["error"]["message"]
-    assert generate(tiny_server).status_code == 200, "a new request waits for the new processes"
-    assert gone(before["tokenizer"].pid)
-    assert gone(before["scheduler"].pid)
-    assert not gone(before["runner"].pid), "the weights stay loaded"
-    lines = [line for line in tiny_server.lines if f"the {kind} process" in line]
-    assert len(lines) == 1, lines
-    assert "restarting tokenizer and scheduler, restart 1 of 3" in lines[0]
-    assert "ended with an error: 3" in lines[0]
-
-
 def test_stopped_child_of_a_killed_worker_goes_with_it(tiny_server: ServerProcess) -> None:
     scheduler = workers(tiny_server)["scheduler"]
     with subprocess.Popen(["sleep", "600"], process_group=scheduler.pid) as child:  # as a compile worker that starts
         child.send_signal(signal.SIGSTOP)
         scheduler.kill()
         assert child.wait(LIMIT_S) == -signal.SIGKILL
-
-
-def test_requests_survive_a_killed_runner(tiny_server: ServerProcess) -> None:
-    long = {"temperature": 0, "max_tokens": 2000, "ignore_eos": True}
-    expected = generate(tiny_server, sampling_params=long).json()["output_ids"]
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(generate(tiny_server, sampling_params=long)))
-    thread.start()
-    wait_requests(tiny_server, 1)
-    runner = workers(tiny_server)["runner"]
-    runner.kill()
-    thread.join(LIMIT_S)
-    assert answers[0].json()["output_ids"] == expected
-    assert gone(runner.pid)
-    assert any("restarting ModelRunner" in line and "waiting: 1" in line for line in tiny_server.lines)
 
 
 @pytest.mark.parametrize("tiny_server", ["600"], indirect=True)

@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -34,6 +33,7 @@ from radixrt.constrained.compile.protocol import (
 )
 from radixrt.constraint import Constraint
 from radixrt.messages.parts import FinishError
+from radixrt.os_process import child_command
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class CompileClient:
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._fail_queue()
             return
-        process = subprocess.Popen([sys.executable, "-m", WORKER_MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(child_command(WORKER_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         worker = _Worker(process, now)
         for descriptor in (worker.stdin, worker.stdout):
             os.set_blocking(descriptor, False)

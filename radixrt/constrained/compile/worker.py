@@ -39,7 +39,6 @@ from radixrt.constraint import Constraint
 from radixrt.errors import RadixRTError, RequestError
 from radixrt.logs import configure_logging
 from radixrt.messages.parts import FinishError
-from radixrt.os_process import die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +157,6 @@ class CompileWorker:
 
 
 def main() -> int:
-    die_with_parent()
     os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the engine decides

@@ -1,0 +1,212 @@
+"""Processes that are killed, stopped or stuck are started anew; past the budget the server ends and says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+import radixrt
+from radixrt.engine.restarts import ExitCode
+from radixrt.errors import EngineError
+from tests.process.chaos.faults import COMPILER, processes
+from tests.process.test_supervision import generate, gone, wait_requests, workers
+from tests.server_process import LIMIT_S, ServerProcess, wait_for, wait_idle
+
+LONG = {"temperature": 0, "max_tokens": 3000, "ignore_eos": True}
+NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
+
+
+def start(folder: Path, *arguments: str) -> ServerProcess:
+    return ServerProcess(
+        "--model", str(folder), "--dtype", "float32", "--kv-cache-tokens", "8192", "--num-threads", "1", *arguments
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(long_model: Path) -> Iterator[ServerProcess]:
+    server = start(long_model, "--max-restarts", "100").wait_ready()
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def expected(server: ServerProcess) -> list[int]:
+    ids: list[int] = generate(server, sampling_params=LONG).json()["output_ids"]
+    return ids
+
+
+class Streaming(threading.Thread):
+    """A streaming request; its events are complete when the thread has ended."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__()
+        self._url = server.url
+        self.events: list[dict[str, object]] = []
+        self.begun = threading.Event()
+
+    def run(self) -> None:
+        body = {"text": "hello", "sampling_params": LONG, "stream": True}
+        with httpx.stream("POST", f"{self._url}/generate", json=body, timeout=LIMIT_S) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+                    self.begun.set()
+
+
+def ready(server: ServerProcess) -> bool:
+    return httpx.get(f"{server.url}/ready", timeout=LIMIT_S).status_code == 200
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("kind", list(NAMES))
+def test_a_failed_process_is_started_anew(
+    server: ServerProcess, expected: list[int], kind: str, how: signal.Signals
+) -> None:
+    seen = len(server.lines)
+    before = workers(server)
+    stream = Streaming(server)
+    stream.start()
+    assert stream.begun.wait(LIMIT_S)
+    before[kind].send_signal(how)
+    stream.join(LIMIT_S)
+    assert generate(server, sampling_params=LONG).json()["output_ids"] == expected, "a new request"
+    how_seen = "killed by signal 9" if how == signal.SIGKILL else "stopped by a signal"
+    if kind == "runner":
+        assert [token for event in stream.events for token in event["output_ids"]] == expected  # type: ignore[attr-defined]
+    else:
+        error = stream.events[-1]["error"]
+        assert isinstance(error, dict)
+        assert f"the {kind} process (pid {before[kind].pid})" in error["message"]
+        assert how_seen in error["message"]
+    restarted = ["runner"] if kind == "runner" else ["tokenizer", "scheduler"]
+    assert [gone(before[name].pid) for name in NAMES] == [name in restarted for name in NAMES]
+    assert wait_for(lambda: ready(server))
+    lines = [line for line in server.lines[seen:] if "ERROR main:" in line]
+    assert len(lines) == 1, lines
+    assert f"the {NAMES[kind]} process" in lines[0]
+    assert how_seen in lines[0]
+    assert f"restarting {' and '.join(NAMES[name] for name in restarted)}" in lines[0]
+    assert lines[0].rstrip().endswith(": 1") or ": 1;" in lines[0], "one open request"
+
+
+def test_everything_at_once_starts_anew(server: ServerProcess, expected: list[int]) -> None:
+    before = workers(server)
+    for process in before.values():
+        process.kill()
+    assert generate(server, sampling_params=LONG).status_code in (200, 503)
+    assert wait_for(lambda: ready(server))
+    assert generate(server, sampling_params=LONG).json()["output_ids"] == expected
+    assert not {p.pid for p in before.values()} & {p.pid for p in workers(server).values()}
+    wait_idle(server.url)
+
+
+def test_a_server_that_main_left_in_the_background_goes_on(server: ServerProcess, expected: list[int]) -> None:
+    """Ctrl-Z and fg: main is stopped together with its workers, and nothing has failed."""
+    seen = len(server.lines)
+    before = workers(server)
+    everything = [psutil.Process(server.process.pid), *before.values()]
+    for process in everything:
+        process.suspend()
+    assert wait_for(lambda: all(process.status() == psutil.STATUS_STOPPED for process in everything))
+    threading.Event().wait(3)
+    for process in everything:
+        process.resume()
+    assert generate(server, sampling_params=LONG).json()["output_ids"] == expected
+    assert {p.pid for p in workers(server).values()} == {p.pid for p in before.values()}
+    assert not [line for line in server.lines[seen:] if "ERROR" in line]
+
+
+def test_past_the_budget_the_server_ends_with_a_code(long_model: Path) -> None:
+    server = start(long_model, "--max-restarts", "1").wait_ready()
+    workers(server)["tokenizer"].kill()
+    assert generate(server).status_code in (200, 503)
+    assert wait_for(lambda: ready(server))
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(generate(server, sampling_params=LONG)))
+    thread.start()
+    wait_requests(server, 1)
+    workers(server)["runner"].kill()
+    thread.join(LIMIT_S)
+    assert server.wait() == ExitCode.RESTARTS_SPENT
+    assert answers[0].status_code == 503
+    assert "ModelRunner process" in answers[0].json()["error"]["message"]
+    assert any("exiting after 1 restarts within 300 s" in line for line in server.lines), server.lines
+    assert any("exiting with code 3: the ModelRunner process" in line for line in server.lines), server.lines
+
+
+def test_a_server_with_external_ranks_ends_with_a_code(long_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    with pytest.MonkeyPatch.context() as patch:
+        servers = []
+        for rank in ("1", "0"):
+            for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items():
+                patch.setenv(name, value)
+            servers.append(start(long_model, "--executor", "external"))
+    other, first = servers
+    first.wait_ready()
+    other.process.kill()
+    other.wait()
+    assert first.wait() == ExitCode.EXTERNAL_RANK
+    assert any("started externally cannot restart" in line for line in first.lines), first.lines
+
+
+def test_a_killed_main_leaves_no_process_not_even_a_stopped_one(long_model: Path) -> None:
+    server = start(long_model).wait_ready()
+    schema = {"json_schema": json.dumps({"type": "object"}), **LONG, "max_tokens": 4}
+    assert generate(server, sampling_params=schema).status_code == 200
+    found = processes(server.process.pid)
+    assert found[COMPILER]
+    everything = [process for each in found.values() for process in each]
+    for process in (*found[COMPILER], *found["scheduler"]):
+        process.send_signal(signal.SIGSTOP)
+    server.process.kill()
+    server.wait()
+    assert wait_for(lambda: all(gone(process.pid) for process in everything))
+
+
+def test_the_offline_engine_goes_on(long_model: Path) -> None:
+    options = {"kv_cache_tokens": 8192, "num_threads": 1, "max_restarts": 2, "show_progress": False}
+    with radixrt.Engine(str(long_model), dtype="float32", **options) as engine:
+        first = engine.generate("hello", LONG)
+        stream = engine.stream("hello", LONG)
+        next(stream)
+        os.kill(engine.pids["ModelRunner"], signal.SIGKILL)
+        assert "".join(chunk.text for chunk in stream)
+        stream = engine.stream("hello", LONG)
+        next(stream)
+        os.kill(engine.pids["scheduler"], signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"scheduler process .* signal 9"):
+            list(stream)
+        assert engine.generate("hello", LONG).token_ids == first.token_ids
+        os.kill(engine.pids["tokenizer"], signal.SIGKILL)
+        assert wait_for(lambda: engine.client.failure is not None)
+        with pytest.raises(EngineError, match=r"tokenizer process .* signal 9"):
+            engine.generate("hello")
+
+
+def test_no_worker_outlives_a_program_that_was_killed(long_model: Path) -> None:
+    script = (
+        "import json, radixrt, sys\n"
+        f"e = radixrt.Engine({str(long_model)!r}, dtype='float32', kv_cache_tokens=4096, show_progress=False)\n"
+        "print(json.dumps(e.pids), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    program = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    pids = json.loads(program.stdout.readline())
+    program.terminate()  # a program without a handler of its own
+    program.communicate()
+    assert wait_for(lambda: all(gone(pid) for pid in pids.values()))
