@@ -34,6 +34,7 @@ LONGEST = (
     "tests/equivalence/test_tiny_models.py",
     "tests/process/test_tensor_parallel.py",
     "tests/server/test_tool_tokens.py",
+    "tests/process/test_restarts.py",
     "tests/process/test_supervision.py",
     "tests/process/test_runner_recovery.py",
     "tests/equivalence/test_smollm2.py",
