@@ -4,6 +4,7 @@
     offline    throughput of `radixrt.Engine` on the shapes of public models
     programs   programs in the frontend language, and the same calls made plainly
     structure  grammars, masks and constrained rows: `structure`, `structure.constrained_rows`
+    soak       a server under a mixed load for long: memory, descriptors and slots over time
     host       scheduler, tokenizer and client without a device
     kernels    one step, one kernel or one collective at a time
     cache      the radix tree

@@ -57,6 +57,8 @@ LONGEST = (
     "tests/lang/observe/test_replay.py",
     "tests/constrained/test_fuzz.py",
     "tests/process/test_load.py",
+    "tests/benchmarks/soak/test_soak.py",
+    "tests/runner/test_memory.py",
     "tests/lang/core/test_token_state.py",
     "tests/lang/backends/test_endpoint.py",
     "tests/constrained/backends/test_rust_regex.py",

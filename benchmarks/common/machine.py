@@ -41,7 +41,7 @@ def facts() -> dict[str, str | int | float]:
 def tree_memory(root: int) -> Memory:
     """Memory of the process `root` and all its descendants; those that end meanwhile are not counted."""
     total = Memory()
-    for pid in _tree(root):
+    for pid in tree(root):
         try:
             status = _fields(PROC / str(pid) / "status")
             pss = _fields(PROC / str(pid) / "smaps_rollup").get("Pss", "0")
@@ -61,12 +61,13 @@ def group_members(group: int) -> list[int]:
     return [pid for pid, (state, _, pgrp) in _processes().items() if pgrp == group and state not in "ZX"]
 
 
-def _tree(root: int) -> list[int]:
+def tree(root: int) -> list[int]:
+    """The process `root` and all its descendants."""
     parents = {pid: parent for pid, (_, parent, _) in _processes().items()}
-    tree = [root]
-    for pid in tree:
-        tree += [child for child, parent in parents.items() if parent == pid]
-    return tree
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
 
 
 def _processes() -> dict[int, tuple[str, int, int]]:

@@ -1,0 +1,102 @@
+"""Samples of a server's processes (/proc, Linux) and of its KV slots (/metrics), and a robust slope over them."""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import httpx
+
+from benchmarks.common.machine import tree
+
+PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
+WORKER = "radixrt.engine.process"
+COMPILER = "radixrt.constrained.compile"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One moment.
+
+    Attributes:
+        seconds: since the load began.
+        rss: MiB by process.
+        fds: open file descriptors by process.
+        slots: KV slots by state, free, evictable, protected and private; empty if /metrics did not answer.
+    """
+
+    seconds: float
+    rss: dict[str, float] = field(default_factory=dict)
+    fds: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+
+
+def take(root: int, seconds: float, metrics: str) -> Sample:
+    """Read the processes of a server now.
+
+    Args:
+        root: pid of its main process.
+        metrics: the text of /metrics.
+    """
+    rss: dict[str, float] = {}
+    fds: dict[str, int] = {}
+    for pid in tree(root):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            count = len(os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            continue  # it has just ended
+        name = process_name(words, is_main=pid == root)
+        rss[name] = rss.get(name, 0.0) + pages * PAGE_MIB
+        fds[name] = fds.get(name, 0) + count
+    return Sample(seconds, rss, fds, kv_slots(metrics))
+
+
+def process_name(words: Sequence[str], *, is_main: bool) -> str:
+    """Return the name of a process of radixrt by its command line; compilers of grammars share one name."""
+    if is_main:
+        return "main"
+    for at, word in enumerate(words):
+        if word.startswith(COMPILER):
+            return "grammar compilers"
+        if word == WORKER and at + 1 < len(words):
+            return words[at + 1]
+    return "other"
+
+
+def kv_slots(metrics: str) -> dict[str, int]:
+    """Return the KV slots by state from the text of /metrics."""
+    prefix, found = 'radixrt_kv_slots{state="', {}
+    for line in metrics.splitlines():
+        if line.startswith(prefix):
+            state, _, value = line.removeprefix(prefix).partition('"} ')
+            found[state] = int(float(value))
+    return found
+
+
+async def watch(url: str, root: int, samples: list[Sample], interval_s: float) -> None:
+    """Append a sample every interval, until cancelled."""
+    started = time.monotonic()
+    async with httpx.AsyncClient(trust_env=False, timeout=30.0) as client:
+        while True:
+            try:
+                metrics = (await client.get(f"{url}/metrics")).text
+            except httpx.HTTPError:
+                metrics = ""
+            samples.append(take(root, time.monotonic() - started, metrics))
+            await asyncio.sleep(interval_s)
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Return the Theil-Sen slope, the median of the slopes of all pairs, which a few outliers do not change.
+
+    Needs two different times; otherwise it is 0.
+    """
+    pairs = combinations(zip(times, values, strict=True), 2)
+    slopes = [(b - a) / (at - before) for (before, a), (at, b) in pairs if at != before]
+    return statistics.median(slopes) if slopes else 0.0
