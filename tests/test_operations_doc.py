@@ -1,0 +1,78 @@
+"""docs/operations.md names every log line, exit code, route, metric and option of a server."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from radixrt.config import RecoveryConfig, ServerConfig
+from radixrt.engine.restarts import ExitCode
+from radixrt.messages.scheduler import GrammarStats, ProgramStats
+from radixrt.server.app import ROUTES
+from radixrt.server.http.metrics import Metrics
+from tests.server.fake_engine import FakeEngine, stats
+
+ROOT = Path(__file__).parents[1]
+DOC = (ROOT / "docs" / "operations.md").read_text()
+OF_ANSWERS = {"--tool-call-format", "--reasoning-parser"}
+"""Options that concern the form of answers, not the operation."""
+LEVELS = ("info", "warning", "error", "exception")
+
+
+def log_lines() -> Iterator[tuple[str, str]]:
+    """Yield (file, text) of each log line in the code, with … in place of each value."""
+    for path in sorted((ROOT / "radixrt").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name("logger" | "logging"), attr=level), args=[first, *_]
+                ) if level in LEVELS:
+                    assert isinstance(first, ast.Constant), f"{path}:{node.lineno}: the text is no literal"
+                    text = re.sub(r"%[.\d]*[a-z]", "…", first.value)
+                    if re.search(r"[a-z]{3}", text):
+                        yield str(path.relative_to(ROOT)), text
+
+
+def names_of_metrics() -> set[str]:
+    engine = FakeEngine()
+    try:
+        engine.client.stats = msgspec.structs.replace(
+            stats(), grammars=GrammarStats(refusals={"pattern": 1}), programs=ProgramStats(), cache_resets={"x": 1}
+        )
+        text = Metrics(engine.client).render().decode()
+    finally:
+        engine.close()
+    return {
+        line.split()[2]
+        for line in text.splitlines()
+        if line.startswith("# TYPE") and not line.endswith("_created gauge")
+    }
+
+
+def test_every_log_line_is_documented() -> None:
+    missing = [f"{file}: {text}" for file, text in log_lines() if text not in DOC]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_metric_is_documented() -> None:
+    missing = {name for name in names_of_metrics() if f"`{name}" not in DOC}
+    assert not missing
+
+
+def test_every_exit_code_is_documented() -> None:
+    assert not {code for code in ExitCode if not re.search(rf"^\| {code.value} \|", DOC, re.MULTILINE)}
+
+
+def test_every_route_is_documented() -> None:
+    assert not {path for _, path, _ in ROUTES if f"{path.replace(':path', '')}`" not in DOC}
+
+
+def test_every_option_of_the_server_is_documented() -> None:
+    names = [field.name for section in (ServerConfig, RecoveryConfig) for field in dataclasses.fields(section)]
+    flags = {f"--{name.replace('_', '-')}" for name in names} - OF_ANSWERS
+    assert not {flag for flag in flags if flag not in DOC and flag.replace("--", "--no-", 1) not in DOC}
