@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from tests.process.chaos.faults import COMPILER, processes
 from tests.process.test_supervision import generate, gone, wait_requests, workers
 from tests.server_process import LIMIT_S, ServerProcess, wait_for, wait_idle
 
+PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 LONG = {"temperature": 0, "max_tokens": 3000, "ignore_eos": True}
 NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
 
@@ -36,6 +38,13 @@ def start(folder: Path, *arguments: str) -> ServerProcess:
 @pytest.fixture(scope="module")
 def server(long_model: Path) -> Iterator[ServerProcess]:
     server = start(long_model, "--max-restarts", "100").wait_ready()
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def impatient_server(long_model: Path) -> Iterator[ServerProcess]:
+    server = start(long_model, "--max-restarts", "100", "--hang-timeout-s", "3").wait_ready()
     yield server
     assert server.stop() == 0
 
@@ -62,6 +71,11 @@ class Streaming(threading.Thread):
                 if line.startswith("data: {"):
                     self.events.append(json.loads(line.removeprefix("data: ")))
                     self.begun.set()
+
+
+def errors(server: ServerProcess, since: int) -> list[str]:
+    """Return the errors that main has logged since line number `since`."""
+    return [line for line in server.lines[since:] if "ERROR main:" in line]
 
 
 def ready(server: ServerProcess) -> bool:
@@ -92,12 +106,11 @@ def test_a_failed_process_is_started_anew(
     restarted = ["runner"] if kind == "runner" else ["tokenizer", "scheduler"]
     assert [gone(before[name].pid) for name in NAMES] == [name in restarted for name in NAMES]
     assert wait_for(lambda: ready(server))
-    lines = [line for line in server.lines[seen:] if "ERROR main:" in line]
-    assert len(lines) == 1, lines
-    assert f"the {NAMES[kind]} process" in lines[0]
-    assert how_seen in lines[0]
-    assert f"restarting {' and '.join(NAMES[name] for name in restarted)}" in lines[0]
-    assert lines[0].rstrip().endswith(": 1") or ": 1;" in lines[0], "one open request"
+    (line,) = errors(server, seen)
+    assert f"the {NAMES[kind]} process" in line
+    assert how_seen in line
+    assert f"restarting {' and '.join(NAMES[name] for name in restarted)}" in line
+    assert line.rstrip().endswith(": 1") or ": 1;" in line, "one open request"
 
 
 def test_everything_at_once_starts_anew(server: ServerProcess, expected: list[int]) -> None:
@@ -124,7 +137,35 @@ def test_a_server_that_main_left_in_the_background_goes_on(server: ServerProcess
         process.resume()
     assert generate(server, sampling_params=LONG).json()["output_ids"] == expected
     assert {p.pid for p in workers(server).values()} == {p.pid for p in before.values()}
-    assert not [line for line in server.lines[seen:] if "ERROR" in line]
+    assert errors(server, seen) == []
+
+
+def freeze_main_thread(pid: int) -> None:
+    """Let the main thread of a process never run again, while its other threads do; return when the process has ended.
+
+    ptrace(2) stops single threads. The tracer must reap the process before its parent can.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        if libc.ptrace(request, pid, None, None) != 0:
+            pytest.skip(f"this machine does not allow ptrace: {os.strerror(ctypes.get_errno())}")
+    while True:
+        _, status = os.waitpid(pid, WALL)
+        if not os.WIFSTOPPED(status):
+            return
+
+
+@pytest.mark.parametrize("kind", list(NAMES))
+def test_a_stuck_process_is_started_anew(impatient_server: ServerProcess, kind: str) -> None:
+    server = impatient_server
+    seen = len(server.lines)
+    assert generate(server).status_code == 200
+    freeze_main_thread(workers(server)[kind].pid)
+    assert wait_for(lambda: errors(server, seen) != [])
+    assert wait_for(lambda: generate(server).status_code == 200)
+    (line,) = errors(server, seen)
+    assert f"the {NAMES[kind]} process" in line
+    assert "did not respond for" in line
 
 
 def test_past_the_budget_the_server_ends_with_a_code(long_model: Path) -> None:
