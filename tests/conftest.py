@@ -45,6 +45,7 @@ LONGEST = (
     "tests/constrained/test_maskbench.py",
     "tests/runner/test_narrowed_steps.py",
     "tests/doctor/test_probes.py",
+    "tests/scheduler/test_overload.py",
     "tests/scheduler/test_state_machine.py",
     "tests/examples/test_language_doc.py",
     "tests/constrained/schema/test_equivalence.py",

@@ -253,6 +253,26 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         return seconds
 
 
+class LoadStats(msgspec.Struct, frozen=True, array_like=True):
+    """Load of the scheduler; predictions are 0 until enough requests have ended.
+
+    Attributes:
+        predicted_wait_s: predicted seconds until a small request of priority 0 that arrives now is admitted.
+        queued_tokens: number of input tokens of the waiting requests that are in no cache and must be computed.
+        queued_output_tokens: number of tokens that the waiting requests are expected to sample.
+        prefill_tokens_per_s: rate of a step with nothing but a full chunk of one prompt.
+        decode_tokens_per_s: rate of steps with the rows that run now and no prompt.
+        step_times: model of the seconds that a step takes.
+    """
+
+    predicted_wait_s: float = 0.0
+    queued_tokens: int = 0
+    queued_output_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    step_times: StepTimes | None = None
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
 
@@ -262,6 +282,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         cache_resets: times that the prefix cache restarted empty, by reason.
         suspects: requests that are to be computed alone because the ModelRunner died in a step of theirs.
         killers: requests that ended because the ModelRunner died twice while it computed them.
+        refused: requests refused because the queue was full, or their predicted wait too long.
     """
 
     waiting: int
@@ -293,6 +314,8 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     cache_resets: dict[str, int] = {}
     suspects: int = 0
     killers: int = 0
+    refused: int = 0
+    load: LoadStats | None = None
 
 
 ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted

@@ -2,7 +2,8 @@
 
 A request is admitted when there is room for what it and the active requests are still expected to write
 (`NewTokenRatio`), when no active request is computing a prefix that it could reuse a step later (`PrefillPrefixes`),
-and when it does not take slots that another program's next call is about to use (`Programs.expected`).
+and when it does not take slots that another program's next call is about to use (`Programs.expected`). One whose
+deadline has passed is left to `Scheduler.next_batch`, which ends it.
 
 Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
 order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing. Where the cache makes
@@ -23,6 +24,7 @@ import numpy as np
 
 from radixrt.config import SchedulerConfig
 from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
@@ -36,11 +38,13 @@ would cost more than the better order saves."""
 DEFER_TOKENS = 32
 """A waiting request is deferred while an active one computes at least this many tokens that it could reuse."""
 
+MATCH_UNIT = 32
+"""Cached prefixes are compared by multiples of this many tokens: texts of one template share a few more or fewer tokens
+by chance, which saves nothing and would have the others wait."""
+
 INITIAL_RATIO = 0.7
 MIN_RATIO = 0.1
 DECAY_STEPS = 600
-CLIP_TOKENS = 4096
-"""Requests with a huge or no max_tokens are expected to stop before this many."""
 
 Order = Callable[[list[Req], KVManager], list[Req]]
 
@@ -98,7 +102,7 @@ class Admission:
         computing = PrefillPrefixes(active, self._kv)
         while order and budget > 0 and not self._is_full:
             req = order.popleft()
-            if computing.covers(req):
+            if req.stats.deadline <= now or computing.covers(req):
                 continue
             prefix = self._kv.lock_prefix(req)
             need = self.ratio.reserve(req, len(prefix))
@@ -174,7 +178,7 @@ def is_overdue(req: Req, now: float) -> bool:
 
 
 def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
-    lens = {r.rid: kv.match_len(r) for r in reqs}
+    lens = {r.rid: kv.match_len(r) // MATCH_UNIT for r in reqs}
     return sorted(reqs, key=lambda r: (-lens[r.rid], _arrival(r)))
 
 

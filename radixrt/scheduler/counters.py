@@ -33,4 +33,5 @@ class Counters:
     runner_restarts: int = 0
     resumed: int = 0
     killers: int = 0
+    refused: int = 0
     cache_resets: Counter[str] = field(default_factory=Counter)

@@ -163,7 +163,7 @@ class SchedulerLoop:
         if message.sampling.constraint is None:
             self._core.add(message, now)
             return
-        error = self._core.queue_error(self._grammars.num_pending)
+        error = self._core.queue_error(message, now, self._grammars.num_pending)
         if error is None:
             self._grammars.submit(message, now)
         else:
@@ -361,6 +361,8 @@ class SchedulerLoop:
             mask_s=c.mask_s,
             grammars=self._grammars.stats(),
             programs=core.programs.stats(),
+            refused=c.refused,
+            load=core.load_stats(time.monotonic(), self._grammars.num_pending),
             runner_restarts=c.runner_restarts,
             resumed=c.resumed,
             cache_resets=dict(c.cache_resets),

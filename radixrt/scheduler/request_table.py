@@ -12,11 +12,12 @@ A scoring request is a `ScoreGroup` whose rows are requests of their own; it end
 
 from __future__ import annotations
 
-from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, FINISH_STOP, Finish
+from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState, RowScores
 from radixrt.scheduler.scoring import ScoreGroup
@@ -33,11 +34,14 @@ class RequestTable:
         recovering: a step failed, so no slot of an active request is known to hold what it should.
     """
 
-    def __init__(self, kv: KVManager, programs: Programs, writer: DeltaWriter, counters: Counters) -> None:
+    def __init__(
+        self, kv: KVManager, programs: Programs, writer: DeltaWriter, counters: Counters, outputs: OutputLengths
+    ) -> None:
         self._kv = kv
         self._programs = programs
         self._writer = writer
         self._counters = counters
+        self._outputs = outputs
         self.by_rid: dict[str, Req] = {}
         self.groups: dict[str, ScoreGroup] = {}
         self.waiting: list[Req] = []
@@ -155,6 +159,8 @@ class RequestTable:
             self._row_ended(req, req.scores, finish, now)
             return
         self._counters.finished += 1
+        if req.stats.admitted_at is not None and finish.reason != FINISH_ERROR:
+            self._outputs.ended(req.max_len - req.prompt_len, req.num_output)
         self._writer.finish(req, finish, now)
 
     def _row_ended(self, req: Req, row: RowScores, finish: Finish, now: float) -> None:

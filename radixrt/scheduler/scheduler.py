@@ -6,9 +6,9 @@ decided; after `runner_lost` there are none until the runner is ready. `add` and
 Deltas for the tokenizer accumulate until `take_deltas`.
 
 Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
-`Admission` (prefill chunks of a step), `KVManager` (slots), `ConstrainedRequests` (grammars), `Programs` (hints),
-`SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps), `DeltaWriter` (output), `Recovery`
-(lost slots and dead runners).
+`AdmissionControl` (refusals), `Admission` (prefill chunks of a step), `KVManager` (slots), `ConstrainedRequests`
+(grammars), `Programs` (hints), `SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps),
+`DeltaWriter` (output), `Recovery` (lost slots and dead runners).
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import Grammar, bitmask_words
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_STOP, ConstraintInfo, Finish, FinishError
 from radixrt.messages.runner import CascadeCosts, StepOutput
-from radixrt.messages.scheduler import TokenBatch, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import LoadStats, TokenBatch, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
+from radixrt.scheduler.admission_control import AdmissionControl
 from radixrt.scheduler.constrained import ConstrainedRequests, StepMasks, append_token
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import DecodeSlots, KVManager
+from radixrt.scheduler.load import LoadPredictor, arrival_of
+from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.recovery import Recovery
 from radixrt.scheduler.req import Req, ReqState
@@ -72,9 +75,12 @@ class Scheduler:
         self.step_time = StepTimeFit()
         self.programs = Programs(kv.cache, self.counters)
         self._writer = DeltaWriter()
-        self._requests = RequestTable(kv, self.programs, self._writer, self.counters)
+        outputs = OutputLengths()
+        self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
         self.recovery = Recovery(self._requests, self.counters)
         self._admission = Admission(config, kv, self._requests, self.programs)
+        load = LoadPredictor(config, kv, self._requests, self._admission.ratio, self.step_time, outputs)
+        self._control = AdmissionControl(config, self._requests, load, self.counters)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
 
@@ -113,6 +119,7 @@ class Scheduler:
         """
         ids = unpack_i32(message.input_ids)
         error = self._refusal(message.rid, len(ids)) or self.recovery.refusal(ids, now)
+        error = error or self.queue_error(message, now)
         if error is None and grammar is not None:
             error = self._constrained.refusal(message, grammar, self._max_len - len(ids))
         if error is not None:
@@ -141,7 +148,7 @@ class Scheduler:
     def add_score(self, message: TokenizedScoreReq, now: float) -> None:
         """Queue a scoring request; as `add`."""
         length = longest_row(message)
-        error = self._refusal(message.rid, length)
+        error = self._refusal(message.rid, length) or self.queue_error(message, now)
         if error is not None:
             self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), length)
             return
@@ -174,20 +181,21 @@ class Scheduler:
                 "(the context and the KV pool bound it)",
                 param="prompt", code="context_length_exceeded", status=400,
             )  # fmt: skip
-        return self.queue_error()
+        return None
 
-    def queue_error(self, compiling: int = 0) -> FinishError | None:
-        """The error of a further request when the queue is full; None if it is not.
+    def queue_error(
+        self, message: TokenizedReq | TokenizedScoreReq, now: float, compiling: int = 0
+    ) -> FinishError | None:
+        """The error of a further request when the queue is full or the request would wait too long; None otherwise.
 
         Args:
             compiling: number of requests that will join the queue once their grammar is compiled.
         """
-        if len(self._requests.waiting) + compiling < self._config.max_queued_requests:
-            return None
-        return FinishError(
-            f"the queue is full ({self._config.max_queued_requests} requests wait); try again later",
-            code="queue_full", status=429,
-        )  # fmt: skip
+        return self._control.refusal(arrival_of(message, self._max_len, self._timeout_s(message)), now, compiling)
+
+    def load_stats(self, now: float, compiling: int) -> LoadStats:
+        """The load in numbers; `compiling` as in `queue_error`."""
+        return self._control.load.stats(now, compiling)
 
     def abort(self, rid: str, now: float) -> None:
         """End a request in whatever state it is; an unknown rid does nothing."""

@@ -79,6 +79,11 @@ class ScoreGroup:
             self.admitted_at = now
 
     @property
+    def tokens_left(self) -> int:
+        """Number of tokens of the rows that have not been started, without their prefixes."""
+        return sum(len(row.path) for row in self._message.rows[len(self._rows) :]) // 4
+
+    @property
     def prompt(self) -> Int32Array:
         """int32, the tokens before the choices."""
         return unpack_i32(self._message.prefixes[0])

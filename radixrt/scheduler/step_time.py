@@ -9,8 +9,8 @@ time without prompts leaves their coefficients alone.
   most of the weight from everything older, so that a machine that has become slower is learned in some tens of steps.
 - A step that took CLIP times the predicted time, or more, counts as one that took CLIP times it: a compilation or a
   suspended process is one unusual step among many. The first steps are compared by their median instead.
-- Coefficients that the steps do not tell apart (always 32 rows, say) keep their ratio to each other: the solution
-  nearest to the last one, scaled to the new times, is taken.
+- Coefficients that the steps do not determine (always 32 rows, or prompts so short that what they attend to does not
+  matter) keep their ratio to the others, that of the prior or of what was learned before (ridge regression).
 
 Sans-io and deterministic. Fitting takes about ten microseconds of each step.
 """
@@ -32,12 +32,16 @@ FIRST_STEPS = 5
 """Number of first steps whose median sets the scale of the prior."""
 SOLVE_EVERY = 8
 ERROR_MEMORY = 64
+RECENT_STEPS = 64
 BIAS_MEMORY = 16
 BIAS_LIMIT = 0.4
 BIASED_KEEP = 0.1
-PRIOR_WEIGHT = 0.5
-"""Weight of the scaled prior, relative to that of the first steps; it is forgotten as they are."""
-RIDGE = 1e-4
+NOISE = 0.015
+"""Variance of the relative error of a step's time: a coefficient whose part is lost in it stays as it was."""
+NEAR_MEMORY = 64
+NEAR_FLOOR = 1e-3
+"""Smallest part of the prior's ratio to the others that a coefficient is assumed to have."""
+TINY_S = 1e-15
 PRIOR = StepTimes(step=5e-3, row=5e-5, context=5e-8, extend=1e-3, token=1e-4, pair=2e-8)
 """Ratios of the coefficients before there is data; their scale is that of the first steps."""
 
@@ -75,6 +79,7 @@ class StepTimeFit:
 
     Attributes:
         times: the model fitted to the steps so far.
+        recent_s: running mean of the seconds of the last steps, whatever they consisted of.
     """
 
     def __init__(self, prior: StepTimes = PRIOR) -> None:
@@ -82,6 +87,7 @@ class StepTimeFit:
         self._extend = _LeastSquares((prior.extend, prior.token, prior.pair))
         self._error = 0.0
         self._answered_at = 0.0
+        self.recent_s = 0.0
         self.times = prior
 
     def answered(self, step: ForwardStep, decided_at: float, now: float) -> None:
@@ -94,7 +100,10 @@ class StepTimeFit:
         """Learn from a step that took `seconds`; an empty step, or one without a duration, is ignored."""
         if seconds <= 0.0 or not (shape.rows or shape.tokens):
             return
-        self._count_error(seconds, self.times.seconds(*shape))
+        predicted = self.times.seconds(*shape)
+        self._count_error(seconds, predicted)
+        steps = self._decode.samples + self._extend.samples + 1
+        self.recent_s += (min(seconds, CLIP * predicted) - self.recent_s) / min(steps, RECENT_STEPS)
         rest = (1.0, float(shape.rows), float(shape.context))
         if shape.tokens:
             self._extend.add((1.0, float(shape.tokens), shape.pairs), seconds, self._decode.predict(rest))
@@ -126,6 +135,7 @@ class _LeastSquares:
         self._target = [0.0] * 3  # sum of w x (seconds - offset)
         self._first: list[tuple[tuple[float, float, float], float, float]] = []
         self._prior = prior
+        self._near = prior  # solution that is assumed where the samples do not determine one
         self._bias = 0.0
 
     def predict(self, x: tuple[float, float, float]) -> float:
@@ -145,10 +155,7 @@ class _LeastSquares:
             for sample in self._first:
                 self._learn(*sample)
             self._first.clear()
-            for i, coefficient in enumerate(self.coefficients):
-                added = PRIOR_WEIGHT * self._gram[i][i]
-                self._gram[i][i] += added
-                self._target[i] += added * coefficient
+            self._near = self.coefficients
 
     def _scale_prior(self) -> None:
         """Scale the prior by the median of the first samples."""
@@ -180,24 +187,28 @@ class _LeastSquares:
         target[2] = target[2] * keep + x[2] * value
 
     def _solve(self) -> None:
-        """Set the coefficients to the non-negative solution nearest to the last one, scaled to fit best."""
-        gram, target, last = self._gram, self._target, self.coefficients
-        fitted = sum(b * t for b, t in zip(last, target, strict=True))
-        norm = sum(last[i] * last[j] * gram[i][j] for i in range(3) for j in range(3))
-        scale = fitted / norm if norm > 0.0 else 1.0
-        near = [b * scale for b in last]
-        free = [i for i in range(3) if gram[i][i] > 0.0]
-        found = dict(enumerate(near))
+        """Set the coefficients to the non-negative solution, near to what was known before, scaled to fit best."""
+        gram, target, known = self._gram, self._target, self._near
+        fitted = sum(b * t for b, t in zip(known, target, strict=True))
+        norm = sum(known[i] * known[j] * gram[i][j] for i in range(3) for j in range(3))
+        near = [max(b * fitted / norm, TINY_S) for b in known]
+        ridge = [NOISE / (b * b) for b in near]
+        free = [0, 1, 2]
+        found = [0.0, 0.0, 0.0]
         while free:
-            matrix = [[gram[i][j] * (1.0 + RIDGE * (i == j)) for j in free] for i in free]
-            right = [target[i] + RIDGE * gram[i][i] * near[i] for i in free]
-            solution = _eliminate(matrix, right)
-            worst = min(range(len(free)), key=lambda k: solution[k] * gram[free[k]][free[k]] ** 0.5)
+            matrix = [[gram[i][j] + (ridge[i] if i == j else 0.0) for j in free] for i in free]
+            solution = _eliminate(matrix, [target[i] + ridge[i] * near[i] for i in free])
+            worst = min(range(len(free)), key=lambda k: solution[k] / near[free[k]])
             if solution[worst] >= 0.0:
-                found.update(zip(free, solution, strict=True))
+                for i, value in zip(free, solution, strict=True):
+                    found[i] = value
                 break
-            found[free.pop(worst)] = 0.0
+            free.pop(worst)
         self.coefficients = (found[0], found[1], found[2])
+        scale = NEAR_FLOOR * max(n / p for n, p in zip(near, self._prior, strict=True))
+        target_near = [max(x, scale * p) for x, p in zip(found, self._prior, strict=True)]
+        a, b, c = (n + (t - n) / NEAR_MEMORY for n, t in zip(near, target_near, strict=True))
+        self._near = (a, b, c)
 
 
 def _eliminate(matrix: list[list[float]], right: list[float]) -> list[float]:

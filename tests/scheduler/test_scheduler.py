@@ -172,17 +172,27 @@ def test_priority_goes_first_and_fcfs_keeps_the_order():
 
 def test_longest_prefix_match_goes_first_but_not_for_ever():
     h = Harness(num_slots=400, max_running_requests=1, schedule_policy="lpm")
-    h.add("warm", list(range(1, 20)), max_tokens=1)
+    h.add("warm", list(range(1, 40)), max_tokens=1)
     h.drain()
     h.add("cold", [40] * 10, max_tokens=1)
-    h.add("hot", [*range(1, 20), 30], max_tokens=1)
+    h.add("hot", [*range(1, 40), 30], max_tokens=1)
     h.drain()
     assert list(h.finishes) == ["warm", "hot", "cold"]
     h.add("cold2", [41] * 10, max_tokens=1)
     h.now += 11
-    h.add("hot2", [*range(1, 20), 31], max_tokens=1)
+    h.add("hot2", [*range(1, 40), 31], max_tokens=1)
     h.drain()
     assert list(h.finishes)[-2:] == ["cold2", "hot2"]
+
+
+def test_a_few_cached_tokens_more_do_not_change_the_order_of_arrival():
+    h = Harness(num_slots=400, max_running_requests=1, schedule_policy="lpm")
+    h.add("warm", list(range(1, 40)), max_tokens=1)
+    h.drain()
+    h.add("first", [*range(1, 35), 40, 40], max_tokens=1)
+    h.add("second", [*range(1, 39), 41, 41], max_tokens=1)
+    h.drain()
+    assert list(h.finishes) == ["warm", "first", "second"]
 
 
 def test_dfs_weight_takes_the_heaviest_subtree_together():

@@ -143,6 +143,16 @@ def test_coefficients_are_never_negative_whatever_comes() -> None:
         assert fit.times.seconds(*steps.decode()) > 0
 
 
+@pytest.mark.parametrize("seconds", [1e-12, 1e-3, 1e6])
+def test_prompt_steps_that_take_no_longer_than_decode_steps(seconds: float) -> None:
+    fit = StepTimeFit()
+    for _ in range(20_000):
+        fit.add(StepShape(4, 400), 1e-3)
+        fit.add(StepShape(4, 400, 100, 5000.0), seconds)
+    assert fit.times.seconds(4, 400) == pytest.approx(1e-3, rel=0.01)
+    assert fit.times.seconds(4, 400, 100, 5000.0) == pytest.approx(max(seconds, 1e-3), rel=0.1)
+
+
 def test_a_step_that_hangs_counts_as_clip_times_its_time() -> None:
     steps = Steps(8)
     once = trained(steps, 1000)

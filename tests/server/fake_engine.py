@@ -24,7 +24,16 @@ from radixrt.messages.client import (
     ToTokenizer,
 )
 from radixrt.messages.parts import Finish, FinishError, Timings, Usage
-from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ProgramStats, ReleaseReq, SchedulerStats
+from radixrt.messages.scheduler import (
+    AbortReq,
+    ControlReply,
+    ControlReq,
+    LoadStats,
+    ProgramStats,
+    ReleaseReq,
+    SchedulerStats,
+    StepTimes,
+)
 from radixrt.messages.wire import pack_i32
 from radixrt.tokenizer.selection import select
 
@@ -71,6 +80,8 @@ def stats() -> SchedulerStats:
         schedule_s=0.5,
         runner_s=1.5,
         commit_s=0.25,
+        refused=6,
+        load=LoadStats(1.5, 3000, 400, 2500.0, 120.0, StepTimes(0.01, 0.001, 1e-6, 0.002, 1e-4, 1e-7, 0.1, 50, 5)),
         programs=ProgramStats(programs=2, holds=3, held_tokens=40, prompt_tokens=50, cached_tokens=30, leases=1),
     )
 

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from radixrt.client.engine_client import EngineClient, State
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.scheduler import ProgramStats, SchedulerStats
+from radixrt.messages.scheduler import LoadStats, ProgramStats, SchedulerStats
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -24,6 +24,7 @@ _COUNTERS = {
     "evicted_tokens": "Tokens evicted from the prefix cache.",
     "retractions": "Times that a running request was put back to waiting for lack of slots.",
     "finished": "Requests that have ended, in the scheduler.",
+    "refused": "Requests refused because the queue was full or their predicted wait too long.",
 }
 
 
@@ -74,6 +75,8 @@ def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     seconds.add_metric(["commit"], stats.commit_s)
     yield seconds
     yield from _recovery_metrics(stats)
+    if stats.load is not None:
+        yield from _load_metrics(stats.load)
     yield from _constraint_metrics(stats)
     if stats.programs is not None:
         yield from _program_metrics(stats.programs)
@@ -94,6 +97,30 @@ def _recovery_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     for reason in ("runner_restarted", "step_failed", "flushed"):
         resets.add_metric([reason], stats.cache_resets.get(reason, 0))
     yield resets
+
+
+def _load_metrics(load: LoadStats) -> Iterator[Metric]:
+    for name, text, value in (
+        (
+            "predicted_wait_seconds",
+            "Predicted wait for admission of a request that arrives now.",
+            load.predicted_wait_s,
+        ),
+        ("queued_tokens", "Prompt tokens of waiting requests that must be computed.", load.queued_tokens),
+        ("queued_output_tokens", "Tokens that waiting requests are expected to sample.", load.queued_output_tokens),
+        ("prefill_tokens_per_second", "Predicted rate of a step of prompt tokens.", load.prefill_tokens_per_s),
+        ("decode_tokens_per_second", "Predicted rate of steps of the running requests.", load.decode_tokens_per_s),
+    ):
+        yield GaugeMetricFamily(f"radixrt_{name}", text, value=value)
+    times = load.step_times
+    if times is not None:
+        yield GaugeMetricFamily(
+            "radixrt_step_model_error", "Relative error of predicted step times.", value=times.error
+        )
+        model = GaugeMetricFamily("radixrt_step_model_seconds", "Model of a step's seconds, by part.", labels=["part"])
+        for part in ("step", "row", "context", "extend", "token", "pair"):
+            model.add_metric([part], getattr(times, part))
+        yield model
 
 
 def _program_metrics(programs: ProgramStats) -> Iterator[Metric]:

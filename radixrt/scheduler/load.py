@@ -1,0 +1,260 @@
+"""`LoadPredictor`: how long a request that arrives now would wait in the queue, and the load in numbers (`LoadStats`).
+
+It reads the queue and the running requests, measures their remaining work, and plays the queue forward
+(`QueueForecast`). A forecast costs about three microseconds for each open request, so it is kept for REFRESH_S, and
+requests that arrive meanwhile are appended to it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from radixrt.config import SchedulerConfig
+from radixrt.messages.scheduler import LoadStats, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.wire import Int32Array, unpack_i32
+from radixrt.scheduler.admission import NewTokenRatio
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.output_lengths import CLIP_TOKENS, OutputLengths
+from radixrt.scheduler.queue_forecast import QueueForecast, Work
+from radixrt.scheduler.queued_prompts import QueuedPrompts
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.request_table import RequestTable
+from radixrt.scheduler.step_time import StepTimeFit
+
+REFRESH_S = 0.1
+MIN_STEPS = 8
+"""Number of decode steps before which nothing is predicted."""
+NEW_PROMPTS = 64
+"""Number of prompts that are looked up in the cache for one forecast. Further ones count with the share of tokens to
+compute that the others have."""
+
+
+_NO_IDS = np.empty(0, np.int32)
+
+
+class Arrival(NamedTuple):
+    """A request or scoring request that arrives.
+
+    Attributes:
+        ids: int32, the tokens of its input that may come from the cache.
+        new_tokens: number of tokens of its input that must be computed.
+        max_output: maximum number of output tokens.
+    """
+
+    rid: str
+    ids: Int32Array
+    namespace: str
+    new_tokens: int
+    max_output: int
+    priority: int
+    timeout_s: float
+
+
+def arrival_of(message: TokenizedReq | TokenizedScoreReq, max_len: int, timeout_s: float) -> Arrival:
+    """Return the arrival of a message.
+
+    Args:
+        max_len: length of the longest sequence.
+        timeout_s: the request's timeout, or the default.
+    """
+    if isinstance(message, TokenizedScoreReq):
+        ids = unpack_i32(message.prefixes[message.rows[0].prefix])
+        new_tokens = sum(map(len, message.prefixes)) // 4 - len(ids) + sum(len(row.path) for row in message.rows) // 4
+        return Arrival(message.rid, ids, message.cache_salt, new_tokens, 0, message.priority, timeout_s)
+    ids, sampling = unpack_i32(message.input_ids), message.sampling
+    longest = max_len - len(ids)
+    max_output = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
+    reusable = ids[: 0 if sampling.prompt_logprobs is not None else len(ids) - 1]
+    return Arrival(
+        message.rid, reusable, message.cache_salt, len(ids) - len(reusable), max_output, message.priority, timeout_s
+    )
+
+
+class Prediction(NamedTuple):
+    """Predicted future of a request that arrives now.
+
+    Attributes:
+        wait_s: seconds until it is admitted.
+        service_s: seconds from there until it ends.
+    """
+
+    wait_s: float
+    service_s: float
+    work: Work
+    following: QueueForecast
+
+
+class LoadPredictor:
+    """See the module's docstring."""
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, ratio: NewTokenRatio,
+        step_time: StepTimeFit, outputs: OutputLengths,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._kv = kv
+        self._requests = requests
+        self._ratio = ratio
+        self._step_time = step_time
+        self._outputs = outputs
+        self._prompts = QueuedPrompts()
+        self._works: dict[str, Work] = {}  # of the requests that wait, as far as they are measured
+        self._forecast: QueueForecast | None = None  # the whole queue
+        self._built_at = 0.0
+        self._levels: list[tuple[int, float]] = []  # each priority in the queue, highest first, and its last admission
+        self._first_s = 0.0  # seconds until the first request of the queue is admitted
+        self._queued = Work(0, 0, 0, 0)  # sums over the queue
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether enough steps and requests have ended for predictions."""
+        return self._step_time.times.decode_steps >= MIN_STEPS and self._outputs.is_known
+
+    def predict(self, arrival: Arrival, now: float, compiling: int) -> Prediction:
+        """Predict when a request would be admitted.
+
+        Args:
+            compiling: number of requests that will join the queue once their grammar is compiled.
+        """
+        forecast = self._current(now, compiling)
+        shared = self._prompts.shared_len(arrival.ids, arrival.namespace) if self._kv.cache.shares else 0
+        cached = max(self._kv.cache.match_len(arrival.ids, arrival.namespace), shared)
+        length = len(arrival.ids) + arrival.new_tokens
+        work = self._work(length, cached, arrival.max_output, sampled=0)
+        following = forecast.with_next(work)
+        wait = following.clock
+        if self._levels and arrival.priority > self._levels[-1][0]:
+            wait = max((at for priority, at in self._levels if priority >= arrival.priority), default=0.0)
+        step_s = max(self._step_time.recent_s, following.step_s)
+        service_s = self._step_time.times.token * work.prefill + step_s * work.output
+        return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following)
+
+    def joined(self, arrival: Arrival, prediction: Prediction) -> None:
+        """Append a request that joins the queue to the forecast. One that overtakes others counts from the next
+        forecast on."""
+        self._remember(arrival.rid, prediction.work, arrival.ids, arrival.namespace)
+        if self._levels and arrival.priority > self._levels[-1][0]:
+            return
+        self._forecast = prediction.following
+        self._levels.append((arrival.priority, prediction.following.clock))
+
+    def next_admission_s(self, now: float, compiling: int) -> float:
+        """Return the predicted seconds until the queue has one request fewer."""
+        self._current(now, compiling)
+        return max(self._first_s - (now - self._built_at), 0.0)
+
+    def stats(self, now: float, compiling: int) -> LoadStats:
+        """Return the load in numbers; predictions are 0 before there is data."""
+        times, active = self._step_time.times, self._requests.active
+        if not self.can_predict:
+            return LoadStats(step_times=times)
+        wait_s = self.predict(Arrival("", _NO_IDS, "", 1, 1, 0, 0.0), now, compiling).wait_s
+        rows = max(len(active), 1)
+        step_s = times.seconds(rows, sum(req.kv.length for req in active))
+        chunk = self._config.chunked_prefill_size
+        return LoadStats(
+            predicted_wait_s=wait_s,
+            queued_tokens=int(self._queued.prefill),
+            queued_output_tokens=int(self._queued.output),
+            prefill_tokens_per_s=chunk / times.seconds(0, 0, chunk, chunk * chunk / 2),
+            decode_tokens_per_s=rows / step_s,
+            step_times=times,
+        )
+
+    # --- the forecast ---
+
+    def _current(self, now: float, compiling: int) -> QueueForecast:
+        if self._forecast is None or now - self._built_at >= REFRESH_S:
+            self._built_at = now
+            self._forecast = self._build(compiling)
+        return self._forecast
+
+    def _build(self, compiling: int) -> QueueForecast:
+        waiting = sorted(self._requests.waiting, key=lambda req: (-req.priority, req.seq))
+        self._keep({req.rid for req in waiting})
+        forecast = self._running()
+        self._levels.clear()
+        self._first_s = 0.0
+        prefill = length = output = slots = 0.0
+        unmeasured = NEW_PROMPTS
+        for i, req in enumerate(waiting):
+            work = self._works.get(req.rid)
+            if work is None and unmeasured:
+                unmeasured -= 1
+                work = self._measure(req)
+            elif work is None:
+                work = self._work_of(req, cached=int(req.known_len * (1 - prefill / length)))
+            clock = forecast.admit(work)
+            if i == 0:
+                self._first_s = clock
+            if self._levels and self._levels[-1][0] == req.priority:
+                self._levels.pop()
+            self._levels.append((req.priority, clock))
+            prefill, length = prefill + work.prefill, length + work.length
+            output, slots = output + work.output, slots + work.slots
+        self._queued = Work(prefill, length, output, slots)
+        if waiting:
+            mean = Work(*(value / len(waiting) for value in self._queued))
+            for _ in range(compiling):
+                forecast.admit(mean)
+        return forecast
+
+    def _running(self) -> QueueForecast:
+        """A forecast with the running requests and nothing else. Slots that they hold together are divided among them
+        by length, for many may share a prefix."""
+        active, kv = self._requests.active, self._kv
+        locked = kv.allocator.num_slots - kv.reachable_slots
+        share = locked / max(sum(req.kv.length for req in active), 1)
+        reserves = [self._ratio.reserve(req, req.kv.length) for req in active]
+        forecast = QueueForecast(
+            self._step_time.times,
+            max_rows=self._config.max_running_requests,
+            chunk_tokens=self._config.chunked_prefill_size,
+            free_slots=kv.reachable_slots - sum(reserves),
+            begin_s=self._step_time.recent_s / 2 if active else 0.0,
+        )
+        for req, reserve in zip(active, reserves, strict=True):
+            prefill = req.known_len - req.kv.length if req.state is ReqState.PREFILL else 0
+            output = self._outputs.expected(req.max_len - req.prompt_len, req.seq_len - req.prompt_len)
+            forecast.run(Work(prefill, req.known_len, output, share * req.kv.length + reserve))
+        return forecast
+
+    # --- work of one request ---
+
+    def _measure(self, req: Req) -> Work:
+        """Return the work of a waiting request, and remember it."""
+        ids = req.reusable_ids
+        shared = self._prompts.shared_len(ids, req.namespace) if self._kv.cache.shares else 0
+        work = self._work_of(req, max(self._kv.match_len(req), shared))
+        self._remember(req.rid, work, ids, req.namespace)
+        return work
+
+    def _work_of(self, req: Req, cached: int) -> Work:
+        rest = 0 if req.scores is None else self._requests.groups[req.scores.rid].tokens_left
+        return self._work(req.known_len + rest, cached, req.max_len - req.prompt_len, req.num_output)
+
+    def _work(self, length: int, cached: int, max_output: int, sampled: int) -> Work:
+        prefill = length - cached
+        return Work(
+            prefill=prefill,
+            length=length,
+            output=self._outputs.expected(max_output, sampled),
+            slots=prefill + int(min(max(max_output - sampled, 0), CLIP_TOKENS) * self._ratio.value),
+        )
+
+    def _remember(self, rid: str, work: Work, ids: Int32Array, namespace: str) -> None:
+        self._works[rid] = work
+        if self._kv.cache.shares:
+            self._prompts.add(rid, ids, namespace)
+
+    def _keep(self, waiting: set[str]) -> None:
+        """Forget the requests that have left the queue; prompts only when they are computed."""
+        for rid in self._works.keys() - waiting:
+            del self._works[rid]
+        prefill = [req for req in self._requests.active if req.state is ReqState.PREFILL]
+        self._prompts.keep(waiting | {req.rid for req in prefill})
+        if self._kv.cache.shares:
+            for req in prefill:
+                self._prompts.add(req.rid, req.reusable_ids, req.namespace)

@@ -1,0 +1,59 @@
+"""`QueuedPrompts`: prefixes that requests have in common with those before them.
+
+A prompt token need not be computed if the prefix cache holds it, or if a request that waits or is in PREFILL has the
+same prefix: that one computes it, and the others find it in the cache (`admission.PrefillPrefixes`). Prefixes are known
+by hashes of their first GRANULE, 2 GRANULE, ... tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+
+from radixrt.messages.wire import Int32Array
+
+GRANULE = 64
+
+
+class QueuedPrompts:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._prefixes: Counter[int] = Counter()  # hash of a prefix -> number of requests that begin with it
+        self._hashes: dict[str, list[int]] = {}
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._hashes
+
+    def shared_len(self, ids: Int32Array, namespace: str) -> int:
+        """Number of leading tokens that one of the requests has too, in whole granules."""
+        shared = 0
+        for hashed in _prefix_hashes(ids, namespace):
+            if hashed not in self._prefixes:
+                break
+            shared += GRANULE
+        return shared
+
+    def add(self, rid: str, ids: Int32Array, namespace: str) -> None:
+        """Add a request, if it is not known yet."""
+        if rid in self._hashes:
+            return
+        hashes = self._hashes[rid] = _prefix_hashes(ids, namespace)
+        self._prefixes.update(hashes)
+
+    def keep(self, rids: Set[str]) -> None:
+        """Remove all requests but these."""
+        for rid in self._hashes.keys() - rids:
+            for hashed in self._hashes.pop(rid):
+                self._prefixes[hashed] -= 1
+                if not self._prefixes[hashed]:
+                    del self._prefixes[hashed]
+
+
+def _prefix_hashes(ids: Int32Array, namespace: str) -> list[int]:
+    data, size = ids.tobytes(), 4 * GRANULE
+    hashes, last = [], hash(namespace)
+    for start in range(0, len(data) - size + 1, size):
+        last = hash((last, data[start : start + size]))
+        hashes.append(last)
+    return hashes
