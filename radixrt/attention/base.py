@@ -54,7 +54,8 @@ class AttentionBackend(ABC):
         """`store` k and v, then attend each query to its sequence up to its own position.
 
         Args:
-            q: [T, num_heads, head_dim], rotary embedding applied.
+            q: [T, num_heads, head_dim], rotary embedding applied; like k and v, in the dtype of activations, which may
+                differ from the pool's.
             k, v: [T, num_kv_heads, head_dim]; None if the caller has stored them into `pool` or by `store`. After
                 `store`, only the narrowed batch can be attended to.
             batch: one of the `attended` batches of the step that `prepare` was called for.

@@ -23,7 +23,9 @@ TASK_ROWS = 192
 
 
 class CpuBackend(AttentionBackend):
-    """Attention in float32 or bfloat16 for head dims that are multiples of 16; equal to the reference up to rounding.
+    """Attention in float32, over a float32 or bfloat16 pool, for head dims that are multiples of 16.
+
+    Equal to the reference up to rounding.
 
     Raises:
         KernelUnavailable: the kernel cannot be built here.
@@ -34,12 +36,12 @@ class CpuBackend(AttentionBackend):
         self._kv = kv_cache
         library = load_kernels(cache_dir)
         dtype = kv_cache.k[0].dtype
-        entries = {torch.bfloat16: "radixrt_attend_bf16", torch.float32: "radixrt_attend_f32"}
-        if dtype not in entries:
+        suffixes = {torch.bfloat16: "bf16", torch.float32: "f32"}
+        if dtype not in suffixes:
             raise ValueError(f"the CPU attention kernel has no {dtype} version")
         self._check_shapes(layers, library.radixrt_max_dim())
         self._max_queries = library.radixrt_query_block()
-        self._attend = getattr(library, entries[dtype])
+        self._attend = library[f"radixrt_attend_{suffixes[dtype]}"]
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._attend.restype = None
         self._attend.argtypes = [
@@ -49,9 +51,9 @@ class CpuBackend(AttentionBackend):
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
             for layer in layers
         }
-        self._store = library.radixrt_store
+        self._store = library[f"radixrt_store_{suffixes[dtype]}"]
         self._store.restype = None
-        self._store.argtypes = [pointer, pointer, i64, i64, *[pointer] * 3, i32, i64]
+        self._store.argtypes = [pointer, pointer, i64, i64, *[pointer] * 3, i32, i32]
         self._steps: list[_Step] = []
 
     @staticmethod
@@ -68,11 +70,11 @@ class CpuBackend(AttentionBackend):
         self._steps = [_Step(each, self._max_queries) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
-        size = k.element_size()
+        k, v = k.float(), v.float()
         self._store(
-            k.data_ptr(), v.data_ptr(), _token_stride(k) * size, _token_stride(v) * size,
+            k.data_ptr(), v.data_ptr(), _token_stride(k), _token_stride(v),
             self._kv.k[layer.layer_id].data_ptr(), self._kv.v[layer.layer_id].data_ptr(),
-            batch.out_cache_loc.data_ptr(), k.shape[0], layer.num_kv_heads * layer.head_dim * size,
+            batch.out_cache_loc.data_ptr(), k.shape[0], layer.num_kv_heads * layer.head_dim,
         )  # fmt: skip
 
     def attend(
@@ -87,16 +89,17 @@ class CpuBackend(AttentionBackend):
             self.store(layer, k, v, batch)
         step = next(step for step in self._steps if step.batch is batch)
         plan = step.plan_for(layer)
-        out = torch.empty(q.shape[0], layer.num_heads * layer.head_dim, dtype=q.dtype)
+        queries = q.float()
+        out = torch.empty(q.shape[0], layer.num_heads * layer.head_dim, dtype=torch.float32)
         self._attend(
-            q.data_ptr(), _token_stride(q), self._kv.k[layer.layer_id].data_ptr(),
+            queries.data_ptr(), _token_stride(queries), self._kv.k[layer.layer_id].data_ptr(),
             self._kv.v[layer.layer_id].data_ptr(), out.data_ptr(), batch.req_to_token.data_ptr(),
             batch.req_to_token.stride(0), batch.req_pool_indices.data_ptr(), step.seq_lens.ctypes.data,
             step.extend_lens.ctypes.data, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data,
             len(plan.groups), plan.segments.ctypes.data, plan.group_rows.ctypes.data, step.first_token.ctypes.data,
             self._shapes[layer.layer_id].ctypes.data, layer.scale, layer.sliding_window or 0,
         )  # fmt: skip
-        return out
+        return out.to(q.dtype)
 
 
 class _Step:

@@ -26,8 +26,8 @@ class TorchNativeBackend(AttentionBackend):
         self._plans = [_Plan(each) for each in batch.attended]
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
-        self._kv.k[layer.layer_id].index_copy_(0, batch.out_cache_loc, k)
-        self._kv.v[layer.layer_id].index_copy_(0, batch.out_cache_loc, v)
+        self._kv.k[layer.layer_id].index_copy_(0, batch.out_cache_loc, k.to(self._kv.dtype))
+        self._kv.v[layer.layer_id].index_copy_(0, batch.out_cache_loc, v.to(self._kv.dtype))
 
     def attend(
         self,
@@ -40,7 +40,8 @@ class TorchNativeBackend(AttentionBackend):
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
         plan = next(plan for plan in self._plans if plan.batch is batch)
-        return plan.attend(layer, q, self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
+        out = plan.attend(layer, q.to(self._kv.dtype), self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
+        return out.to(q.dtype)
 
 
 class _Plan:

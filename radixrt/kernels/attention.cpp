@@ -7,7 +7,8 @@
 // Decode rows that share parts of their context go through these together: a group task takes one kv head of several
 // rows, goes through each shared part once for the queries of the rows that share it, then through each row's own. The
 // online softmax carries each query from one to the next, so nothing has to be merged afterwards. Softmax is online over
-// blocks of BLOCK positions (Milakov and Gimelshein, arXiv 1805.02867). All arithmetic is float32, whatever the pool holds.
+// blocks of BLOCK positions (Milakov and Gimelshein, arXiv 1805.02867). Queries, outputs, new keys and values and all
+// arithmetic are float32, whatever the pool holds.
 
 #include <algorithm>
 
@@ -58,8 +59,9 @@ struct Segment;
 
 template <typename T>
 struct Problem {
-    const T *q, *k_pool, *v_pool;
-    T* out;
+    const float* q;
+    const T *k_pool, *v_pool;
+    float* out;
     const int32_t* req_to_token;
     int64_t row_stride;
     const int64_t* req_pool_indices;
@@ -157,7 +159,7 @@ void load_queries(const Row<T>& r, int base) {
     for (int h = 0; h < r.t.num_heads; h++)
         for (int m = 0; m < r.rows; m++) {
             const int64_t index = r.query(h, m);
-            const T* q = r.p.q + index / r.p.heads * r.p.q_stride + index % r.p.heads * r.dim;
+            const float* q = r.p.q + index / r.p.heads * r.p.q_stride + index % r.p.heads * r.dim;
             const int at = base + h * r.rows + m;
             for (int d = 0; d < r.dim; d += LANES) store(r.s.q + at * r.dim + d, load(q + d) * r.p.scale);
             r.s.peak[at] = -1e29f;
@@ -171,7 +173,7 @@ void store_outputs(const Row<T>& r, int base) {
     for (int h = 0; h < r.t.num_heads; h++)
         for (int m = 0; m < r.rows; m++) {
             const int at = base + h * r.rows + m;
-            T* out = r.p.out + r.query(h, m) * r.dim;
+            float* out = r.p.out + r.query(h, m) * r.dim;
             const float inverse = 1.0f / r.s.total[at];
             for (int d = 0; d < r.dim; d += LANES) store(out + d, load(r.s.acc + at * r.dim + d) * inverse);
         }
@@ -353,17 +355,27 @@ void attend(const Problem<T>& p, const Task* tasks, int num_tasks, const Group* 
 }
 
 template <typename T>
-void entry(const void* q, int64_t q_stride, const void* k_pool, const void* v_pool, void* out,
+void entry(const float* q, int64_t q_stride, const void* k_pool, const void* v_pool, float* out,
            const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,
            const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,
            const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape, float scale,
            int window) {
     const int heads = shape[0], kv_heads = shape[1], dim = shape[2];
-    Problem<T> problem{static_cast<const T*>(q), static_cast<const T*>(k_pool), static_cast<const T*>(v_pool),
-                       static_cast<T*>(out), req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens,
+    Problem<T> problem{q, static_cast<const T*>(k_pool), static_cast<const T*>(v_pool), out, req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens,
                        q_stride, heads, kv_heads, dim, scale, window,
                        reinterpret_cast<const Segment*>(segments), rows, first_token};
     attend(problem, reinterpret_cast<const Task*>(tasks), num_tasks, reinterpret_cast<const Group*>(groups), num_groups);
+}
+
+// New keys and values to their slots of the pool. Strides in elements between tokens; a token has `size` elements.
+template <typename T>
+void store_slots(const float* k, const float* v, int64_t k_stride, int64_t v_stride, T* k_pool, T* v_pool,
+                 const int64_t* slots, int tokens, int size) {
+    for (int i = 0; i < tokens; i++)
+        for (int d = 0; d < size; d += LANES) {
+            store(k_pool + slots[i] * size + d, load(k + i * k_stride + d));
+            store(v_pool + slots[i] * size + d, load(v + i * v_stride + d));
+        }
 }
 
 }  // namespace
@@ -373,24 +385,21 @@ extern "C" {
 int radixrt_query_block() { return QUERY_BLOCK; }
 int radixrt_max_dim() { return MAX_DIM; }
 
-// New keys and values to their slots of the pool; strides (between tokens) and width (of a token's heads) in bytes.
-void radixrt_store(const char* k, const char* v, int64_t k_stride, int64_t v_stride, char* k_pool, char* v_pool,
-                   const int64_t* slots, int tokens, int64_t width) {
-    for (int i = 0; i < tokens; i++) {
-        std::memcpy(k_pool + slots[i] * width, k + i * k_stride, width);
-        std::memcpy(v_pool + slots[i] * width, v + i * v_stride, width);
-    }
-}
-
-#define RADIXRT_ENTRY(NAME, TYPE)                                                                                        \
-    void NAME(const void* q, int64_t q_stride, const void* k_pool, const void* v_pool, void* out,                        \
-              const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens, \
-              const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,    \
-              const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape,            \
-              float scale, int window) {                                                                                 \
+#define RADIXRT_ENTRIES(SUFFIX, TYPE)                                                                                    \
+    void radixrt_attend_##SUFFIX(                                                                                        \
+            const float* q, int64_t q_stride, const void* k_pool, const void* v_pool, float* out,                        \
+            const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,   \
+            const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,      \
+            const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape, float scale, \
+            int window) {                                                                                                \
         entry<TYPE>(q, q_stride, k_pool, v_pool, out, req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens, \
                     tasks, num_tasks, groups, num_groups, segments, rows, first_token, shape, scale, window);            \
+    }                                                                                                                    \
+    void radixrt_store_##SUFFIX(const float* k, const float* v, int64_t k_stride, int64_t v_stride, void* k_pool,        \
+                                void* v_pool, const int64_t* slots, int tokens, int size) {                              \
+        store_slots(k, v, k_stride, v_stride, static_cast<TYPE*>(k_pool), static_cast<TYPE*>(v_pool), slots, tokens,     \
+                    size);                                                                                               \
     }
-RADIXRT_ENTRY(radixrt_attend_bf16, bf16)
-RADIXRT_ENTRY(radixrt_attend_f32, float)
+RADIXRT_ENTRIES(bf16, bf16)
+RADIXRT_ENTRIES(f32, float)
 }

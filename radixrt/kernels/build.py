@@ -1,6 +1,6 @@
 """Compiles the CPU kernels with the machine's own C++ compiler, once, into the user's cache folder.
 
-The kernels have a C interface and no torch headers, so this takes about two seconds. They are linked against no OpenMP
+The kernels have a C interface and no torch headers, so this takes a few seconds. They are linked against no OpenMP
 library: they use the one that torch has already loaded, so that both share one thread pool.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "elementwise.cpp")]
+SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "elementwise.cpp", "gemm.cpp")]
 HEADER = Path(__file__).with_name("vec.h")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
 COMPILE_TIMEOUT_S = 120

@@ -40,12 +40,12 @@ class LinearMethod(ABC):
 
     Args:
         ops: kernels for the device.
-        keep_float32: layers are called with float32 activations too, and multiply them in float32.
+        float32_min_rows: see `Precision.float32_min_tokens`.
     """
 
-    def __init__(self, ops: LayerOps, *, keep_float32: bool = False) -> None:
+    def __init__(self, ops: LayerOps, *, float32_min_rows: int | None = None) -> None:
         self._ops = ops
-        self._keep_float32 = keep_float32
+        self._float32_min_rows = float32_min_rows
 
     @abstractmethod
     def create_weights(self, layer: Linear, in_features: int, out_features: int, dtype: torch.dtype) -> None:
@@ -53,7 +53,7 @@ class LinearMethod(ABC):
 
         Args:
             in_features, out_features: of this rank's part of the layer.
-            dtype: of activations.
+            dtype: of plain weights.
         """
 
     def process_weights_after_loading(self, layer: Linear) -> None:
@@ -76,9 +76,10 @@ class LinearMethod(ABC):
 
 
 class UnquantizedLinearMethod(LinearMethod):
-    """Multiplication by a weight in the dtype of the activations.
+    """Multiplication by a weight in the dtype that it was loaded in.
 
-    On a CPU in bfloat16, oneDNN multiplies by a copy of the weight that it laid out once, after loading.
+    On a CPU in bfloat16, a copy of the weight is laid out once, after loading: for the compiled kernel, which takes
+    and returns float32, otherwise for oneDNN, whose result is rounded to bfloat16.
     """
 
     def create_weights(self, layer: Linear, in_features: int, out_features: int, dtype: torch.dtype) -> None:
@@ -88,34 +89,47 @@ class UnquantizedLinearMethod(LinearMethod):
         """Pack the weight where that helps, and drop the plain one."""
         assert layer.weight is not None
         plain = layer.weight
-        layer.packed_weight = pack_weight(plain)
-        if self._keep_float32:
+        if self._float32_min_rows is not None:
             layer.float32_weight = plain.float()
             layer.float32_bias = None if layer.bias is None else layer.bias.float()
-        if layer.packed_weight is not None:
+        gated = layer.gated and layer.bias is None
+        layer.panels = self._ops.pack_panels(plain, gated=gated)
+        layer.gated_panels = gated and layer.panels is not None
+        if layer.panels is None:
+            layer.packed_weight = pack_weight(plain)
+        if layer.panels is not None or layer.packed_weight is not None:
             layer.weight = None
 
     def apply(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if layer.float32_weight is not None and x.dtype == torch.float32:
+        if self._in_float32(layer, x):
+            assert layer.float32_weight is not None
             return F.linear(x, layer.float32_weight, layer.float32_bias)
+        if layer.panels is not None:
+            assert not layer.gated_panels, "a gated layer is applied by silu_and_mul"
+            return self._ops.linear_panels(x, layer.panels, bias)
         if layer.packed_weight is not None:
-            return _packed_linear(x, layer.packed_weight, bias, "none", [], "")
+            return _packed_linear(x.bfloat16(), layer.packed_weight, bias, "none", [], "").to(x.dtype)
         assert layer.weight is not None
+        if x.dtype != layer.weight.dtype:
+            return self._ops.linear(x.to(layer.weight.dtype), layer.weight, bias).to(x.dtype)
         return self._ops.linear(x, layer.weight, bias)
 
     def apply_silu_and_mul(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if layer.packed_weight is not None or layer.float32_weight is not None:
+        if layer.panels is not None and layer.gated_panels and not self._in_float32(layer, x):
+            return self._ops.gated_panels(x, layer.panels)
+        if layer.weight is None or x.dtype != layer.weight.dtype:
             return super().apply_silu_and_mul(layer, x, bias)
-        assert layer.weight is not None
         return self._ops.linear_silu_and_mul(x, layer.weight, bias)
 
     def apply_partial_sum(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
     ) -> PartialSum:
-        if layer.packed_weight is not None or layer.float32_weight is not None:
+        if layer.weight is None or x.dtype != layer.weight.dtype:
             return super().apply_partial_sum(layer, x, bias, group)
-        assert layer.weight is not None
         return self._ops.linear_partial_sum(x, layer.weight, bias, group)
+
+    def _in_float32(self, layer: Linear, x: torch.Tensor) -> bool:
+        return layer.float32_weight is not None and x.shape[0] >= (self._float32_min_rows or 0)
 
 
 LINEAR_METHODS: dict[str, type[LinearMethod]] = {"unquantized": UnquantizedLinearMethod}
@@ -129,6 +143,9 @@ class Linear(nn.Module):
 
     Attributes:
         weight: the plain weight; None where the method has no such parameter, or has dropped it after loading.
+        gated: only `silu_and_mul` is called: the outputs are those of gate, then those of up.
+        panels: the weight as `LayerOps.linear_panels` reads it; None where it is not used.
+        gated_panels: panels are laid out for `LayerOps.gated_panels` instead.
         packed_weight: the weight in oneDNN's layout, which only oneDNN's operators read; None where it is not used.
         float32_weight, float32_bias: copies for float32 activations; None where there are none.
         bias: [out_features], or None.
@@ -137,11 +154,15 @@ class Linear(nn.Module):
     weight: nn.Parameter | None
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, method: LinearMethod
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, method: LinearMethod, *,
+        gated: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._method = method
+        self.gated = gated
         self.weight = None
+        self.panels: torch.Tensor | None = None
+        self.gated_panels = False
         self.packed_weight: torch.Tensor | None = None
         self.float32_weight: torch.Tensor | None = None
         self.float32_bias: torch.Tensor | None = None
@@ -153,7 +174,7 @@ class Linear(nn.Module):
         self._method.process_weights_after_loading(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_features] -> [T, out_features], same dtype."""
+        """[T, in_features] -> [T, out_features], same dtype: that of activations, see `Precision`."""
         return self._method.apply(self, x, self.bias)
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from radixrt.layers.linear import Linear, UnquantizedLinearMethod
-from radixrt.layers.ops import TorchOps
+from radixrt.layers.ops import LayerOps
 
 NEAR_TOP = 4.0
 """Logits within so many nats of a row's largest are recomputed in float32: 26 tokens of a row on average with SmolLM2,
@@ -22,12 +22,12 @@ class LMHead(Linear):
 
     bfloat16 logits of 25 lie 1/8 apart, so the best tokens often tie and greedy decoding takes the wrong one: SmolLM2
     answers a plain question in another language. CUDA accumulates in float32 anyway and can return float32. On a CPU a
-    float32 weight costs twice the memory traffic for each token; there, with a packed weight, the logits near each
-    row's largest are recomputed in float32, which costs next to nothing.
+    float32 weight costs twice the memory traffic for each token; there, with a packed weight, which rounds the hidden
+    states at least, the logits near each row's largest are recomputed in float32, which costs next to nothing.
     """
 
-    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype) -> None:
-        super().__init__(in_features, out_features, False, dtype, UnquantizedLinearMethod(TorchOps()))
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, ops: LayerOps) -> None:
+        super().__init__(in_features, out_features, False, dtype, UnquantizedLinearMethod(ops))
         self._dtype = dtype
         self._rows: torch.Tensor | None = None
         self._float32_output = False
@@ -36,7 +36,7 @@ class LMHead(Linear):
         """Pack as `Linear` does, and keep the plain weight for single rows (where it is tied, it exists anyway)."""
         rows = self.weight
         super().process_weights_after_loading()
-        self._rows = rows if self.packed_weight is not None else None
+        self._rows = rows if self.weight is None else None
         self._float32_output = (
             rows is not None and rows.is_cuda and rows.dtype != torch.float32 and _has_float32_output(rows)
         )
@@ -58,7 +58,7 @@ class LMHead(Linear):
                 found: torch.Tensor = multiply(hidden.to(self._dtype), self.weight.t(), torch.float32, out=out)
                 return found
             return torch.mm(hidden.to(self._dtype), self.weight.t(), out_dtype=torch.float32)
-        logits = super().forward(hidden.to(self._dtype)).float()
+        logits = super().forward(hidden if self.panels is not None else hidden.to(self._dtype)).float()
         if self._rows is not None:
             refine_top(logits, hidden, self._rows)
         return logits

@@ -72,6 +72,19 @@ class LayerOps(ABC):
         """Return x W^T + bias [T, M], for x [T, K], a plain weight [M, K] and a bias [M]."""
         return F.linear(x, weight, bias)
 
+    def pack_panels(self, weight: torch.Tensor, *, gated: bool) -> torch.Tensor | None:
+        """Lay a plain weight [M, K] out for `linear_panels`, or, if gated, for `gated_panels`: [M, K] again; None where
+        there is no kernel for it."""
+        return None
+
+    def linear_panels(self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return `linear` in float32 for a float32 x, which is rounded to the weight's dtype."""
+        raise NotImplementedError
+
+    def gated_panels(self, x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
+        """Return `linear_silu_and_mul` in float32 for a float32 x, which is rounded to the weight's dtype."""
+        raise NotImplementedError
+
     def linear_silu_and_mul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return `silu_and_mul` of `linear` [T, M / 2], for a weight whose rows are those of gate, then those of up."""
         return self.silu_and_mul(self.linear(x, weight, bias))
@@ -163,6 +176,10 @@ class TorchOps(LayerOps):
 class CpuOps(LayerOps):
     """The compiled kernels, for a float32 residual stream and float32 or bfloat16 activations.
 
+    Linear layers with bfloat16 weights have a kernel on processors with bfloat16 instructions (AVX-512 BF16, AMX). It
+    returns float32, where oneDNN rounds to bfloat16, and is faster than oneDNN with few rows
+    (`benchmarks/kernels/cpu_gemm.py`).
+
     A shape that they do not support goes to the reference.
     """
 
@@ -178,6 +195,9 @@ class CpuOps(LayerOps):
             self._rotate[dtype] = _entry(
                 library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32]
             )
+        self._panel_columns, self._panel_depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
+        self._pack = _entry(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
+        self._gemm = _entry(library, "radixrt_gemm", [pointer] * 3 + [i64] * 3 + [i32])
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
@@ -190,6 +210,26 @@ class CpuOps(LayerOps):
         kernel(
             residual.data_ptr(), None if x is None else x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, eps
         )
+        return out
+
+    def pack_panels(self, weight: torch.Tensor, *, gated: bool) -> torch.Tensor | None:
+        columns, depth = weight.shape
+        if weight.dtype != torch.bfloat16 or not self._panel_columns:
+            return None
+        if columns % self._panel_columns or depth % self._panel_depth:
+            return None
+        weight, panels = weight.contiguous(), torch.empty(columns, depth, dtype=weight.dtype)
+        self._pack(weight.data_ptr(), panels.data_ptr(), columns, depth, gated)
+        return panels
+
+    def linear_panels(self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        x, out = x.contiguous(), torch.empty(x.shape[0], panels.shape[0], dtype=torch.float32)
+        self._gemm(x.data_ptr(), panels.data_ptr(), out.data_ptr(), x.shape[0], *panels.shape, False)
+        return out if bias is None else out.add_(bias)
+
+    def gated_panels(self, x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
+        x, out = x.contiguous(), torch.empty(x.shape[0], panels.shape[0] // 2, dtype=torch.float32)
+        self._gemm(x.data_ptr(), panels.data_ptr(), out.data_ptr(), x.shape[0], *panels.shape, True)
         return out
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

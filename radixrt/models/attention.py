@@ -42,16 +42,13 @@ class Attention(Mixer):
             qkv, layer, inputs.positions, inputs.rotary_table, self.q_norm, self.k_norm,
             self._context.spec.rms_norm_eps, attention.pool(layer), batch.out_cache_loc,
         )  # fmt: skip
-        dtype = self._context.dtype  # the backend computes in the dtype of its pool
-        q = q.to(dtype)
-        k, v = (None, None) if k is None or v is None else (k.to(dtype), v.to(dtype))
         if narrowed is not None:
             if k is not None and v is not None:
                 attention.store(layer, k, v, batch)
             if not narrowed.num_tokens:
                 return q.new_empty(0, layer.num_heads * layer.head_dim, dtype=x.dtype)
             q, k, v, batch = q[batch.logits_index], None, None, narrowed
-        return attention.attend(layer, q, k, v, batch).to(x.dtype)
+        return attention.attend(layer, q, k, v, batch)
 
     def project(self, mixed: torch.Tensor) -> PartialSum:
         return self.o_proj.partial_sum(mixed, self._context.group)

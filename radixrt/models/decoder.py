@@ -70,17 +70,17 @@ class Decoder(nn.Module):
         decoder = spec.decoder
         part = partition(spec) if group is None else partition(spec, group.rank, group.size)
         self._model_spec, self._part, self._group, self._ops = spec, part, group, ops
-        dtype, residual_dtype = torch_dtype(precision.dtype), torch_dtype(precision.residual)
-        self._dtype, self._residual_dtype, self._eps = dtype, residual_dtype, decoder.rms_norm_eps
+        dtype, activation_dtype = torch_dtype(precision.dtype), torch_dtype(precision.activations)
+        self._activation_dtype, self._eps = activation_dtype, decoder.rms_norm_eps
         self._precision = precision
-        method = LINEAR_METHODS[decoder.linear_method](ops, keep_float32=precision.float32_min_tokens is not None)
-        layers = build_layers(LayerContext(decoder, dtype, residual_dtype, ops, method, part, group))
+        method = LINEAR_METHODS[decoder.linear_method](ops, float32_min_rows=precision.float32_min_tokens)
+        layers = build_layers(LayerContext(decoder, dtype, activation_dtype, ops, method, part, group))
         self.embed_tokens = meta_parameter(part.vocab_rows, decoder.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(layers)
         mixers = (layer.mixer for layer in layers)
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
-        self.norm = meta_parameter(decoder.hidden_size, dtype=residual_dtype)
-        self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype)
+        self.norm = meta_parameter(decoder.hidden_size, dtype=activation_dtype)
+        self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype, ops)
         self._rotary_table: torch.Tensor | None = None
         self.progress: Callable[[], None] = no_progress
 
@@ -106,12 +106,10 @@ class Decoder(nn.Module):
             batch: the step, which the backend has been prepared for.
 
         Returns:
-            [T, hidden] in residual_dtype, the final norm applied; in a narrowed step, [P, hidden].
+            [T, hidden] in activation_dtype, the final norm applied; in a narrowed step, [P, hidden].
         """
         assert self._rotary_table is not None, "finalize was not called"
-        least = self._precision.float32_min_tokens
-        dtype = self._dtype if least is None or input_ids.shape[0] < least else torch.float32
-        inputs = MixerInputs(positions, self._rotary_table, batch, attention, dtype)
+        inputs = MixerInputs(positions, self._rotary_table, batch, attention)
         residual: torch.Tensor
         residual, added = self._embed(input_ids)
         *before, last = self.layers
@@ -122,16 +120,16 @@ class Decoder(nn.Module):
         if not residual.shape[0]:
             return residual
         return self._ops.all_reduce_add_rms_norm(
-            residual, added, self.norm, self._eps, self._residual_dtype, self._group
+            residual, added, self.norm, self._eps, self._activation_dtype, self._group
         )
 
     def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, PartialSum | None]:
         """Return the residual stream before the first layer and its first addend. With several ranks each has the rows
         of some tokens, so the stream is zero and everything comes from the addends."""
         if self._group is None:
-            return F.embedding(input_ids, self.embed_tokens).to(self._residual_dtype), None
+            return F.embedding(input_ids, self.embed_tokens).to(self._activation_dtype), None
         x = self._ops.embed_shard(input_ids, self.embed_tokens, self._part.vocab.start)
-        return torch.zeros_like(x, dtype=self._residual_dtype), PartialSum(x)
+        return torch.zeros_like(x, dtype=self._activation_dtype), PartialSum(x)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""

@@ -30,8 +30,8 @@ class LayerContext:
     """Constructor arguments that all layers of a model have in common.
 
     Attributes:
-        dtype: of weights and activations.
-        residual_dtype: of the residual stream, and of the weights of the norms that read it.
+        dtype: of weights.
+        activation_dtype: of the residual stream, of activations, and of the weights of the norms between them.
         ops: kernels for the device.
         linear_method: of every linear layer but the output head.
         part: the heads, columns and rows that this rank holds.
@@ -40,15 +40,15 @@ class LayerContext:
 
     spec: DecoderSpec
     dtype: torch.dtype
-    residual_dtype: torch.dtype
+    activation_dtype: torch.dtype
     ops: LayerOps
     linear_method: LinearMethod
     part: Partition
     group: TPGroup | None
 
-    def linear(self, in_features: int, out_features: int, bias: bool) -> Linear:
+    def linear(self, in_features: int, out_features: int, bias: bool, *, gated: bool = False) -> Linear:
         """A linear layer with the model's dtype and method; the sizes are those of this rank's part."""
-        return Linear(in_features, out_features, bias, self.dtype, self.linear_method)
+        return Linear(in_features, out_features, bias, self.dtype, self.linear_method, gated=gated)
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,12 @@ class MixerInputs:
         positions: int64 [T].
         rotary_table: see `radixrt.layers.rotary.rotary_table`.
         batch: the step; the backend has been prepared for it.
-        dtype: of activations in this step, outside of attention.
     """
 
     positions: torch.Tensor
     rotary_table: torch.Tensor
     batch: ForwardBatch
     attention: AttentionBackend
-    dtype: torch.dtype
 
 
 class Mixer(nn.Module, ABC):
@@ -124,9 +122,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self._ops, self._group = context.ops, context.group
         self._eps = context.spec.rms_norm_eps
-        self.input_norm = meta_parameter(context.spec.hidden_size, dtype=context.residual_dtype)
+        self.input_norm = meta_parameter(context.spec.hidden_size, dtype=context.activation_dtype)
         self.mixer = mixer
-        self.post_mixer_norm = meta_parameter(context.spec.hidden_size, dtype=context.residual_dtype)
+        self.post_mixer_norm = meta_parameter(context.spec.hidden_size, dtype=context.activation_dtype)
         self.feed_forward = feed_forward
 
     def forward(
@@ -146,19 +144,17 @@ class DecoderLayer(nn.Module):
         Returns:
             The residual stream and this layer's addend, [T, hidden]; if narrowed, [P, hidden] of its tokens.
         """
-        mixed = self.mixer.mix(self._norm(residual, added, self.input_norm, inputs.dtype), inputs, narrowed)
+        mixed = self.mixer.mix(self._norm(residual, added, self.input_norm), inputs, narrowed)
         if narrowed is not None:
             residual = residual[inputs.batch.logits_index]
             if not narrowed.num_tokens:
                 return residual, None
-        mixed_norm = self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm, inputs.dtype)
+        mixed_norm = self._norm(residual, self.mixer.project(mixed), self.post_mixer_norm)
         fed: PartialSum = self.feed_forward(mixed_norm)
         return residual, fed
 
-    def _norm(
-        self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, dtype, self._group)
+    def _norm(self, residual: torch.Tensor, added: PartialSum | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._ops.all_reduce_add_rms_norm(residual, added, weight, self._eps, residual.dtype, self._group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """Sources of the layer's parameters; prefix is its path in the checkpoint."""

@@ -17,7 +17,7 @@ class DenseFeedForward(FeedForward):
         super().__init__()
         spec, columns = context.spec, len(context.part.intermediate)
         self._context = context
-        self.gate_up_proj = context.linear(spec.hidden_size, 2 * columns, spec.mlp_bias)
+        self.gate_up_proj = context.linear(spec.hidden_size, 2 * columns, spec.mlp_bias, gated=True)
         self.down_proj = context.linear(columns, spec.hidden_size, spec.mlp_bias)
 
     def forward(self, x: torch.Tensor) -> PartialSum:

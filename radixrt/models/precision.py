@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 FLOAT32_MIN_TOKENS = 32
-"""Fewest tokens of a step at which float32 linear layers are faster on a CPU without fast bfloat16 GEMM. Measured on an
+"""Fewest rows at which float32 linear layers are faster on a CPU without fast bfloat16 GEMM. Measured on an
 Intel CPU with AVX-512 BF16 and no AMX, two threads: equal at 16 rows, 1.3 to 1.5 times at 37, 1.8 times at 256."""
 FLOAT32_MAX_PARAMETERS = 500_000_000
 """Most parameters of a model that gets a second, float32 copy of its linear layers."""
@@ -25,16 +25,16 @@ class Precision:
     """Names of torch dtypes for the parts of a computation.
 
     Attributes:
-        dtype: of weights, of the KV pool, and of activations unless float32_min_tokens says otherwise.
-        residual: of the residual stream. In bfloat16 its rounding is most of a model's error: on SmolLM2 the divergence
-            from float32 halves (KL 0.0017 to 0.0008) when the residual stream alone is kept in float32.
+        dtype: of weights and of the KV pool.
+        activations: of activations and of the residual stream. In bfloat16 their rounding is most of a model's error; a
+            linear layer rounds its inputs to bfloat16, and no more where its kernel returns float32.
         rotary: of the table of the rotary embedding.
-        float32_min_tokens: least tokens of a step that computes linear layers and activations in float32; None where
-            no step does.
+        float32_min_tokens: least rows that linear layers multiply by a float32 copy of their weight; None where they
+            have none.
     """
 
     dtype: str
-    residual: str
+    activations: str
     rotary: str
     float32_min_tokens: int | None = None
 
@@ -42,8 +42,8 @@ class Precision:
 def choose_precision(dtype: str, device: str, num_parameters: int = 0) -> Precision:
     """Choose the dtypes for a model on a device, by the most accurate that cost no speed there.
 
-    On a CPU the residual stream and the rotary table are float32, because the compiled kernels compute in float32
-    anyway; on CUDA the fused kernels take one dtype.
+    On a CPU everything between linear layers is float32, because the compiled kernels compute in float32 anyway; on
+    CUDA the fused kernels take one dtype.
 
     Args:
         dtype: "auto", "float32", "bfloat16" or "float16". "auto" is bfloat16 where the device multiplies in it, else

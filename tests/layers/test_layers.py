@@ -12,7 +12,8 @@ from radixrt.layers.lm_head import LMHead, refine_top
 from radixrt.layers.ops import TorchOps
 from radixrt.layers.rotary import RopeSpec, inverse_frequencies, rotary_table
 
-METHOD = UnquantizedLinearMethod(TorchOps())
+OPS = TorchOps()
+METHOD = UnquantizedLinearMethod(OPS)
 
 
 def filled(layer: nn.Module, seed: int = 0) -> nn.Module:
@@ -111,7 +112,7 @@ def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 640), (5, 640), (3, 601)])
 def test_lm_head_is_exact_near_the_top(rows: int, vocab: int) -> None:
-    layer = filled(LMHead(96, vocab, torch.bfloat16))
+    layer = filled(LMHead(96, vocab, torch.bfloat16, OPS))
     assert isinstance(layer, LMHead)
     assert layer.weight is not None
     weight = layer.weight

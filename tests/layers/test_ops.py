@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from radixrt.kernels.build import load_kernels
+from radixrt.layers.linear import Linear, UnquantizedLinearMethod
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -70,3 +72,78 @@ def test_rotate(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int) -> 
     rotated = compiled.rotate(out[:, :7], positions, table)
     torch.testing.assert_close(rotated, expected, **tolerance(dtype))
     assert torch.equal(out[:, 7:], fused[:, 7:]), "the value heads are left alone"
+
+
+def gemm(compiled: LayerOps, *shape: int, gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random weight, and its panels; skips where the processor has no bfloat16 instructions."""
+    weight = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    panels = compiled.pack_panels(weight, gated=gated)
+    if panels is None:
+        pytest.skip("this processor has no bfloat16 instructions")
+    return weight, panels
+
+
+GEMM_ROWS = [1, 2, 11, 12, 13, 31, 37, 256, 300, 513]
+
+
+@pytest.mark.parametrize("rows", GEMM_ROWS)
+@pytest.mark.parametrize("shape", [(32, 32), (96, 160), (576, 1536)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_panels(compiled: LayerOps, rows: int, shape: tuple[int, int], bias: bool) -> None:
+    weight, panels = gemm(compiled, *shape, gated=False)
+    x, offset = torch.randn(rows, shape[1]), torch.randn(shape[0]).bfloat16() if bias else None
+    exact = x.bfloat16().double() @ weight.double().T
+    found = compiled.linear_panels(x, panels, offset)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found.double(), exact if offset is None else exact + offset.double(), atol=1e-3, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("rows", GEMM_ROWS)
+@pytest.mark.parametrize("shape", [(32, 32), (192, 64), (3072, 576)])
+def test_gated_panels(compiled: LayerOps, rows: int, shape: tuple[int, int]) -> None:
+    weight, panels = gemm(compiled, *shape, gated=True)
+    x = torch.randn(rows, shape[1])
+    gate, up = (x.bfloat16().double() @ weight.double().T).chunk(2, -1)
+    found = compiled.gated_panels(x, panels)
+    torch.testing.assert_close(found.double(), gate * torch.sigmoid(gate) * up, atol=5e-3, rtol=1e-4)
+
+
+def test_panels_of_a_row_do_not_depend_on_its_neighbours_values(compiled: LayerOps) -> None:
+    _, panels = gemm(compiled, 64, 64, gated=False)
+    x = torch.randn(40, 64)
+    expected = compiled.linear_panels(x, panels, None)
+    x[1::2] = float("nan")
+    assert torch.equal(compiled.linear_panels(x, panels, None)[::2], expected[::2])
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (64, 48), (31, 32)])
+def test_other_shapes_have_no_panels(compiled: LayerOps, shape: tuple[int, int]) -> None:
+    assert compiled.pack_panels(torch.zeros(shape, dtype=torch.bfloat16), gated=False) is None
+
+
+def test_float32_weights_have_no_panels(compiled: LayerOps) -> None:
+    assert compiled.pack_panels(torch.zeros(64, 64), gated=False) is None
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("float32_min_rows", [None, 32])
+def test_gated_linear_layer(compiled: LayerOps, rows: int, bias: bool, float32_min_rows: int | None) -> None:
+    """The layer gives the same with panels, in float32 and by torch."""
+    weight, offset = torch.randn(128, 64).bfloat16(), torch.randn(128).bfloat16()
+    x = torch.randn(rows, 64).bfloat16().float()
+    found = []
+    for ops in (TorchOps(), compiled):
+        method = UnquantizedLinearMethod(ops, float32_min_rows=float32_min_rows)
+        layer = Linear(64, 128, bias, torch.bfloat16, method, gated=True)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        layer.bias = nn.Parameter(offset, requires_grad=False) if bias else None
+        layer.process_weights_after_loading()
+        found.append(layer.silu_and_mul(x))
+    exact = x.double() @ weight.double().T
+    gate, up = (exact + offset.double() if bias else exact).chunk(2, -1)
+    for y in found:
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y.double(), gate * torch.sigmoid(gate) * up, atol=0.3, rtol=0.02)
