@@ -12,7 +12,10 @@ from radixrt.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOp
 from radixrt.errors import RequestError, shown
 
 MAX_N = 128
-MAX_LOGPROBS = 10_000
+MAX_LOGPROBS = 256
+MAX_PROMPT_LOGPROBS = 64
+"""Fewer than of output tokens, since a prompt may have many more tokens."""
+
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1_024
 MAX_STOP_TOKEN_IDS = 1_024
@@ -144,9 +147,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         _number(self, "presence_penalty", -2.0, 2.0)
         _integer(self, "seed", -(2**63), 2**63 - 1, optional=True)
         _integer(self, "n", 1, MAX_N)
-        most = MAX_LOGPROBS if vocab_size is None else min(MAX_LOGPROBS, vocab_size)
-        _integer(self, "logprobs", 0, most, optional=True)
-        _integer(self, "prompt_logprobs", 0, most, optional=True)
+        for name, most in (("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_PROMPT_LOGPROBS)):
+            _integer(self, name, 0, most if vocab_size is None else min(most, vocab_size), optional=True)
         _flag(self, "ignore_eos")
         _flag(self, "skip_special_tokens")
         _flag(self, "include_stop_str_in_output")

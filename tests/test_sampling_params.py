@@ -17,6 +17,7 @@ from radixrt.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_PROMPT_LOGPROBS,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -39,7 +40,7 @@ INTEGERS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "seed": (-(2**63), 2**63 - 1, {}),
     "n": (1, MAX_N, {}),
     "logprobs": (0, MAX_LOGPROBS, {}),
-    "prompt_logprobs": (0, MAX_LOGPROBS, {}),
+    "prompt_logprobs": (0, MAX_PROMPT_LOGPROBS, {}),
 }
 NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -227,10 +228,10 @@ def test_min_tokens_is_at_most_max_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_no_more_alternatives_than_tokens(name: str) -> None:
-    accepted(VOCAB, **{name: VOCAB})
-    error = refusal(VOCAB, **{name: VOCAB + 1})
+    accepted(32, **{name: 32})
+    error = refusal(32, **{name: 33})
     assert error.param == name
-    assert str(VOCAB) in str(error)
+    assert "32" in str(error)
     assert refusal(10**6, **{name: MAX_LOGPROBS + 1}).param == name
 
 

@@ -274,3 +274,18 @@ def test_what_is_ignored_on_request_is_reported(engine: Engine) -> None:
     assert c.constraint is not None
     assert c.constraint.ignored == ["/properties/names: uniqueItems"]
     assert all(isinstance(name, str) for name in c.parsed["names"])
+
+
+@pytest.mark.parametrize("whitespace", [0, 1])
+@pytest.mark.parametrize("kind", ["integers", "numbers", "arrays"])
+def test_an_enumeration_of_thousands(engine: Engine, kind: str, whitespace: int) -> None:
+    values = {"integers": lambda i: 7 * i, "numbers": lambda i: i + 0.5, "arrays": lambda i: [i]}[kind]
+    listed = [values(i) for i in range(3_000)]
+    schema = {"enum": listed}
+    if kind == "arrays" and whitespace:
+        with pytest.raises(RequestError, match="3000 options") as caught:
+            engine.generate("A number: ", json_schema=schema, structured={"whitespace": whitespace})
+        assert caught.value.status == 400
+        return
+    answer = engine.generate("A number: ", {"seed": 1}, json_schema=schema, structured={"whitespace": whitespace})
+    assert json.loads(answer.text) in listed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import threading
@@ -34,6 +35,12 @@ def documented() -> list[str]:
     return re.findall(r"^\d+\. `([a-z_/]+\.py)`", walk, re.MULTILINE)
 
 
+def _is_property(frame: FrameType) -> bool:
+    """Whether a frame computes an attribute, which is no station either."""
+    owner = type(frame.f_locals.get("self"))
+    return isinstance(inspect.getattr_static(owner, frame.f_code.co_name, None), property)
+
+
 def trace(caller: Caller, fields: dict[str, Any]) -> list[str]:
     """The files whose functions are called from the route until `EngineClient.astream`, neighbours merged."""
     caller.chat(**fields)  # imports and caches
@@ -52,7 +59,7 @@ def trace(caller: Caller, fields: dict[str, Any]) -> list[str]:
         name = path.relative_to(PACKAGE).as_posix()
         if code.co_name == "chat_completions":
             state = "walking"
-        if state == "walking" and name not in VALUES and stations[-1:] != [name]:
+        if state == "walking" and name not in VALUES and stations[-1:] != [name] and not _is_property(frame):
             stations.append(name)
         if code.co_name == "astream":
             state = "sent"

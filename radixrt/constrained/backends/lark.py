@@ -40,6 +40,8 @@ from radixrt.constrained.regex.nodes import (
 from radixrt.errors import InvariantError
 
 MAX_SYMBOLS: Final = 20_000
+MAX_OPTIONS: Final = 1_900
+"""Each option is an item of a row of llguidance's parser, which has 2,000 items at most."""
 MAX_COUNT: Final = 2**31 - 1
 _MAX_NESTING: Final = 6
 _MAX_CALL_DEPTH: Final = 400
@@ -153,6 +155,8 @@ class _Writer:
             return self._joined(below, " ", _SEQUENCE) if below else _Text('""', _ATOM, 0)
         if not below:
             raise InvariantError("productions that derive nothing must be pruned before they are written")
+        if len(below) > MAX_OPTIONS:
+            raise NotExpressible(f"a choice among {len(below)} options; llguidance takes {MAX_OPTIONS}")
         return self._joined(below, " | ", _CHOICE)
 
     def _joined(self, below: list[_Text], by: str, binds: int) -> _Text:

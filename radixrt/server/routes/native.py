@@ -62,7 +62,7 @@ from radixrt.client.requests import expand_n
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.messages.parts import Finish, Timings, Usage
-from radixrt.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from radixrt.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import clean_logprob, constraint_body
@@ -88,7 +88,7 @@ async def generate(service: Service, request: Request) -> Response:
     param, given = _the_prompt(body)
     asked = _read_constraint(body)
     names = {"prompt": param, "messages": param, "input_ids": param}
-    names |= _prefixed(field_names(asked)) | {kind: f"sampling_params.{kind}" for kind in ("max_tokens", "stop")}
+    names |= _prefixed({**_field_names(body, asked), "stop": "stop"})
     sampling = native_sampling(body, asked, info.vocab_size)
     if body.input_parts is None:
         requests = make_requests(split_prompts(given, param), param, sampling, info, options)
@@ -136,6 +136,12 @@ def _in_sampling_params(error: RequestError) -> RequestError:
     )  # fmt: skip
 
 
+def _field_names(body: NativeRequest, asked: RequestedConstraint | None) -> FieldNames:
+    """The client's names for the fields of `SamplingParams`."""
+    renamed_limit = body.sampling_params is not None and body.sampling_params.max_new_tokens is not None
+    return field_names(asked, max_tokens="max_new_tokens" if renamed_limit else "max_tokens")
+
+
 def _prefixed(names: FieldNames) -> dict[str, str]:
     return {field: f"sampling_params.{name}" for field, name in names.items()}
 
@@ -145,10 +151,12 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
     logprobs, prompt_logprobs = given.logprobs, given.prompt_logprobs
     if body.return_logprob:
         top = body.top_logprobs_num or 0
-        if not 0 <= top <= vocab_size:
-            raise RequestError(f"top_logprobs_num must be between 0 and {vocab_size}", param="top_logprobs_num")
+        of_prompt = body.logprob_start_len is not None and body.logprob_start_len >= 0
+        most = min(MAX_PROMPT_LOGPROBS if of_prompt else MAX_LOGPROBS, vocab_size)
+        if not 0 <= top <= most:
+            raise RequestError(f"top_logprobs_num must be between 0 and {most}", param="top_logprobs_num")
         logprobs = top if logprobs is None else logprobs
-        if body.logprob_start_len is not None and body.logprob_start_len >= 0 and prompt_logprobs is None:
+        if of_prompt and prompt_logprobs is None:
             prompt_logprobs = top
     max_tokens = given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
     try:
@@ -162,7 +170,7 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
             **constraint_fields(asked, given.structured),
         )
     except RequestError as error:
-        raise _in_sampling_params(renamed(error, field_names(asked))) from None
+        raise _in_sampling_params(renamed(error, _field_names(body, asked))) from None
 
 
 # --- the answer ---

@@ -20,8 +20,8 @@ from radixrt.errors import shown
 
 INLINE_DEPTH = 12
 """Maximum nesting of objects and arrays within one rule."""
-MAX_STRING_OPTIONS = 4
-"""Maximum number of listed strings that are options of their own; more of them become one terminal."""
+MAX_LISTED_OPTIONS = 4
+"""Maximum number of listed values that are options of their own; more of them become one terminal."""
 
 
 def emit_productions(graph: Graph, whitespace: int) -> Productions:
@@ -147,12 +147,14 @@ class GrammarEmitter:
         return found
 
     def _make_scalar(self, plan: Plan) -> Expr:
+        listed: list[Expr] = [Lit(text_of(text)) for text in plan.texts]
+        listed.extend(self.style.value(value) for value in plan.values)
         options: list[Expr] = []
-        if len(plan.texts) > MAX_STRING_OPTIONS:
-            options.append(Term(literals([text_of(text) for text in plan.texts])))
-        else:
-            options.extend(Lit(text_of(text)) for text in plan.texts)
-        options.extend(self.style.value(value) for value in plan.values)
+        if len(listed) > MAX_LISTED_OPTIONS:
+            leaves = [leaf for expr in listed for leaf in (expr.options if isinstance(expr, Alt) else (expr,))]
+            options.append(Term(literals([leaf.text for leaf in leaves if isinstance(leaf, Lit)])))
+            listed = [leaf for leaf in leaves if not isinstance(leaf, Lit)]
+        options.extend(listed)
         if plan.strings is not None:
             options.append(Term(json_string(plan.strings)))
         options.extend(Term(numbers) for numbers in plan.numbers)
