@@ -178,7 +178,7 @@ def make_loop(
 ) -> SchedulerLoop:  # fmt: skip
     """The real loop; without a grammar manager, it has one that is never asked."""
     grammars = grammars or GrammarManager(_no_vocabulary, inline=True)
-    return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, grammars, max_inflight=depth, step_timeout_s=60.0)
+    return SchedulerLoop(scheduler, executor, inbox, to_tokenizer, grammars, max_inflight=depth)
 
 
 def _no_vocabulary() -> Any:

@@ -169,7 +169,6 @@ def make_scheduler_loop(
         tokenizer,
         grammars,
         max_inflight=config.scheduler.max_inflight_steps,
-        step_timeout_s=config.executor.step_timeout_s,
         shared_cores=ready.device == "cpu",
         watch_s=WATCH_S if ready.device != "cpu" and len(os.sched_getaffinity(0)) >= WATCH_CORES else 0.0,
         check_invariants=config.scheduler.check_invariants,

@@ -107,7 +107,7 @@ class Executor(ABC):
 
     @property
     def is_restartable(self) -> bool:
-        """True if main starts ranks anew that have died, and ends those that hang; see `restart`."""
+        """True if main starts ranks anew that have died; see `restart`."""
         return False
 
     @property

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 0.25
 IDLE_WAIT_MS = 1000
 BUSY_WAIT_MS = 50
-"""Longest sleeps for a message; deadlines and a hung runner are noticed with this delay."""
+"""Longest sleeps for a message; deadlines are noticed with this delay."""
 
 
 LONG_STEP_TOKENS = 1024
@@ -55,7 +55,6 @@ class SchedulerLoop:
     Args:
         grammars: compiles the constraints of requests before they join the queue.
         max_inflight: maximum number of steps submitted and not yet answered.
-        step_timeout_s: time without an answer after which a runner that main does not watch counts as hung.
         shared_cores: steps are computed on the cores that also compile grammars.
         watch_s: seconds after a constrained step has become the oldest in flight for which the loop busy-waits for its
             answer: the next mask waits for that answer, and waking up takes time. 0 disables busy-waiting.
@@ -64,7 +63,7 @@ class SchedulerLoop:
 
     def __init__(
         self, scheduler: Scheduler, executor: Executor, inbox: Inbox[ToScheduler], tokenizer: Outbox[ToTokenizer],
-        grammars: GrammarManager, *, max_inflight: int, step_timeout_s: float, shared_cores: bool = False,
+        grammars: GrammarManager, *, max_inflight: int, shared_cores: bool = False,
         watch_s: float = 0.0, check_invariants: bool = False, inbox_socket: Any | None = None,
     ) -> None:  # fmt: skip
         self._core = scheduler
@@ -73,7 +72,6 @@ class SchedulerLoop:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._max_inflight = max_inflight
-        self._step_timeout_s = step_timeout_s
         self._shared_cores = shared_cores
         self._watch_s = watch_s
         self._check = check_invariants
@@ -106,7 +104,7 @@ class SchedulerLoop:
             Whether the iteration did something or a step is in flight.
 
         Raises:
-            EngineError: the runner hangs or failed, and cannot be restarted; or the restarted one has another pool.
+            EngineError: the runner failed and cannot be restarted; or the restarted one has another pool.
         """
         busy = self._advance()
         if wait and not busy:
@@ -227,9 +225,6 @@ class SchedulerLoop:
             return False
         answer = self._executor.recv()
         if answer is None:
-            if not self._executor.is_restartable and time.monotonic() - self._head_since > self._step_timeout_s:
-                step = self._inflight[0].step_id
-                raise EngineError(f"the ModelRunner did not answer step {step} within {self._step_timeout_s:g} s")
             return False
         if isinstance(answer, StepFailed) and answer.fatal:
             if self._executor.is_restartable:

@@ -14,6 +14,7 @@ from radixrt.channel import LocalChannel
 from radixrt.config import make_config
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
+from radixrt.errors import EngineError
 from radixrt.executor.uniproc_executor import StepWorker, UniProcExecutor
 from radixrt.messages.runner import RunnerReady
 from radixrt.messages.scheduler import RunnerRestarted, TokenBatch, TokenizedReq
@@ -62,6 +63,7 @@ class Bench:
         self.tokens: dict[str, list[int]] = {}
         self.finishes: dict[str, Any] = {}
         self.logprobs: dict[str, bytes] = {}
+        self.scores: dict[tuple[str, str], bytes] = {}
         self.epoch = 0
 
     def restart(self) -> None:
@@ -77,6 +79,10 @@ class Bench:
         while (message := self.outbox.recv()) is not None:
             for delta in deltas_of(message) if isinstance(message, TokenBatch) else []:
                 self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
+                for name in ("prompt_logprobs", "scores"):
+                    if (given := getattr(delta, name)) is not None:
+                        assert (delta.rid, name) not in self.scores
+                        self.scores[delta.rid, name] = given if name == "scores" else given.token_logprobs
                 if delta.logprobs is not None:
                     self.logprobs[delta.rid] = self.logprobs.get(delta.rid, b"") + delta.logprobs.token_logprobs
                 if delta.finish is not None:
@@ -155,6 +161,21 @@ def test_a_step_that_raises_loses_only_its_own_requests(
     bench.drain()
     assert "MemoryError: no room" in bench.finishes["victim"].error.message
     assert bench.tokens["after"] == bench.tokens["before"]
+
+
+def test_a_device_that_is_unusable_after_an_error_ends_the_worker(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tiny_model("llama"), kv_cache_tokens=512)
+
+    def broken(batch: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(bench.runner, "forward", broken)
+    monkeypatch.setattr(bench.runner, "is_usable", lambda: False)
+    bench.send("victim", [8, 9, 10], max_tokens=4)
+    with pytest.raises(EngineError, match=r"step 0 .*illegal memory access"):
+        bench.turn()
 
 
 def test_rows_with_broken_logits_end_alone(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from radixrt.errors import EngineError
-from radixrt.messages.scheduler import RunnerRestarted, TokenizedReq
+from radixrt.messages.scheduler import RunnerRestarted, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.scoring import ChoiceTree
 from tests.runner.test_model_runner import Bench
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 
@@ -27,16 +28,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy-penalized": PENALTIES,
     "biased": {**DRAWN, "logit_bias": {7: 3.0, 9: -5.0}, "min_tokens": 20, "ignore_eos": False},
     "scored": {**DRAWN, "logprobs": 2},
+    "prompt-scored": {"prompt_logprobs": 1},
     "unseeded": {"temperature": 1.0},  # the scheduler's own seeds are the same in each run
 }
+CHOSEN_AFTER = [5, 6, 7, *range(60, 90)]
+CHOICES = [[3], [4, 5, 6], [4, 5, 9], [7, 8]]
 FORCED = [11, 400, 32, 31, 500, 3, 44, 45, 46, 47, 48, 12, 13, 14]
 TOKENS = 24
 
 
 def _start(folder: Path, **options: Any) -> Bench:
-    bench = Bench(folder, **{"kv_cache_tokens": 1024, "check_invariants": True, "max_running_requests": 12, **options})
+    bench = Bench(folder, **{"kv_cache_tokens": 1024, "check_invariants": True, "max_running_requests": 16, **options})
     for i, (rid, sampling) in enumerate(KINDS.items()):
         bench.send(rid, [5, 6, 7, *range(20, 30 + i)], **{"max_tokens": TOKENS, "ignore_eos": True, **sampling})
+    rows = ChoiceTree(len(CHOSEN_AFTER), CHOICES).rows(0)
+    bench.inbox.send(TokenizedScoreReq("choices", [pack_i32(CHOSEN_AFTER)], rows))
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=TOKENS, structured=NO_JUMPS)
     message = TokenizedReq("bound", pack_i32([5, 6, 7]), sampling)
     bench.core.add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
@@ -44,13 +50,20 @@ def _start(folder: Path, **options: Any) -> Bench:
 
 
 def _assert_same(bench: Bench, expected: Bench) -> None:
-    assert bench.finishes.keys() == {*KINDS, "bound"}
+    assert bench.finishes.keys() == {*KINDS, "bound", "choices"}
     assert bench.tokens == expected.tokens
     assert {rid: finish.reason for rid, finish in bench.finishes.items()} == {
         rid: finish.reason for rid, finish in expected.finishes.items()
     }
     scores, others = (np.frombuffer(each.logprobs["scored"], np.float32) for each in (bench, expected))
     np.testing.assert_allclose(scores, others, atol=1e-4)
+    assert bench.scores.keys() == expected.scores.keys() == {
+        ("prompt-scored", "prompt_logprobs"), ("choices", "scores")
+    }  # fmt: skip
+    for key, values in bench.scores.items():
+        np.testing.assert_allclose(
+            np.frombuffer(values, np.float32), np.frombuffer(expected.scores[key], np.float32), atol=1e-4
+        )
 
 
 @pytest.fixture(scope="module")
