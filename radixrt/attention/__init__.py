@@ -62,9 +62,7 @@ def _make_cpu(kv_cache: KVCache, layers: list[AttentionLayer], kernel_cache: Pat
 
     try:
         return CpuBackend(kv_cache, layers, kernel_cache)
-    except KernelUnavailable as error:
-        return f"{error}. Installing a C++ compiler (g++ or clang++) usually fixes this."
-    except ValueError as error:
+    except (KernelUnavailable, ValueError) as error:
         return str(error)
 
 

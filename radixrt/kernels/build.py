@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "elementwise.cpp", "gemm.cpp")]
 HEADER = Path(__file__).with_name("vec.h")
@@ -28,21 +32,50 @@ class KernelUnavailable(Exception):
     """The kernels cannot be built or loaded here; says why."""
 
 
+@cache
 def load_kernels(cache_dir: Path) -> ctypes.CDLL:
-    """The compiled kernels, from the cache folder or freshly built.
+    """The compiled kernels, from the cache folder or freshly built. A folder that cannot be written is no error: then
+    the kernels are built for this process alone, and one line is logged.
 
     Raises:
-        KernelUnavailable: no compiler, or it failed.
+        KernelUnavailable: no compiler, or it failed; says what to do about it.
     """
     openmp = _share_openmp_of_torch()
     flags = (*FLAGS, "-fopenmp") if openmp else FLAGS
     library = cache_dir / f"cpu-{_identity(flags)}.so"
-    if not library.exists():
-        _compile(library, flags)
+    if library.exists():
+        return _load(library)
+    try:
+        with tempfile.TemporaryDirectory(prefix="kernels-", ignore_cleanup_errors=True) as scratch:
+            built = _compile(Path(scratch), flags)
+            try:
+                _keep(built, library)
+            except OSError as error:
+                logger.warning("the compiled kernels are not kept for the next start: %s", error)
+            return _load(built)  # it stays mapped when the file is gone
+    except OSError as error:
+        raise KernelUnavailable(f"the kernels cannot be built in the temporary folder: {error}") from error
+
+
+def _load(library: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelUnavailable(f"the compiled kernels do not load: {error}") from error
+
+
+def _keep(built: Path, library: Path) -> None:
+    """Copy a library into the cache folder, at once for other processes that look for it."""
+    library.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=library.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(built.read_bytes())
+        os.chmod(name, 0o755)
+        os.replace(name, library)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def _share_openmp_of_torch() -> bool:
@@ -57,7 +90,7 @@ def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and shutil.which(name):
             return name
-    raise KernelUnavailable("no C++ compiler was found (looked for $CXX, g++, clang++, c++)")
+    raise KernelUnavailable("no C++ compiler was found (looked for $CXX, g++, clang++, c++); install g++ or clang++")
 
 
 def _identity(flags: tuple[str, ...]) -> str:
@@ -72,17 +105,16 @@ def _identity(flags: tuple[str, ...]) -> str:
     return hashlib.sha256(material.encode()).hexdigest()[:16]
 
 
-def _compile(library: Path, flags: tuple[str, ...]) -> None:
+def _compile(scratch: Path, flags: tuple[str, ...]) -> Path:
+    """Build the library in a folder and return its path."""
     compiler = _compiler()
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        linked = Path(scratch) / "kernels.so"
-        objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
-        for source, compiled in zip(SOURCES, objects, strict=True):
-            _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
-        # In a step of its own, because -fopenmp at link time would pull in a second OpenMP runtime.
-        _run([compiler, "-shared", *map(str, objects), "-o", str(linked)])
-        os.replace(linked, library)
+    linked = scratch / "kernels.so"
+    objects = [scratch / f"{source.stem}.o" for source in SOURCES]
+    for source, compiled in zip(SOURCES, objects, strict=True):
+        _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
+    # In a step of its own, because -fopenmp at link time would pull in a second OpenMP runtime.
+    _run([compiler, "-shared", *map(str, objects), "-o", str(linked)])
+    return linked
 
 
 def _run(command: list[str]) -> None:
@@ -90,4 +122,4 @@ def _run(command: list[str]) -> None:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         output = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        raise KernelUnavailable(f"{' '.join(command)} failed: {output[-400:]}") from error
+        raise KernelUnavailable(f"{' '.join(command)} failed: {' '.join(output[-400:].split())}") from error

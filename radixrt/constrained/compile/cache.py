@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import logging
 import os
 import tempfile
 from collections import OrderedDict
@@ -16,6 +17,8 @@ import msgspec
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.compiler import CompiledConstraint
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
+
+logger = logging.getLogger(__name__)
 
 # --- on disk ---
 
@@ -33,6 +36,7 @@ class CompileCache:
         self._prefix = hashlib.sha256(f"{vocabulary_fingerprint} {code_fingerprint()}".encode()).hexdigest()
         self._max_bytes = max_bytes
         self._bytes_written = 0
+        self._has_failed = False
 
     def get(self, key: str) -> CompiledConstraint | None:
         """The compiled constraint for `Constraint.key`, or None."""
@@ -52,26 +56,34 @@ class CompileCache:
         return compiled
 
     def put(self, key: str, compiled: CompiledConstraint) -> None:
-        """Store it, if it took long enough to compile; a disk that is full or not writable is no error."""
+        """Store it, if it took long enough to compile; a disk that is full or not writable is one line in the log."""
         if compiled.compile_s < MIN_COMPILE_S:
             return
         data = msgspec.msgpack.encode(compiled)
         if len(data) > self._max_bytes // 4:
             return
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, name = tempfile.mkstemp(dir=self._folder)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                os.replace(name, self._path(key))
-            except BaseException:
-                os.unlink(name)
-                raise
+        try:
+            self._write(data, self._path(key))
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("compiled constraints are not kept on disk: %s", error)
+            self._has_failed = True
+            return
         if self._bytes_written == 0 or self._bytes_written > self._max_bytes // 8:
             self._bytes_written = 0
             self._trim()
         self._bytes_written += len(data)
+
+    def _write(self, data: bytes, path: Path) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, name = tempfile.mkstemp(dir=self._folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
 
     def _path(self, key: str) -> Path:
         return self._folder / hashlib.sha256(f"{self._prefix} {key}".encode()).hexdigest()

@@ -117,7 +117,9 @@ def _converted(path: Path, dtype: str, show_progress: bool) -> Path:
             if not folder.is_dir():  # else another process was first, with the same content
                 raise
     except OSError as error:
-        raise ModelLoadError(f"cannot convert {path} into {folder}: {error}") from error
+        raise ModelLoadError(
+            f"cannot convert {path} into {folder}: {error}; free some space, or set RADIXRT_CACHE to another folder"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder

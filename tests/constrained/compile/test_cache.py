@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from radixrt.constrained.compile.cache import CompileCache
 from radixrt.constrained.compile.compiler import CompiledConstraint
@@ -30,6 +31,17 @@ def test_what_compiles_fast_is_not_kept(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path, "vocabulary", 10**6)
     cache.put("key", compiled(compile_s=0.001))
     assert cache.get("key") is None
+
+
+def test_a_disk_that_takes_nothing_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cache = CompileCache(tmp_path / "file" / "grammars", "vocabulary", 10**6)
+    for key in ("one", "two"):
+        cache.put(key, compiled())
+        assert cache.get(key) is None
+    (line,) = caplog.messages
+    assert "compiled constraints are not kept on disk" in line
+    assert str(tmp_path / "file" / "grammars") in line
 
 
 def test_files_that_are_damaged_are_ignored_and_removed(tmp_path: Path) -> None:
