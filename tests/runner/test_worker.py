@@ -1,0 +1,77 @@
+"""`Worker` and its main process: progress within a step, another scheduler, a device that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from radixrt.channel import LocalChannel
+from radixrt.config import make_config
+from radixrt.engine import assembly
+from radixrt.engine.settings import resolve_settings
+from radixrt.errors import EngineError
+from radixrt.messages.runner import RunnerReady, StepOutput
+from radixrt.runner.profile_run import largest_step
+from radixrt.runner.step_result import SampledStep
+from radixrt.runner.worker import Worker
+from tests.tiny_models import COMMON, save_random_model
+
+STEP = largest_step(2, 8, 64)
+
+
+def make_worker(folder: Path, answers: LocalChannel, **given: Any) -> Worker:
+    options = {"dtype": "float32", "num_threads": 1, "kv_cache_tokens": 64, "executor": "uni"}
+    config, settings = resolve_settings(make_config(model=str(folder), **options), show_progress=False)
+    worker = assembly.make_runner_worker(config, settings, answers, **given)
+    worker.start()
+    assert isinstance(answers.recv(), RunnerReady)
+    return worker
+
+
+def layers_seen(folder: Path) -> int:
+    beats: list[None] = []
+    worker = make_worker(folder, LocalChannel(), progress=lambda: beats.append(None))
+    beats.clear()
+    worker.handle(STEP)
+    return len(beats)
+
+
+def test_each_layer_reports_progress(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    layers = COMMON["num_hidden_layers"]
+    assert layers_seen(tiny_model("llama")) == layers - 1, "the last one is followed by the end of the step"
+    other = save_random_model(tmp_path, transformers.PhiConfig(**COMMON))
+    assert layers_seen(other) == layers
+
+
+def test_another_scheduler_gets_no_answers_to_the_steps_of_the_first(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: LocalChannel = LocalChannel()
+    worker = make_worker(tiny_model("llama"), first)
+    with monkeypatch.context() as patch:
+        patch.setattr(SampledStep, "is_ready", False)
+        worker.handle(STEP)
+    assert worker.is_waiting
+    second: LocalChannel = LocalChannel()
+    worker.reconnect(second)
+    assert isinstance(second.recv(), RunnerReady)
+    assert not worker.is_waiting
+    worker.handle(STEP)
+    assert isinstance(second.recv(), StepOutput)
+    assert first.recv() is second.recv() is None
+
+
+def test_a_device_that_does_not_complete_a_step_ends_the_worker(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(tiny_model("llama"), LocalChannel())
+    monkeypatch.setattr(SampledStep, "is_ready", False)
+    worker.handle(STEP)
+    worker.answer_ready()
+    monkeypatch.setattr(worker, "_step_timeout_s", 0.0)
+    with pytest.raises(EngineError, match="has not completed step 0"):
+        worker.answer_ready()
