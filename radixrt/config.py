@@ -31,6 +31,9 @@ class ModelConfig:
     model: str = option(DEFAULT_MODEL, "embedded default, local Hugging Face folder, GGUF file, or hub id")
     tokenizer: str | None = option(None, "folder or tokenizer.json, where it is not the model's own")
     served_model_name: str | None = option(None, "name that clients use; default: the model's")
+    skip_tokenizer_init: bool = option(
+        False, "load no tokenizer: token ids in and out; texts, messages, stop strings and constraints are refused"
+    )
     chat_template: str | None = option(None, "file with a Jinja chat template, in place of the model's own")
     dtype: str = option(
         "auto",
@@ -292,6 +295,9 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
         )
+    for name in ("tokenizer", "chat_template"):
+        if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:
+            raise ConfigError(f"{name} is of no use with skip_tokenizer_init; leave one of them out")
     if config.server.port > 65535:
         raise ConfigError("port must be at most 65535")
     parse_networks(config.server.trusted_proxies, "trusted_proxies")

@@ -40,6 +40,7 @@ LONGEST = (
     "tests/equivalence/test_smollm2.py",
     "tests/constrained/compile/test_grammar_manager.py",
     "tests/test_cli.py",
+    "tests/engine/test_skip_tokenizer.py",
     "tests/kernels/test_triton_compiles.py",
     "tests/equivalence/test_tensor_parallel.py",
     "tests/constrained/test_maskbench.py",

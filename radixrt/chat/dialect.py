@@ -85,6 +85,8 @@ def read_dialect(config: Config, folder: str) -> Dialect:
     Raises:
         ModelLoadError: a chat template cannot be read.
     """
+    if config.model.skip_tokenizer_init:
+        return Dialect()
     path = Path(config.model.tokenizer or folder)
     home = path.parent if path.is_file() else path
     settings = _read(home / "tokenizer_config.json", _TokenizerConfig)

@@ -41,9 +41,13 @@ def make_tokenizer(
     from radixrt.tokenizer.worker import TokenizerWorker
 
     template = config.model.chat_template
-    tokenizer = Tokenizer.from_folder(
-        Path(config.model.tokenizer or settings.folder), chat_template_file=None if template is None else Path(template)
-    )
+    if config.model.skip_tokenizer_init:
+        tokenizer = Tokenizer.none(settings.eos_ids)
+    else:
+        tokenizer = Tokenizer.from_folder(
+            Path(config.model.tokenizer or settings.folder),
+            chat_template_file=None if template is None else Path(template),
+        )
     return TokenizerWorker(
         tokenizer,
         model=settings.model_name,
@@ -148,10 +152,13 @@ def make_scheduler_loop(
         cascade=None if config.executor.cascade == "off" else ready.cascade,
     )
     folder = config.model.tokenizer or settings.folder
+    no_tokenizer = config.model.skip_tokenizer_init  # then the tokenizer process refuses all constraints
     grammars = GrammarManager(
         lambda: Vocabulary.from_folder(folder, ready.vocab_size, settings.eos_ids),
-        inline=config.executor.executor == "uni",
-        worker=WorkerSettings(
+        inline=config.executor.executor == "uni" or no_tokenizer,
+        worker=None
+        if no_tokenizer
+        else WorkerSettings(
             str(folder),
             ready.vocab_size,
             list(settings.eos_ids),

@@ -49,7 +49,7 @@ class PromptEncoder:
 
     def input_ids(self, req: GenerateReq | TokenizeReq) -> bytes:
         """Encode a prompt as an int32 column; raises RequestError naming the field."""
-        _check_one(req)
+        self._check_given(req)
         if req.input_ids is not None:
             return self._checked(req.input_ids, "input_ids")
         if req.chat is not None:
@@ -63,7 +63,8 @@ class PromptEncoder:
 
     def choices(self, req: ScoreReq) -> ChoiceTokens:
         """Encode a prompt and the choices after it; raises RequestError naming the field."""
-        _check_one(req)
+        self._check_given(req)
+        self.check_text("choices")
         self._check_choices(req.choices)
         prefix, parts, param = self._scored_parts(req)
         encoder = self._parts if req.chat is None else self._chat_encoder(req.chat)
@@ -96,6 +97,26 @@ class PromptEncoder:
     def checked_ids(self, token_ids: bytes) -> Int32Array:
         """Check token ids that are to be detokenized; raises RequestError."""
         return unpack_i32(self._checked(token_ids, "tokens")) if token_ids else np.empty(0, np.int32)
+
+    def check_text(self, param: str) -> None:
+        """Refuse a field that needs a tokenizer if there is none."""
+        if self._tokenizer.is_none:
+            raise RequestError(
+                f"{param} needs a tokenizer, and the engine was started without one (skip_tokenizer_init); send token "
+                "ids",
+                param=param,
+            )
+
+    def _check_given(self, req: GenerateReq | ScoreReq | TokenizeReq) -> None:
+        if [req.prompt, req.input_ids, req.chat, req.parts].count(None) != 3:
+            raise RequestError(
+                f"exactly one of prompt, input_ids, messages and {INPUT_PARTS} must be given", param="prompt"
+            )
+        if req.prompt is not None or req.chat is not None:
+            self.check_text("prompt" if req.chat is None else "messages")
+        for i, part in enumerate(req.parts or ()):
+            if not isinstance(part, list):
+                self.check_text(f"{INPUT_PARTS}[{i}]")
 
     def _scored_parts(self, req: ScoreReq) -> tuple[tuple[int, ...], list[PromptPart], str]:
         """Return the token ids before the parts, the parts, and the client's name for the parts."""
@@ -230,11 +251,6 @@ def _num_bytes(text: str, param: str) -> int:
 def _joined(parts: list[PromptPart]) -> str:
     texts = (part.template if isinstance(part, TemplateText) else part for part in parts)
     return "".join(text for text in texts if isinstance(text, str))
-
-
-def _check_one(req: GenerateReq | ScoreReq | TokenizeReq) -> None:
-    if [req.prompt, req.input_ids, req.chat, req.parts].count(None) != 3:
-        raise RequestError("exactly one of prompt, input_ids, messages and input_parts must be given", param="prompt")
 
 
 def _decode_json(data: bytes, kind: Any, param: str) -> Any:

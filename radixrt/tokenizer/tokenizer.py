@@ -20,6 +20,12 @@ from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from radixrt.tokenizer.token_bytes import build_table, plan_decoder
 
+OTHER_FILES = (
+    "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tiktoken.model", "tekken.json",
+)  # fmt: skip
+"""Files from which transformers makes a tokenizer where there is no tokenizer.json."""
+
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that chat templates refer to by name."""
 
@@ -86,6 +92,16 @@ class Tokenizer:
         self.unknown_ids = frozenset({backend.token_to_id(unknown)} - {None}) if unknown else frozenset()
         self.max_bytes_per_token = self._bound_bytes_per_token()
 
+    @classmethod
+    def none(cls, eos_ids: Sequence[int]) -> Tokenizer:
+        """Create the tokenizer of an engine that serves token ids alone: it has no tokens, and gives no text."""
+        return cls(tokenizers.Tokenizer(tokenizers.models.BPE()), eos_ids=eos_ids)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no tokenizer; see `none`."""
+        return self.vocab_size == 0
+
     @property
     def backend(self) -> tokenizers.Tokenizer:
         """Tokenizer of the `tokenizers` library, shared with this object: changes to its settings apply to both."""
@@ -113,6 +129,8 @@ class Tokenizer:
         if not folder.is_dir():
             raise ModelLoadError(f"no tokenizer: {folder} is not a folder")
         config = _read_json(folder / "tokenizer_config.json")
+        if not any((folder / name).is_file() for name in (file.name, *OTHER_FILES)):
+            raise _no_tokenizer(folder)
         if file.is_file():
             try:
                 backend = tokenizers.Tokenizer.from_file(str(file))
@@ -120,6 +138,8 @@ class Tokenizer:
                 raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error}") from error
         else:
             backend = _convert_with_transformers(folder)
+        if backend.get_vocab_size(with_added_tokens=False) <= 1:
+            raise _no_tokenizer(folder)
         named = _named_tokens(folder, config)
         try:
             _add_missing_tokens(backend, config, named)
@@ -217,6 +237,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _no_tokenizer(folder: Path) -> ModelLoadError:
+    return ModelLoadError(
+        f"{folder} has no tokenizer (no vocabulary in tokenizer.json, {', '.join(OTHER_FILES)}); copy the tokenizer's "
+        "files there, name their folder with tokenizer (--tokenizer), or serve token ids alone with "
+        "skip_tokenizer_init (--skip-tokenizer-init)"
+    )
+
+
 def _convert_with_transformers(folder: Path) -> tokenizers.Tokenizer:
     try:
         from transformers import AutoTokenizer
@@ -224,7 +252,8 @@ def _convert_with_transformers(folder: Path) -> tokenizers.Tokenizer:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json, and transformers cannot make one of what is there: {error}"
+            f"{folder} has no tokenizer.json, and transformers cannot make one of what is there: {error}; "
+            "--skip-tokenizer-init serves token ids alone"
         ) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):

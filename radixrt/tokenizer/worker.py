@@ -146,6 +146,10 @@ class TokenizerWorker:
         req.sampling.validate(self._vocab_size)
         if req.sampling.n != 1:
             raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
+        if req.sampling.stop:
+            self._prompts.check_text("stop")
+        if req.sampling.constraint is not None:
+            self._prompts.check_text(req.sampling.constraint.kind)
         ids = self._prompts.input_ids(req)
         self._check_logprobs(req.sampling, len(ids) // 4)
         state = RequestState(
@@ -172,6 +176,7 @@ class TokenizerWorker:
         if isinstance(req, TokenizeReq):
             delta = RequestOutput(req.rid, finish=Finish(FINISH_STOP), prompt_ids=self._prompts.input_ids(req))
         else:
+            self._prompts.check_text("tokens")
             ids = self._prompts.checked_ids(req.token_ids).tolist()
             text = self._tokenizer.decode(ids, skip_special_tokens=req.skip_special_tokens)
             delta = RequestOutput(req.rid, text, finish=Finish(FINISH_STOP))

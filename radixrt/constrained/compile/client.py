@@ -4,6 +4,9 @@ A worker has one job at a time, so that a worker that dies concerns nothing else
 others may have killed the worker; the second death is the job's fault. One worker serves all as long as jobs are short;
 while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them, so that no compile bomb delays anyone
 but the other bombs. A job is ended by killing its worker once its time is up.
+
+Workers that do not start are tried MAX_FAILED_STARTS times in a row, or once if they report a reason that stays; then
+jobs are refused with the reason.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import msgspec
 
 from radixrt.channel import UNDECODABLE
 from radixrt.constrained.compile.protocol import (
+    FAILED,
     LOADED,
     LOADING,
     READY,
@@ -43,6 +47,8 @@ SLOW_JOB_S = 0.1
 KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
 MAX_FAILED_STARTS = 3
+SHORT_LIFE_S = 30.0
+"""A worker that ends sooner, and not over a job, counts as one that did not start."""
 START_TIMEOUT_S = 120.0
 FIRST_START_S = 30.0
 """Longest time of starting the first worker that does not count against the jobs that wait for it."""
@@ -72,6 +78,7 @@ class _Worker:
     started: float
     ready: bool = False
     was_ready: bool = False
+    failure: FinishError | None = None
     job: _Job | None = None
     busy_since: float = 0.0
     loading_since: float = 0.0
@@ -101,7 +108,8 @@ class CompileClient:
         self._results: list[CompileResult] = []
         self._decoder = msgspec.msgpack.Decoder(CompileResult)
         self._ended: list[subprocess.Popen[bytes]] = []  # killed and perhaps not gone yet
-        self._failed_starts = 0
+        self._failed_starts = 0  # in a row: no job was answered since
+        self._given_up: FinishError | None = None
         self._was_ready = False
         self.timeouts = 0
 
@@ -181,12 +189,15 @@ class CompileClient:
 
     def _keep_a_spare(self, now: float, *, crowded: bool) -> None:
         """Start the second worker while nobody needs the cores: a start takes a second or two of one."""
+        if self._given_up is not None:
+            return
         if not crowded and self._workers and all(w.ready for w in self._workers) and len(self._workers) < MAX_WORKERS:
             self._spawn(now)
 
     def _spawn(self, now: float) -> None:
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            self._fail_queue()
+        if self._given_up is not None:
+            if not self._workers:
+                self._fail_queue(self._given_up)
             return
         process = subprocess.Popen(child_command(WORKER_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         worker = _Worker(process, now)
@@ -241,21 +252,22 @@ class CompileClient:
                 worker.job.deadline += now - worker.loading_since - LIBRARY_S
         elif result.id == READY:
             worker.ready = worker.was_ready = True
-            self._failed_starts = 0
             if not self._was_ready:
                 self._was_ready = True
                 for job in self._queue:
                     job.deadline = min(job.deadline, now + job.timeout_s)
+        elif result.id == FAILED:
+            worker.failure = result.error
         elif worker.job is not None and worker.job.id == result.id:
+            self._failed_starts = 0
             worker.job = None
             worker.ready = not result.is_last
             self._results.append(result)
 
     def _died(self, worker: _Worker, now: float) -> None:
         self._discard(worker)
-        if not worker.was_ready:
-            self._failed_starts += 1
-            logger.error("a compile worker did not start")
+        if not worker.was_ready or (worker.job is None and now < worker.started + SHORT_LIFE_S):
+            self._failed_start(worker.failure or FinishError("it ended at once", code="unavailable", status=503))
         job = worker.job
         if job is not None:
             kind = job.constraint.kind
@@ -267,6 +279,14 @@ class CompileClient:
                 self._queue.appendleft(job)
         if not self._workers:
             self._spawn(now)
+
+    def _failed_start(self, error: FinishError) -> None:
+        self._failed_starts += 1
+        is_final = error.status == 501 or self._failed_starts >= MAX_FAILED_STARTS
+        if is_final and self._given_up is None:
+            reason = f"the process that compiles constraints does not start: {error.message}"
+            self._given_up = msgspec.structs.replace(error, message=reason)
+            logger.error("constraints are refused from now on, because %s", reason)
 
     def _end_late_jobs(self, now: float) -> None:
         for worker in list(self._workers):
@@ -298,11 +318,9 @@ class CompileClient:
         error = FinishError(message, param=job.constraint.kind, code=code, status=status)
         self._results.append(CompileResult(job.id, error=error, keyword=job.constraint.kind))
 
-    def _fail_queue(self) -> None:
+    def _fail_queue(self, error: FinishError) -> None:
         while self._queue:
-            self._fail(
-                self._queue.popleft(), "the process that compiles constraints does not start", "unavailable", 503
-            )
+            self._fail(self._queue.popleft(), error.message, error.code or "unavailable", error.status)
 
     def _discard(self, worker: _Worker) -> None:
         self._workers.remove(worker)

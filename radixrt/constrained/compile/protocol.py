@@ -33,6 +33,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
 READY: Final = -1
 LOADING: Final = -2
 LOADED: Final = -3
+FAILED: Final = -4
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +54,7 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         id: of the job; READY announces that the worker is ready, LOADING and LOADED that it begins and ends to load a
-            library for its present job.
+            library for its present job; FAILED reports why the worker cannot start.
         keyword: the keyword at fault in a refused constraint, for the metrics.
         from_disk: it had been compiled before.
         is_last: the worker ends now and takes no further job.

@@ -25,6 +25,7 @@ from radixrt.constrained.backends.choice import Backends
 from radixrt.constrained.compile.cache import CompileCache
 from radixrt.constrained.compile.compiler import compile_constraint, refusal
 from radixrt.constrained.compile.protocol import (
+    FAILED,
     LOADED,
     LOADING,
     READY,
@@ -96,11 +97,11 @@ class CompileWorker:
         if settings.cache_folder is not None:
             self._cache = CompileCache(Path(settings.cache_folder), vocabulary.fingerprint, settings.cache_bytes)
         self._out = out
+        for source in WARM_UP:  # what is made once must not be in the first request's time
+            compile_constraint(Constraint(kind="json_schema", source=source), self._backends, thorough=True)
 
     def run(self, frames: queue.SimpleQueue[bytes]) -> None:
         """Serve jobs until a fresh process should take over."""
-        for source in WARM_UP:  # what is made once must not be in the first request's time
-            compile_constraint(Constraint(kind="json_schema", source=source), self._backends, thorough=True)
         gc.freeze()
         gc.disable()  # nobody waits for garbage: it is collected between jobs
         limit_memory()
@@ -151,9 +152,14 @@ class CompileWorker:
         self._write(CompileResult(LOADED))
 
     def _write(self, result: CompileResult) -> None:
-        data = frame(msgspec.msgpack.encode(result))
-        while data:
-            data = data[os.write(self._out, data) :]
+        write(self._out, result)
+
+
+def write(out: int, result: CompileResult) -> None:
+    """Write a result to a file descriptor."""
+    data = frame(msgspec.msgpack.encode(result))
+    while data:
+        data = data[os.write(out, data) :]
 
 
 def main() -> int:
@@ -166,7 +172,14 @@ def main() -> int:
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_stdin, args=(frames,), daemon=True).start()
     settings = msgspec.msgpack.decode(frames.get(), type=WorkerSettings)
-    CompileWorker(settings, out).run(frames)
+    try:
+        worker = CompileWorker(settings, out)
+    except Exception as error:  # the client logs it, once for all attempts
+        status = 501 if isinstance(error, RadixRTError) else 503
+        reason = str(error) if isinstance(error, RadixRTError) else f"{type(error).__name__}: {error}"
+        write(out, CompileResult(FAILED, error=FinishError(reason, code="unavailable", status=status)))
+        return 1
+    worker.run(frames)
     return 0
 
 

@@ -9,6 +9,7 @@ import itertools
 import os
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -389,6 +390,48 @@ def test_workers_that_do_not_start_are_no_reason_to_wait(
     error = drain(manager, clock)["r"].error
     assert error is not None
     assert error.status == 503
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason", "status", "attempts"),
+    [
+        ("aborts", "it ended at once", 503, 3),
+        ("raises", "KeyError: 'a defect'", 503, 3),
+        ("ends", "it ended at once", 503, 3),
+        ("no-tokenizer", "no-tokenizer is not a folder", 501, 1),
+    ],
+)
+def test_workers_that_cannot_start_are_not_started_for_ever(
+    folder: str, reason: str, status: int, attempts: int, vocabulary: Vocabulary, model_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, clock: Clock,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(compile_client, "WORKER_MODULE", "tests.constrained.compile.hostile_worker")
+    started: list[object] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(compile_client.subprocess, "Popen", lambda *a, **o: started.append(a) or popen(*a, **o))
+    source = tmp_path / folder
+    if folder == "ends":
+        source.symlink_to(model_folder)
+    settings = WorkerSettings(str(source), VOCAB_SIZE, list(EOS_IDS))
+    manager = GrammarManager(lambda: vocabulary, worker=settings, inline=False, compile_timeout_s=COMPILE_S)
+    try:
+
+        def is_over() -> bool:
+            assert manager.poll(clock.now) == []
+            assert manager._client is not None
+            return "does not start" in caplog.text and not manager._client.pids
+
+        wait_until(is_over, "starts go on")
+        for i in range(3):
+            manager.submit(request(f"r{i}", choices=["a", str(i)]), clock.now)
+        for ready in drain(manager, clock, 3).values():
+            assert ready.error is not None
+            assert reason in ready.error.message
+            assert (ready.error.param, ready.error.status) == ("choices", status)
+        assert attempts <= len(started) <= attempts + 1  # the second worker may be on its way
+        assert len([line for line in caplog.messages if "does not start" in line]) == 1
+    finally:
+        manager.close()
 
 
 def test_a_request_whose_time_is_up_does_not_wait_for_its_constraint(hostile: MakeManager, clock: Clock) -> None:
