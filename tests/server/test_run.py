@@ -77,6 +77,14 @@ def test_port_in_use_is_a_config_error(engine: FakeEngine) -> None:
         serve(engine.client, ServerConfig(host="no.such.host.invalid", port=0), MODEL)
 
 
+def test_head_that_is_too_large_is_refused_even_if_it_comes_at_once(start: Callable[[float], Served]) -> None:
+    served = start(1)
+    answer = httpx.get(f"{served.url}/health", headers={"x": "y" * 66_000}, timeout=60)
+    assert answer.status_code == 400
+    assert "headers are too large" in answer.json()["error"]["message"]
+    assert httpx.get(f"{served.url}/health", headers={"x": "y" * 64_000}, timeout=60).status_code == 200
+
+
 @pytest.mark.parametrize(
     "head",
     [

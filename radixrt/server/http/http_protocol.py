@@ -108,11 +108,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or not self._in_head or not self._head_bytes:
             return
         if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response("The request's headers are too large.")
+            self.send_400_response("")
         elif self._receive_timer is None:
             self._expect(self._limits.header_timeout_s)
 
     def on_headers_complete(self) -> None:
+        # A head that came in one read, perhaps with the body, is complete before `data_received` compares its size.
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("too many headers")  # which ends the parser; uvicorn sends the 400
         self._in_head = False
         self._cancel_receive_timer()
         super().on_headers_complete()
@@ -187,7 +191,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not HTTP or whose head is too large, with an error of the usual form."""
-        self._close_with(RequestError(msg))
+        too_large = self._in_head and self._head_bytes > MAX_HEAD_BYTES
+        self._close_with(RequestError("The request's headers are too large." if too_large else msg))
 
     def _close_with(self, error: RequestError) -> None:
         """Answer with an error and close."""
