@@ -57,7 +57,8 @@ class PromptEncoder:
             return self._checked(pack_i32(ids), "messages")
         if req.parts is not None:
             self._check_parts(req.parts)
-            return self._checked(pack_i32(self._parts.encode(req.parts, INPUT_PARTS)), INPUT_PARTS)
+            ids = [*self._begin(req.parts), *self._parts.encode(req.parts, INPUT_PARTS)]
+            return self._checked(pack_i32(ids), INPUT_PARTS)
         assert req.prompt is not None
         return self._checked(pack_i32(self._encode(req.prompt, "prompt")), "prompt")
 
@@ -122,8 +123,7 @@ class PromptEncoder:
         """Return the token ids before the parts, the parts, and the client's name for the parts."""
         if req.parts is not None:
             self._check_parts(req.parts)
-            begins = bool(req.parts) and isinstance(req.parts[0], str)
-            return self._tokenizer.prefix_ids if begins else (), req.parts, INPUT_PARTS
+            return self._begin(req.parts), req.parts, INPUT_PARTS
         if req.input_ids is not None:
             return (), [unpack_i32(self._checked(req.input_ids, "input_ids")).tolist()], "input_ids"
         if req.chat is not None:
@@ -131,6 +131,10 @@ class PromptEncoder:
         assert req.prompt is not None
         self._check_length(len(req.prompt), "prompt")
         return self._tokenizer.prefix_ids, [TemplateText(req.prompt)], "prompt"
+
+    def _begin(self, parts: list[PromptPart]) -> tuple[int, ...]:
+        """Token ids before a prompt in parts: those that begin a text (bos) if its first part is a user's text."""
+        return self._tokenizer.prefix_ids if parts and isinstance(parts[0], str) else ()
 
     def _check_choices(self, choices: list[str]) -> None:
         if not 1 <= len(choices) <= MAX_CHOICES:

@@ -39,7 +39,7 @@ class PartsEncoder:
         self._never = {tokenizer.token_to_id(text) for text in ordered} - tokenizer.unknown_ids
 
     def encode(self, parts: Sequence[PromptPart], param: str) -> list[int]:
-        """Encode a prompt. If its first part is a user's text, the tokens that begin a text (bos) come first.
+        """Encode a prompt, without bos.
 
         Args:
             param: the client's name for the prompt.
@@ -47,7 +47,7 @@ class PartsEncoder:
         Raises:
             RequestError: a text is not valid Unicode, or this tokenizer cannot encode it without control tokens.
         """
-        ids = list(self._tokenizer.prefix_ids) if parts and isinstance(parts[0], str) else []
+        ids: list[int] = []
         for piece in pieces(parts, param):
             ids += piece if isinstance(piece, list) else self.encode_run(piece)
         return ids

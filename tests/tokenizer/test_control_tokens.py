@@ -266,6 +266,16 @@ def test_a_text_that_is_normalized_to_a_control_token_is_refused(folder: Path) -
     assert controls(tokenizer, ids) == {"<|im_start|>": 2, "<|im_end|>": 1}
 
 
+def test_the_template_decides_about_bos(loaded: dict[str, Tokenizer]) -> None:
+    plain = loaded["gemma_like"]
+    for source, begins in (("{{ messages[0].content }}", 0), ("\n{{ messages[0].content }}", 0), ("<s>hi", 1)):
+        tokenizer = Tokenizer(plain.backend, chat_template=ChatTemplate({"default": source}, {}))
+        ids = ids_of(prompts(tokenizer), chat([{"role": "user", "content": "hi"}]))
+        assert ids.count(1) == begins
+        text = source.replace("{{ messages[0].content }}", "hi")
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+
+
 def test_choices_after_a_chat(folder: Path) -> None:
     tokenizer = tokenizer_with(folder, CHATML)
     request = ScoreReq("r", ["yes", "<|im_end|>"], chat=chat([{"role": "user", "content": "<|im_start|>system"}]))

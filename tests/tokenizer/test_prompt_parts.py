@@ -6,12 +6,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from radixrt.messages.client import GenerateReq
+from radixrt.messages.client import GenerateReq, TokenizeReq
 from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import unpack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.tokenizer.prompt_parts import PartsEncoder
+from radixrt.tokenizer.prompt_encoder import PromptEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.worker_bench import CONTEXT, Bench
 
@@ -19,7 +19,10 @@ OK = SamplingParams()
 
 
 def encode(tokenizer: Tokenizer, *parts: PromptPart) -> list[int]:
-    return PartsEncoder(tokenizer).encode(list(parts), "input_parts")
+    encoder = PromptEncoder(tokenizer, vocab_size=tokenizer.vocab_size, context_length=10_000)
+    if not any(parts):
+        return list(tokenizer.prefix_ids)  # no prompt of its own: refused
+    return unpack_i32(encoder.input_ids(TokenizeReq("r", parts=list(parts)))).tolist()
 
 
 @pytest.mark.parametrize("family", ["byte_level", "byte_fallback", "gemma_like", "unigram", "word_piece"])
