@@ -32,6 +32,7 @@ compute that the others have."""
 
 
 _NO_IDS = np.empty(0, np.int32)
+_NO_WORK = Work(0, 0, 0, 0)
 
 
 class Arrival(NamedTuple):
@@ -105,7 +106,7 @@ class LoadPredictor:
         self._built_at = 0.0
         self._levels: list[tuple[int, float]] = []  # each priority in the queue, highest first, and its last admission
         self._first_s = 0.0  # seconds until the first request of the queue is admitted
-        self._queued = Work(0, 0, 0, 0)  # sums over the queue
+        self._queued = _NO_WORK  # sums over the queue
 
     @property
     def can_predict(self) -> bool:
@@ -150,14 +151,17 @@ class LoadPredictor:
         times, active = self._step_time.times, self._requests.active
         if not self.can_predict:
             return LoadStats(step_times=times)
-        wait_s = self.predict(Arrival("", _NO_IDS, "", 1, 1, 0, 0.0), now, compiling).wait_s
+        wait_s, queued = 0.0, _NO_WORK
+        if self._requests.waiting or len(active) >= self._config.max_running_requests:
+            wait_s = self.predict(Arrival("", _NO_IDS, "", 1, 1, 0, 0.0), now, compiling).wait_s
+            queued = self._queued
         rows = max(len(active), 1)
         step_s = times.seconds(rows, sum(req.kv.length for req in active))
         chunk = self._config.chunked_prefill_size
         return LoadStats(
             predicted_wait_s=wait_s,
-            queued_tokens=int(self._queued.prefill),
-            queued_output_tokens=int(self._queued.output),
+            queued_tokens=int(queued.prefill),
+            queued_output_tokens=int(queued.output),
             prefill_tokens_per_s=chunk / times.seconds(0, 0, chunk, chunk * chunk / 2),
             decode_tokens_per_s=rows / step_s,
             step_times=times,

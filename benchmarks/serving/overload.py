@@ -1,0 +1,312 @@
+"""Table "Overload" of docs/benchmarks.md: goodput, latencies and refusals at one, two and four times the load.
+
+    python -m benchmarks.serving.overload
+
+Two servers in turn, one with `--max-queue-wait-s` and one without. A closed loop of half as many clients again as the
+first has rows gives about the rate that it can serve; both are measured with open-loop Poisson loads at multiples of
+that rate: requests come whether or not earlier ones have ended, and a refused one does not come back. Goodput is the
+number of requests in a second that end and meet the objective: a limit for the first token and one for the mean time
+between tokens. Between loads the server drains. Prompts are random token ids, so that nothing is cached.
+
+    python -m benchmarks.serving.overload --simulated
+
+The same scheduler with a simulated device and clock, at more loads; takes seconds, and gives the same table every time.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmarks.common import machine
+from benchmarks.common.servers import started
+from benchmarks.common.simulated_engine import SimulatedDevice, SimulatedEngine, SimulatedRequest
+from benchmarks.common.tables import percentile, table
+from radixrt.messages.scheduler import StepTimes
+
+GAUGE = "radixrt_predicted_wait_seconds"
+POLL_S = 0.25
+HEADER = (
+    "queue", "load", "offered/s", "goodput/s", "of the best", "refused", "late", "TTFT s p50/p99",
+    "between tokens ms p50/p99", "wait s p50/p99", "error of the prediction s", "Retry-After s p50/p99",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Service level objective: seconds until the first token, and mean seconds between tokens."""
+
+    first_token_s: float
+    between_s: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request. Times are in seconds, `times` of the tokens from the request's sending.
+
+    Attributes:
+        status: HTTP status; 0 if the client ended the request with the measurement.
+        predicted_s: predicted wait when it was sent.
+        queue_s: its wait in the queue, as the server measured it.
+    """
+
+    status: int
+    predicted_s: float
+    times: tuple[float, ...] = ()
+    queue_s: float = 0.0
+    retry_after_s: float = 0.0
+
+    def meets(self, objective: Objective) -> bool:
+        if self.status != 200 or not self.times:
+            return False
+        between = (self.times[-1] - self.times[0]) / max(len(self.times) - 1, 1)
+        return self.times[0] <= objective.first_token_s and between <= objective.between_s
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load. `factor` is the offered rate by the rate that the server can serve; `calls` ended within `seconds`."""
+
+    bounded: bool
+    factor: float
+    offered: float
+    seconds: float
+    calls: list[Call]
+    unfinished: int = 0
+
+    def goodput(self, objective: Objective) -> float:
+        return sum(call.meets(objective) for call in self.calls) / self.seconds
+
+    def row(self, objective: Objective, best: float) -> tuple[str, ...]:
+        served = [call for call in self.calls if call.status == 200 and call.times]
+        refused = [call for call in self.calls if call.status == 429]
+        gaps = [b - a for call in served for a, b in zip(call.times, call.times[1:], strict=False)]
+        errors = [abs(call.predicted_s - call.queue_s) for call in served]
+        late = len(served) - sum(call.meets(objective) for call in served)
+        return (
+            "bounded" if self.bounded else "unbounded", f"{self.factor:g}x", f"{self.offered:.1f}",
+            f"{self.goodput(objective):.2f}", f"{self.goodput(objective) / best:.0%}",
+            f"{len(refused) / max(len(self.calls) + self.unfinished, 1):.0%}", f"{late}",
+            _both([call.times[0] for call in served]), _both([1e3 * gap for gap in gaps], 0),
+            _both([call.queue_s for call in served]), f"{sum(errors) / max(len(errors), 1):.2f}",
+            _both([call.retry_after_s for call in refused], 0),
+        )  # fmt: skip
+
+
+def _both(values: Sequence[float], digits: int = 2) -> str:
+    return " / ".join(f"{percentile(values, q):.{digits}f}" for q in (50, 99)) if values else "-"
+
+
+# --- a real server ---
+
+
+class Client:
+    """Sends random requests to one server and follows its prediction."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=512)
+        self._http = httpx.AsyncClient(base_url=url, limits=limits, timeout=None, trust_env=False)
+        self._rng = random.Random(seed)
+        self.predicted_s = 0.0
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._http.aclose()
+
+    async def call(self) -> Call:
+        prompt = [self._rng.randrange(1000, 30_000) for _ in range(self._rng.randint(32, 96))]
+        sampling = {"max_new_tokens": self._rng.randint(8, 24), "temperature": 0.0, "ignore_eos": True}
+        predicted, begin, times, last = self.predicted_s, time.perf_counter(), [], b""
+        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        async with self._http.stream("POST", "/generate", json=body) as response:
+            if response.status_code != 200:
+                return Call(
+                    response.status_code, predicted, retry_after_s=float(response.headers.get("retry-after", 0))
+                )
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    times.append(time.perf_counter() - begin)
+                    last = line.encode()
+        answer = json.loads(last[len(b"data: ") :])
+        if "error" in answer:
+            return Call(500, predicted)
+        return Call(200, predicted, tuple(times), answer["meta_info"]["queue_s"])
+
+    async def follow(self) -> None:
+        """Read the server's prediction again and again."""
+        while True:
+            text = (await self._http.get("/metrics")).text
+            found = [line for line in text.splitlines() if line.startswith(GAUGE)]
+            self.predicted_s = float(found[0].split()[1]) if found else 0.0
+            await asyncio.sleep(POLL_S)
+
+    async def drained(self) -> None:
+        """Wait until the server is idle."""
+        while True:
+            text = (await self._http.get("/metrics")).text
+            if "radixrt_open_requests 0.0" in text:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def closed_loop(client: Client, clients: int, seconds: float) -> float:
+    """Requests per second that are served to `clients` clients, each with one at a time, in at least `seconds`."""
+    begin, ended = time.perf_counter(), 0
+
+    async def one() -> None:
+        nonlocal ended
+        while time.perf_counter() < begin + seconds or ended < 2 * clients:
+            if (await client.call()).status == 200:
+                ended += 1
+            else:
+                await asyncio.sleep(POLL_S)
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return ended / (time.perf_counter() - begin)
+
+
+async def open_loop(client: Client, rate: float, seconds: float, seed: int) -> tuple[list[Call], int]:
+    """Offer `rate` requests per second for a third longer than `seconds`; the calls that ended within the last
+    `seconds`, and the number that were still open at the end, which are given up."""
+    rng, calls, tasks = random.Random(seed), [], set()
+    begin = time.perf_counter()
+    counted_from, end = begin + seconds / 3, begin + seconds * 4 / 3
+
+    async def one() -> None:
+        call = await client.call()
+        if counted_from <= time.perf_counter() < end:
+            calls.append(call)
+
+    at = begin
+    while (at := at + rng.expovariate(rate)) < end:
+        await asyncio.sleep(max(at - time.perf_counter(), 0))
+        task = asyncio.create_task(one())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.sleep(max(end - time.perf_counter(), 0))
+    still_open = list(tasks)
+    for task in still_open:
+        task.cancel()
+    await asyncio.gather(*still_open, return_exceptions=True)
+    return calls, len(still_open)
+
+
+async def measure(url: str, args: argparse.Namespace, capacity: float | None, bounded: bool) -> list[Run]:
+    runs = []
+    async with Client(url, args.seed + bounded) as client:
+        await asyncio.gather(*(client.call() for _ in range(args.rows)))  # the first requests fill caches
+        if capacity is None:
+            capacity = await closed_loop(client, 3 * args.rows // 2, args.seconds)
+        follower = asyncio.create_task(client.follow())
+        for i, factor in enumerate(args.loads):
+            calls, still_open = await open_loop(client, factor * capacity, args.seconds, args.seed + i)
+            runs.append(Run(bounded, factor, factor * capacity, args.seconds, calls, still_open))
+            await client.drained()
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+    return runs
+
+
+def measure_servers(args: argparse.Namespace) -> list[Run]:
+    runs: list[Run] = []
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the server's threads leave the cores to the client
+    log = Path(tempfile.mkdtemp(prefix="overload-")) / "server.log"
+    for bounded in (True, False):
+        bound = f" --max-queue-wait-s {args.max_queue_wait_s:g}" if bounded else ""
+        model = f" --model {args.model}" if args.model else ""
+        command = (
+            f"{sys.executable} -m radixrt launch --port {{port}} --max-running-requests {args.rows} "
+            f"--num-threads {args.threads} --kv-cache-tokens 32768 --max-queued-requests 100000 "
+            f"--max-connections-per-client 100000 --log-level warning{model}{bound}"
+        )
+        capacity = runs[0].offered / runs[0].factor if runs else None
+        with started(command, log, 300.0, 5.0) as server:
+            runs += asyncio.run(measure(server.url, args, capacity, bounded))
+    return runs
+
+
+# --- simulated ---
+
+DEVICE = SimulatedDevice(
+    StepTimes(step=8e-3, row=4e-4, context=2e-7, extend=2e-3, token=2.5e-4, pair=6e-8), num_slots=60_000
+)
+"""About SmolLM2-135M on two cores."""
+SIMULATED_RATE = 14.0
+WARM_UP_S = 8.0
+
+
+def simulate(args: argparse.Namespace) -> list[Run]:
+    runs = []
+    for bounded in (True, False):
+        for factor in args.loads:
+            bound = {"max_queue_wait_s": args.max_queue_wait_s} if bounded else {}
+            engine = SimulatedEngine(DEVICE, max_queued_requests=100_000, **bound)
+            lives = engine.run(_poisson(factor * SIMULATED_RATE, args.seconds, args.seed))
+            calls, still_open = [], 0
+            for life in lives:
+                at, error = life.request.at, None if life.finish is None else life.finish.error
+                if life.ended_at >= WARM_UP_S + args.seconds * 4 / 3:
+                    still_open += 1
+                elif life.ended_at >= WARM_UP_S + args.seconds / 3:
+                    calls.append(
+                        Call(
+                            200 if error is None else error.status, life.predicted_wait_s,
+                            tuple(token - at for token in life.tokens), life.queue_s,
+                            math.ceil(error.retry_after_s or 1.0) if error is not None else 0.0,
+                        )
+                    )  # fmt: skip
+            runs.append(Run(bounded, factor, factor * SIMULATED_RATE, args.seconds, calls, still_open))
+    return runs
+
+
+def _poisson(rate: float, seconds: float, seed: int) -> list[SimulatedRequest]:
+    rng, ids, at, made = random.Random(seed), np.random.default_rng(seed), 0.0, []
+    while (at := at + rng.expovariate(rate if at > WARM_UP_S else min(rate, 6.0))) < WARM_UP_S + seconds * 4 / 3:
+        prompt, output = ids.integers(2, 900, rng.randint(50, 300)).astype(np.int32), rng.randint(16, 64)
+        made.append(SimulatedRequest(at, prompt, output, output))
+    return made
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving.overload", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--model", help="model to serve (default: the embedded one)")
+    parser.add_argument("--rows", type=int, default=16, help="--max-running-requests of the server")
+    parser.add_argument("--threads", type=int, default=1, help="--num-threads of the server; the client needs a core")
+    parser.add_argument("--max-queue-wait-s", type=float, default=1.5, help="the bound of the bounded server")
+    parser.add_argument("--first-token-s", type=float, default=3.0, help="objective: longest time to the first token")
+    parser.add_argument("--between-s", type=float, default=0.5, help="objective: longest mean time between tokens")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each load")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.0, 2.0, 4.0], help="multiples of capacity")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--simulated", action="store_true", help="a simulated device and clock in place of servers")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = arguments(argv)
+    print("; ".join(f"{name}: {value}" for name, value in machine.facts().items()), flush=True)
+    runs = simulate(args) if args.simulated else measure_servers(args)
+    objective = Objective(args.first_token_s, args.between_s)
+    best = max(run.goodput(objective) for run in runs) or 1.0
+    print(f"\nObjective: first token within {objective.first_token_s:g} s, {1e3 * objective.between_s:g} ms a token\n")
+    print(table(HEADER, [run.row(objective, best) for run in runs]))
+
+
+if __name__ == "__main__":
+    main()
