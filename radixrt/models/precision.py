@@ -5,6 +5,7 @@ Importing this module imports no torch: dtypes are resolved in processes that ha
 
 from __future__ import annotations
 
+import functools
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
+@functools.cache
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's feature flags and its vendor as Linux lists them; empty if they are not known."""
     try:
