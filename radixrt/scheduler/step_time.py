@@ -204,7 +204,8 @@ class _LeastSquares:
                     found[i] = value
                 break
             free.pop(worst)
-        self.coefficients = (found[0], found[1], found[2])
+        # Never zero: a step of rows without context takes time, and rates are computed from it.
+        self.coefficients = (max(found[0], TINY_S), max(found[1], TINY_S), max(found[2], TINY_S))
         scale = NEAR_FLOOR * max(n / p for n, p in zip(near, self._prior, strict=True))
         target_near = [max(x, scale * p) for x, p in zip(found, self._prior, strict=True)]
         a, b, c = (n + (t - n) / NEAR_MEMORY for n, t in zip(near, target_near, strict=True))

@@ -211,3 +211,12 @@ def test_the_scheduler_learns_from_its_own_clock() -> None:
     times = h.scheduler.step_time.times
     assert times.seconds(8, 8 * 50) == pytest.approx(TRUTH.seconds(8, 8 * 50), rel=0.01)
     assert times.error < 0.05
+
+
+def test_every_step_is_predicted_to_take_time() -> None:
+    """Steps whose time is proportional to their context leave nothing for the step itself."""
+    fit = StepTimeFit()
+    for i in range(400):
+        rows, context = 1 + i % 7, 1000 + 997 * (i % 50)
+        fit.add(StepShape(rows, context), 1e-6 * (context - 90 * rows - 300))
+    assert fit.times.seconds(1, 0) > 0.0
