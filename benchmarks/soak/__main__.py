@@ -7,7 +7,7 @@ leaks.
 
     python -m benchmarks.soak --minutes 30 --svg soak.svg
 
-It stops by itself. Growth is the Theil-Sen slope over the last two thirds of the time.
+It stops by itself. Growth is the Theil-Sen slope over the second half of the time.
 """
 
 import argparse

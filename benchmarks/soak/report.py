@@ -9,7 +9,7 @@ from benchmarks.common.tables import table
 from benchmarks.soak.load import Tally
 from benchmarks.soak.samples import Sample, slope
 
-WARM_UP = 1 / 3
+WARM_UP = 1 / 2
 """Share of the time that growth is not judged by: caches and the KV pool fill up first."""
 
 FLAT_MIB, FLAT_SHARE = 16.0, 0.02

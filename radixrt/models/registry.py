@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from radixrt.errors import ModelLoadError
 from radixrt.models.model_config import DECODER_ARCHITECTURES
+from radixrt.suggestions import similar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +23,43 @@ TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"
 """Runs transformers' modeling code, for every architecture that is not in MODEL_CLASSES."""
 
 MODEL_CLASSES: dict[str, str] = dict.fromkeys(DECODER_ARCHITECTURES, DECODER)
+
+TESTED_ARCHITECTURES = (
+    "CohereForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "GraniteForCausalLM",
+    "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "Phi3ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
+)
+"""Architectures that are tested to run through transformers' modeling code; others may run too."""
+
+FAMILIES = {
+    "cohere": "CohereForCausalLM",
+    "gemma": "Gemma3ForCausalLM",
+    "gpt": "GPT2LMHeadModel",
+    "gptneo": "GPTNeoXForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "llava": "LlamaForCausalLM",
+    "ministral": "MistralForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "mllama": "LlamaForCausalLM",
+    "olmo": "Olmo2ForCausalLM",
+    "phi": "Phi3ForCausalLM",
+    "pixtral": "MistralForCausalLM",
+    "qwen": "Qwen3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "smol": "SmolLM3ForCausalLM",
+    "starcoder": "Starcoder2ForCausalLM",
+}
+"""Nearest architecture by the beginning of a name, in lower case; the longest beginning counts."""
 
 
 def no_progress() -> None:
@@ -59,6 +97,19 @@ class Model(Protocol):
     def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> float32 [S, columns of this rank], in a `DeviceCommunicator.sample_buffer`; None where the
         ranks cannot sample from sharded logits, or there is one rank."""
+
+
+def alternatives(architecture: str) -> str:
+    """Return what runs instead of an architecture that does not, as part of a sentence; empty for one that does."""
+    known = (*DECODER_ARCHITECTURES, *TESTED_ARCHITECTURES)
+    if architecture in known:
+        return ""
+    name = architecture.lower()
+    family = max((prefix for prefix in FAMILIES if name.startswith(prefix)), key=len, default=None)
+    nearest = similar(architecture, known) if family is None else FAMILIES[family]
+    if nearest is not None:
+        return f"; the nearest architecture that runs is {nearest}"
+    return f"; architectures that run are {', '.join(known)}"
 
 
 def model_class(architecture: str) -> Any:

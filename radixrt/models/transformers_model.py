@@ -8,7 +8,8 @@ pass and refuses every other model by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.models.model_config import ModelSpec
-from radixrt.models.registry import no_progress
+from radixrt.models.registry import alternatives, no_progress
 
 INTERFACE = "radixrt"
 """Name of this engine in transformers' attention interface."""
@@ -159,26 +160,35 @@ class TransformersModel(nn.Module):
         Raises:
             ModelLoadError: transformers does not know or cannot load the model, tensors do not fit, or the model needs
             a
-                feature that this engine lacks; the message names it.
+            feature that this engine lacks; the message names it.
         """
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         if not show_progress:
             transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
+            config = cls._checked_config(folder, spec, dtype)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{error}{alternatives(spec.architecture)}") from error
+        with _named_errors(folder, spec):
+            model = _random_model(config, dtype, device, seed) if dummy else _load(folder, config, spec, dtype)
+        return cls(model.to(device).eval())
+
+    @classmethod
+    def _checked_config(cls, folder: Path, spec: ModelSpec, dtype: torch.dtype) -> Any:
+        """Read the configuration and refuse architectures that cannot run, by a model without weights.
+
+        Raises:
+            ModelLoadError: as `from_folder`.
+        """
+        with _named_errors(folder, spec):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             check_config(config, spec.context_length)
-            if dummy:
-                model = _random_model(config, dtype, device, seed)
-            else:
-                model = _load(folder, config, spec, dtype)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            # Some classes look attention up in a table of their own.
-            if isinstance(error, KeyError) and error.args == (INTERFACE,):
-                raise ModelLoadError(f"{spec.architecture} does not use transformers' attention interface") from error
-            raise ModelLoadError(f"transformers cannot load {spec.architecture} from {folder}: {error}") from error
-        if type(model).__name__ != spec.architecture:
+            skeleton = _random_model(config, dtype, torch.device("meta"), seed=0)
+        if type(skeleton).__name__ != spec.architecture:
             raise ModelLoadError(f"{spec.architecture} is not a causal language model in transformers")
-        return cls(model.to(device).eval())
+        with suppress(_NeedsValues):
+            cls(skeleton.eval())
+        return config
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
@@ -217,13 +227,34 @@ class TransformersModel(nn.Module):
             try:
                 outputs.append(self._run(ids, torch.tensor([0, 1, 2, 3], device=device), probe))
             except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+                if device.type == "meta":
+                    for i, call in enumerate(probe.calls):
+                        _layer_of(type(self._head).__name__, i, call)
+                    raise _NeedsValues from error
                 raise ModelLoadError(f"{type(self._head).__name__} cannot run step by step: {error}") from error
-        check_no_other_mixing(self._head, *outputs)
+        if device.type != "meta":
+            check_no_other_mixing(self._head, *outputs)
         layers = check_calls(self._head, probe.calls)
         logits = self.compute_logits(outputs[0][:2])
         if logits.dim() != 2 or logits.shape[0] != 2:
             raise ModelLoadError(f"{type(self._head).__name__} makes logits of shape {list(logits.shape)}")
         return layers
+
+
+class _NeedsValues(Exception):
+    """A model cannot run without weights, because an operation depends on the values of its input."""
+
+
+@contextmanager
+def _named_errors(folder: Path, spec: ModelSpec) -> Iterator[None]:
+    """Raise errors of transformers as ModelLoadErrors that name the architecture."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        # Some classes look attention up in a table of their own.
+        if isinstance(error, KeyError) and error.args == (INTERFACE,):
+            raise ModelLoadError(f"{spec.architecture} does not use transformers' attention interface") from error
+        raise ModelLoadError(f"transformers cannot load {spec.architecture} from {folder}: {error}") from error
 
 
 def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:

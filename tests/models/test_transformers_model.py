@@ -12,7 +12,8 @@ import torch
 
 from radixrt.errors import ModelLoadError
 from radixrt.models.loading.weights import load_model
-from radixrt.models.model_config import load_model_spec
+from radixrt.models.model_config import DECODER_ARCHITECTURES, load_model_spec
+from radixrt.models.registry import FAMILIES, TESTED_ARCHITECTURES, alternatives
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences, transformers_logits
 from tests.tiny_models import COMMON, save_random_model
@@ -63,6 +64,41 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     for ours, theirs in zip(run_in_steps(model, inputs), transformers_logits(folder, inputs), strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["gemma2-softcap", "gpt-oss-sinks", "mamba", "falcon-alibi", "lfm2-conv"])
+def test_an_architecture_is_refused_before_its_weights_are_read(case: str, tmp_path: Path) -> None:
+    config_class, overrides, reason = REFUSED[case]
+    folder = make_folder(tmp_path, config_class, overrides)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=rf"({reason}).*architectures? that runs? (is|are) ") as refused:
+        load_model(folder, load_model_spec(folder), dtype="float32", device="cpu")
+    assert "safetensors" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "nearest"),
+    [
+        ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
+        ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
+        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+        ("Gemma3nForConditionalGeneration", "Gemma3ForCausalLM"),
+        ("Mistal3ForCausalLM", "MistralForCausalLM"),
+    ],
+)
+def test_the_nearest_architecture_that_runs(architecture: str, nearest: str) -> None:
+    assert alternatives(architecture) == f"; the nearest architecture that runs is {nearest}"
+
+
+def test_every_alternative_is_tested() -> None:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kinds = [getattr(transformers, config_class).model_type for config_class, _ in CASES.values()]
+    assert {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] for kind in kinds} == set(TESTED_ARCHITECTURES)
+    assert set(FAMILIES.values()) <= {*TESTED_ARCHITECTURES, *DECODER_ARCHITECTURES}
+    assert alternatives("LlamaForCausalLM") == ""
+    assert all(name in alternatives("XYZ") for name in TESTED_ARCHITECTURES)
 
 
 @pytest.mark.parametrize("case", REFUSED)

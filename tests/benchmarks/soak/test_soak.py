@@ -42,7 +42,7 @@ def test_the_slope_ignores_outliers() -> None:
 
 def test_verdicts() -> None:
     assert failures(samples(0.0)) == []
-    assert failures(samples(1.0)) == ["runner: 640 MiB, +60 MiB/h, +40.0 MiB in all"]
+    assert failures(samples(1.0)) == ["runner: 645 MiB, +60 MiB/h, +30.0 MiB in all"]
     assert failures(samples(0.0, leak=3)) == ["slots in use after the load: 3"]
     assert failures(samples(0.0, fds=1)) == ["runner: 10 descriptors before, 70 after"]
     assert failures(samples(0.0), idle=False) == ["slots in use after the load: 0"]
