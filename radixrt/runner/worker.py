@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PEER_DEATH_S = 0.5
+"""Delay before a failed rank reports its error. It also fails when another rank has died; then main ends it before."""
 IDLE_BEFORE_WORK_S = 0.25
 """Time without a message after which the runner starts idle work."""
 
@@ -178,6 +180,8 @@ class Worker:
             with torch.inference_mode():
                 work()
         except Exception as error:
+            if not self._alone:
+                time.sleep(PEER_DEATH_S)
             logger.exception("step %d failed", step.step_id)
             if self._alone:
                 self.answer_ready(wait=True)  # answers keep the order of the steps
