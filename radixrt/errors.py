@@ -43,9 +43,10 @@ class RequestError(RadixRTError):
         self.retry_after_s = retry_after_s
 
 
-def unsupported(param: str, feature: str | None = None) -> RequestError:
+def unsupported(param: str, feature: str | None = None, *, instead: str | None = None) -> RequestError:
     """Create the error for a request with an unsupported feature; `feature` defaults to the name of the field."""
-    return RequestError(f"{feature or param} is not supported yet", param=param, code="unsupported_parameter")
+    message = f"{feature or param} is not supported yet" + (f"; {instead}" if instead else "")
+    return RequestError(message, param=param, code="unsupported_parameter")
 
 
 class ConfigError(RadixRTError):

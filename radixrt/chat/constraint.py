@@ -15,6 +15,7 @@ import msgspec
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
 from radixrt.chat.tools import OfferedTools
+from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.constrained.tags.fields import from_legacy
 from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
@@ -24,21 +25,8 @@ FieldNames = Mapping[str, str]
 """The client's name for each field of the engine that has another name there."""
 
 ANY_OBJECT = '{"type":"object"}'
+ANY_TEXT = r"[\s\S]*"
 OPTION_NAMES = {name: f"structured.{name}" for name in StructuredOptions.__struct_fields__}
-
-
-class UnsupportedFields(msgspec.Struct, kw_only=True):
-    """Fields that other servers serve and radixrt refuses by name."""
-
-    audio: Any = None
-    prompt_embeds: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
-    lora_path: Any = None
-    custom_logit_processor: Any = None
-    logits_processors: Any = None
-    use_beam_search: Any = None
-    guided_whitespace_pattern: Any = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -189,6 +177,8 @@ def plan_constraint(
         RequestError: the constraint or its options are malformed.
     """
     constraint = read_constraint(body)
+    if constraint is None and offered is None and defaults.get("reasoning_budget") is not None:
+        constraint = RequestedConstraint("regex", ANY_TEXT, "thinking_token_budget")
     if offered is None or tool_format is None:
         return PlannedConstraint(
             constraint_fields(constraint, body.structured, **(defaults if constraint is not None else {})),

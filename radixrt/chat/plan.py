@@ -13,9 +13,11 @@ from radixrt.chat.prompt import chat_prompt, template_variables
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.chat.tools import read_tools
 from radixrt.chat.types import Conversation, ToolOptions
-from radixrt.errors import RequestError
+from radixrt.errors import RequestError, shown
 from radixrt.messages.parts import ChatPrompt
 from radixrt.sampling_params import SamplingParams
+
+MAX_BUDGET = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,15 @@ def plan_chat(
     chosen = {**sampling}
     if not dialect.special_tokens.isdisjoint(markers):
         chosen["skip_special_tokens"] = False
-    defaults = {} if thinking is Thinking.OFF else {"reasoning_end": THINK_END}
+    budget = conversation.thinking_token_budget
+    if budget is not None and not 1 <= budget <= MAX_BUDGET:
+        raise RequestError(
+            f"thinking_token_budget must be between 1 and {MAX_BUDGET}, not {shown(budget)}",
+            param="thinking_token_budget",
+        )
+    defaults: dict[str, Any] = {}
+    if thinking is not Thinking.OFF:
+        defaults = {"reasoning_end": THINK_END, "reasoning_budget": budget}
     planned = plan_constraint(constraint, offered, form.tool_format, dialect.tokens, defaults, names)
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None

@@ -80,6 +80,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_effort: passed to the template under the names that templates use for it.
         add_generation_prompt: end the prompt with the header of an assistant's message.
         continue_final_message: end the prompt inside the last message.
+        thinking_token_budget: largest number of tokens of the reasoning before the answer, if the model reasons.
         allow_control_tokens: recognize control tokens in the messages' texts, not only in the chat template's.
     """
 
@@ -88,6 +89,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    thinking_token_budget: int | None = None
     allow_control_tokens: bool = False
 
 

@@ -50,6 +50,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
         timeout_s: seconds after which the request ends with an error; None for the engine's default.
         program: position of the request in a program.
         return_prompt_ids: the first RequestOutput carries the prompt's token ids; False for a client that has them.
+        truncate_prompt_tokens: a longer prompt is cut to its last tokens, so many; None for never.
     """
 
     rid: str
@@ -64,6 +65,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     parts: list[PromptPart] | None = None
     program: ProgramHint | None = None
     return_prompt_ids: bool = True
+    truncate_prompt_tokens: int | None = None
 
 
 class ScoreReq(Message, frozen=True, array_like=True, tag=True):

@@ -25,7 +25,7 @@ from radixrt.server.http.errors import (
     on_invalid_request,
     on_request_error,
 )
-from radixrt.server.http.middleware import MODEL_PATH, Guard, Observe
+from radixrt.server.http.middleware import IGNORED_HEADER, MODEL_PATH, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.request_groups import Service
 from radixrt.server.routes import management, probes
@@ -88,7 +88,7 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", IGNORED_HEADER.decode()],
         )
     app.add_middleware(
         ForwardedClients,

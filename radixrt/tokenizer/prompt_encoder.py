@@ -50,17 +50,21 @@ class PromptEncoder:
     def input_ids(self, req: GenerateReq | TokenizeReq) -> bytes:
         """Encode a prompt as an int32 column; raises RequestError naming the field."""
         self._check_given(req)
+        ids, param = self._encoded(req)
+        kept = req.truncate_prompt_tokens if isinstance(req, GenerateReq) else None
+        return self._checked(ids if kept is None else ids[-4 * kept :], param)
+
+    def _encoded(self, req: GenerateReq | TokenizeReq) -> tuple[bytes, str]:
+        """Return the prompt as an int32 column, and the client's name for it."""
         if req.input_ids is not None:
-            return self._checked(req.input_ids, "input_ids")
+            return req.input_ids, "input_ids"
         if req.chat is not None:
-            ids = self._chat_encoder(req.chat).encode(self._chat_parts(req.chat), "messages")
-            return self._checked(pack_i32(ids), "messages")
+            return pack_i32(self._chat_encoder(req.chat).encode(self._chat_parts(req.chat), "messages")), "messages"
         if req.parts is not None:
             self._check_parts(req.parts)
-            ids = [*self._begin(req.parts), *self._parts.encode(req.parts, INPUT_PARTS)]
-            return self._checked(pack_i32(ids), INPUT_PARTS)
+            return pack_i32([*self._begin(req.parts), *self._parts.encode(req.parts, INPUT_PARTS)]), INPUT_PARTS
         assert req.prompt is not None
-        return self._checked(pack_i32(self._encode(req.prompt, "prompt")), "prompt")
+        return pack_i32(self._encode(req.prompt, "prompt")), "prompt"
 
     def choices(self, req: ScoreReq) -> ChoiceTokens:
         """Encode a prompt and the choices after it; raises RequestError naming the field."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,6 +14,7 @@ from radixrt.client.engine_client import EngineClient, State
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import LoadStats, ProgramStats, SchedulerStats
 
+MAX_IGNORED_NAMES = 50
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 
@@ -176,6 +177,10 @@ class Metrics:
         self._completions = Counter(
             "radixrt_completions", "Completions by how they ended.", ["finish_reason"], registry=self.registry
         )
+        self._ignored = Counter(
+            "radixrt_ignored_fields", "Fields of requests that were ignored.", ["field"], registry=self.registry
+        )
+        self._ignored_names: set[str] = set()
         self._ttft = Histogram(
             "radixrt_time_to_first_token_seconds",
             "From a request's submission to its first token.",
@@ -194,6 +199,13 @@ class Metrics:
             buckets=_LATENCY,
             registry=self.registry,
         )
+
+    def count_ignored(self, fields: Sequence[str]) -> None:
+        """Count fields of a request that were ignored; names beyond the first `MAX_IGNORED_NAMES` count as "other"."""
+        for name in fields:
+            if len(self._ignored_names) < MAX_IGNORED_NAMES:
+                self._ignored_names.add(name)
+            self._ignored.labels(name if name in self._ignored_names else "other").inc()
 
     def count_http(self, route: str, status: int) -> None:
         self._http.labels(route, str(status)).inc()

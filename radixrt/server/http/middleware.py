@@ -27,6 +27,7 @@ MODEL_PATH = "/v1/models/"
 CLIENT_CLOSED = 499
 """Status that counts requests whose client left before any answer, as in nginx."""
 
+IGNORED_HEADER = b"x-radixrt-ignored-fields"
 MAX_LOGGED_PATH = 200
 
 
@@ -61,6 +62,9 @@ class Observe:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+                ignored = scope["state"].get("ignored_fields")
+                if ignored:
+                    message["headers"].append((IGNORED_HEADER, ", ".join(ignored).encode()))
             await send(message)
 
         try:

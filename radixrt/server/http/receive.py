@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from radixrt.errors import RequestError, shown
 from radixrt.messages.client import EngineReady
 from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.errors import ClientGone, model_not_found
+from radixrt.server.protocol.fields import NativeRequest, NativeSampling
 from radixrt.server.request_groups import Service
 
 
@@ -27,6 +29,19 @@ T = TypeVar("T")
 B = TypeVar("B", bound=HasModel)
 
 JSON_TYPE = "application/json"
+HARMLESS_FIELDS = frozenset(
+    {
+        "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
+        "store", "user",
+    }
+)  # fmt: skip
+"""Fields of OpenAI's API that concern its service and not the answer."""
+
+MAX_IGNORED_FIELDS = 20
+MAX_FIELD_CHARS = 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 SMALL_BODY_BYTES = 64 * 1024
 """A body of this size needs no budget and, if it has few brackets, is within all limits of JSON."""
 
@@ -85,7 +100,24 @@ async def receive_json(service: Service, request: Request, decoder: msgspec.json
         raise RequestError("the request's body did not arrive in time", code="body_timeout", status=408) from None
     if len(body) > SMALL_BODY_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         check_json_limits(body, limit // 2)
-    return decode(body, decoder)
+    decoded = decode(body, decoder)
+    ignored = _ignored_fields(body, type(decoded))
+    if ignored:
+        request.state.ignored_fields = ignored
+        service.metrics.count_ignored(ignored)
+    return decoded
+
+
+def _ignored_fields(body: bytes, kind: type) -> list[str]:
+    """The names of fields that the route does not know, except those that cannot change an answer; as log-safe text."""
+    ignored = []
+    for name, value in decode(body, _fields_decoder).items():
+        if name == "sampling_params" and kind is NativeRequest and bytes(value) != b"null":
+            inner = decode(bytes(value), _fields_decoder)
+            ignored += [f"{name}.{each}" for each in inner if each not in NativeSampling.__struct_fields__]
+        elif name not in HARMLESS_FIELDS and name not in kind.__struct_fields__:  # type: ignore[attr-defined]
+            ignored.append(name)
+    return [_UNSAFE.sub("?", name[:MAX_FIELD_CHARS]) for name in ignored[:MAX_IGNORED_FIELDS]]
 
 
 def admit(service: Service, model: str | None = None) -> EngineReady:
@@ -167,7 +199,7 @@ def _too_large(limit: int) -> RequestError:
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode and type-check a body. Unknown fields are ignored.
+    """Decode and type-check a body.
 
     Raises:
         RequestError: 400; `param` is the path of the offending field.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from radixrt.messages.client import RequestOutput
+from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, Finish, Usage
 
 LOWEST_LOGPROB = -9999.0
@@ -21,6 +21,45 @@ def finish_reason(finish: Finish) -> str:
 def clean_logprob(value: float | None) -> float | None:
     """Clamp a log-probability to at least `LOWEST_LOGPROB`; NaN, which compares false, becomes that too."""
     return None if value is None else max(LOWEST_LOGPROB, value)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """What an answer says about tokens besides their text, as vLLM says it.
+
+    Attributes:
+        ids: report the token ids of prompt and output.
+        as_ids: log-probabilities name a token by its id, "token_id:17", instead of by its text.
+        of_prompt: report the log-probabilities of the prompt.
+    """
+
+    ids: bool = False
+    as_ids: bool = False
+    of_prompt: bool = False
+
+    def name(self, row: TokenLogprob) -> str:
+        return f"token_id:{row.token_id}" if self.as_ids else row.text
+
+    def prompt_body(self, output: RequestOutput) -> dict[str, Any]:
+        """The members of an answer about its prompt."""
+        body: dict[str, Any] = {}
+        if self.ids and output.prompt_ids is not None:
+            body["prompt_token_ids"] = output.prompt_token_ids
+        if self.of_prompt:
+            body["prompt_logprobs"] = [self._alternatives(row) for row in output.prompt_logprobs or []]
+        return body
+
+    def _alternatives(self, row: TokenLogprob) -> dict[str, Any] | None:
+        """Log-probabilities by token id; the token's own has no rank if it is not among the alternatives."""
+        if row.logprob is None:
+            return None
+        ranked: list[tuple[int | None, TokenLogprob]] = list(enumerate(row.top, 1))
+        if all(top.token_id != row.token_id for top in row.top):
+            ranked.append((None, row))
+        return {
+            str(one.token_id): {"logprob": clean_logprob(one.logprob), "rank": rank, "decoded_token": self.name(one)}
+            for rank, one in ranked
+        }
 
 
 @dataclass(slots=True)

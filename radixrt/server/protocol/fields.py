@@ -1,7 +1,8 @@
 """Fields of request bodies: one msgspec Struct for each generating route, and checks that several routes share.
 
-Unknown fields are ignored, null means "not given", and numbers are bounded by `SamplingParams.validate` or here. Fields
-of `UnsupportedFields` are known and not served: they are refused by name, never silently ignored.
+Unknown fields are ignored, which `receive_json` reports; null means "not given"; numbers are bounded by
+`SamplingParams.validate` or here. Fields of `UnsupportedFields` are known and not served: they are refused by name,
+never silently ignored.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import Any
 
 import msgspec
 
-from radixrt.chat.constraint import ConstraintFields, UnsupportedFields
+from radixrt.chat.constraint import ConstraintFields
 from radixrt.chat.types import ChatMessage, FunctionDefinition, ToolChoice, ToolDefinition, ToolName
+from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError, unsupported
+from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import ProgramHint, TemplateText
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.request_context import RequestContext
@@ -95,7 +98,16 @@ class OpenAIFields(SamplingFields, kw_only=True):
     timeout: float | None = None
 
 
-class ChatRequest(OpenAIFields, kw_only=True):
+class TokenReportFields(OpenAIFields, kw_only=True):
+    """Fields of the OpenAI routes about the tokens of prompt and output, as vLLM has them."""
+
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class ChatRequest(TokenReportFields, kw_only=True):
     """POST /v1/chat/completions"""
 
     messages: list[ChatMessage]
@@ -109,13 +121,14 @@ class ChatRequest(OpenAIFields, kw_only=True):
     function_call: str | ToolName | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     allow_control_tokens: bool | None = None
 
 
-class CompletionRequest(OpenAIFields, kw_only=True):
+class CompletionRequest(TokenReportFields, kw_only=True):
     """POST /v1/completions"""
 
     prompt: str | list[str | int | list[int]]
@@ -176,12 +189,23 @@ release_decoder = msgspec.json.Decoder(ReleaseRequest)
 abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 
+OFF: dict[str, tuple[Any, ...]] = {"typical_p": (1,), "length_penalty": (1,)}
+"""Values with which a field of `UnsupportedFields` changes nothing, where these are not false, 0 or empty."""
+
+INSTEAD = {
+    "allowed_token_ids": "regex, choice or logit_bias constrain the output",
+    "bad_words": "logit_bias with -100 avoids single tokens",
+    "chat_template": "start the server with --chat-template",
+    "typical_p": "min_p and top_p are similar",
+}
+
+
 def check_supported(request: UnsupportedFields) -> None:
-    """Refuse a request that uses a field of `UnsupportedFields`; null, false and [] do not count as use."""
+    """Refuse a request that uses a field of `UnsupportedFields`."""
     for name in UNSUPPORTED:
         value = getattr(request, name)
-        if value is not None and value is not False and value != []:
-            raise unsupported(name)
+        if value is not None and value not in OFF.get(name, (False, 0, "", [], {})):
+            raise unsupported(name, instead=INSTEAD.get(name))
 
 
 def build_sampling(request: SamplingFields, vocab_size: int | None, **chosen: Any) -> SamplingParams:
@@ -228,6 +252,7 @@ def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
         body,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=min(top, vocab_size) if body.logprobs else None,
+        prompt_logprobs=asked_prompt_logprobs(body),
     )
 
 
@@ -235,6 +260,24 @@ def allows_control_tokens(wanted: bool | None, config: ServerConfig) -> bool:
     """Return whether control tokens are recognized in the texts of a request's messages; `wanted` is the request's own
     field, and None leaves it to the option."""
     return config.allow_control_tokens if wanted is None else wanted
+
+
+def asked_prompt_logprobs(body: TokenReportFields) -> int | None:
+    """Return how many alternatives to report beside each prompt token, None for no report."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError("prompt_logprobs are in whole answers only; leave stream out", param="prompt_logprobs")
+    return body.prompt_logprobs
+
+
+def kept_prompt_tokens(body: TokenReportFields, info: EngineReady) -> int | None:
+    """Return the number of tokens that stay of a longer prompt, its last ones; None for all. -1 asks for the most."""
+    most = info.max_input_tokens
+    given = body.truncate_prompt_tokens
+    if given is None or 1 <= given <= most:
+        return given
+    if given == -1:
+        return most
+    raise RequestError(f"truncate_prompt_tokens must be -1 or between 1 and {most}", param="truncate_prompt_tokens")
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> bool:

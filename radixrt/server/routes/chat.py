@@ -20,12 +20,13 @@ from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.messages.parts import FINISH_STOP, Finish
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import UsageSum, clean_logprob, constraint_body, finish_reason
+from radixrt.server.protocol.answers import TokenReport, UsageSum, clean_logprob, constraint_body, finish_reason
 from radixrt.server.protocol.fields import (
     allows_control_tokens,
     chat_decoder,
     chat_sampling_fields,
     check_stream_options,
+    kept_prompt_tokens,
     routing_options,
 )
 from radixrt.server.request_context import RequestContext
@@ -38,6 +39,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     context: RequestContext = request.state.context
     options = routing_options(body, context)
     include_usage = check_stream_options(body.stream_options, options["stream"])
+    kept = kept_prompt_tokens(body, info)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     plan = plan_chat(
         Conversation(
@@ -46,6 +48,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             reasoning_effort=body.reasoning_effort,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            thinking_token_budget=body.thinking_token_budget,
             allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
         ),
         ToolOptions(
@@ -61,14 +64,19 @@ async def chat_completions(service: Service, request: Request) -> Response:
         info.vocab_size,
         {"prompt": "messages", "input_ids": "messages", "max_tokens": limit},
     )
-    requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, **options)]
+    requests = [GenerateReq(sampling=plan.sampling, chat=plan.prompt, truncate_prompt_tokens=kept, **options)]
     head = {
         "id": f"chatcmpl-{options['rid']}",
         "object": "chat.completion.chunk" if options["stream"] else "chat.completion",
         "created": int(time.time()),
         "model": service.model_name,
     }
-    encoder = ChatEncoder(head, plan, include_usage, UsageSum(plan.sampling.n))
+    report = TokenReport(
+        ids=bool(body.return_token_ids),
+        as_ids=bool(body.return_tokens_as_token_ids),
+        of_prompt=body.prompt_logprobs is not None,
+    )
+    encoder = ChatEncoder(head, plan, include_usage, UsageSum(plan.sampling.n), report)
     group = RequestGroup(context, options["rid"], requests, plan.names)
     return generated(service, group, encoder, stream=options["stream"])
 
@@ -89,6 +97,7 @@ class ChatEncoder:
     plan: ChatPlan
     include_usage: bool
     usage: UsageSum
+    report: TokenReport
     choices: dict[int, _StreamedChoice] = field(default_factory=dict)
 
     def body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
@@ -102,22 +111,27 @@ class ChatEncoder:
             choice: dict[str, Any] = {
                 "index": index,
                 "message": message_of(parts, form),
-                "logprobs": chat_logprobs(output.logprobs or []) if with_logprobs else None,
+                "logprobs": chat_logprobs(output.logprobs or [], self.report) if with_logprobs else None,
                 "finish_reason": chat_finish_reason(output.finish, parser, form),
                 "stop_reason": output.finish.matched,
             }
+            if self.report.ids:
+                choice["token_ids"] = output.token_ids
             enforced = constraint_body(output)
             if enforced is not None:
                 choice["radixrt"] = enforced
             choices.append(choice)
             self.usage.add(index, output.usage, count_reasoning(output.token_ids, form))
-        return {**self.head, "choices": choices, "usage": self.usage.body(), "system_fingerprint": None}
+        answer = {**self.head, "choices": choices, "usage": self.usage.body(), "system_fingerprint": None}
+        return {**answer, **self.report.prompt_body(outputs[0])}
 
     def event(self, index: int, output: RequestOutput) -> bytes:
         """The chunks of one output: the first output of a choice adds its role chunk, the last its finish chunk."""
         choice = self.choices.get(index)
         if choice is None:
-            choice = self.choices[index] = _StreamedChoice(index, self.plan.form, self.head, self.include_usage)
+            choice = self.choices[index] = _StreamedChoice(
+                index, self.plan.form, self.head, self.include_usage, self.report
+            )
         event = choice.events(output)
         if output.finish is not None:
             self.usage.add(index, output.usage, count_reasoning(choice.token_ids, self.plan.form))
@@ -129,17 +143,17 @@ class ChatEncoder:
         return self.choices[0].prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(self.usage.body()) + DONE
 
 
-def chat_logprobs(rows: list[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(rows: list[TokenLogprob], report: TokenReport) -> dict[str, Any]:
     content = []
     for row in rows:
-        entry = _chat_logprob(row)
-        entry["top_logprobs"] = [_chat_logprob(top) for top in row.top]
+        entry = _chat_logprob(row, report)
+        entry["top_logprobs"] = [_chat_logprob(top, report) for top in row.top]
         content.append(entry)
     return {"content": content, "refusal": None}
 
 
-def _chat_logprob(row: TokenLogprob) -> dict[str, Any]:
-    return {"token": row.text, "logprob": clean_logprob(row.logprob), "bytes": list(row.data)}
+def _chat_logprob(row: TokenLogprob, report: TokenReport) -> dict[str, Any]:
+    return {"token": report.name(row), "logprob": clean_logprob(row.logprob), "bytes": list(row.data)}
 
 
 def chat_finish_reason(finish: Finish, parser: AnswerParser, form: AnswerForm) -> str:
@@ -194,7 +208,10 @@ def message_of(parts: Iterable[Part], form: AnswerForm) -> dict[str, Any]:
 class _StreamedChoice:
     """Chunks of one choice. Constant parts are encoded once, so a text delta costs one JSON string."""
 
-    def __init__(self, index: int, form: AnswerForm, head: dict[str, Any], include_usage: bool) -> None:
+    def __init__(
+        self, index: int, form: AnswerForm, head: dict[str, Any], include_usage: bool, report: TokenReport
+    ) -> None:
+        self._report = report
         self._form = form
         self._parser = AnswerParser(form)
         self.prefix = b'data: %b,"system_fingerprint":null,"choices":[' % msgspec.json.encode(head)[:-1]
@@ -211,6 +228,11 @@ class _StreamedChoice:
         if not self._started:
             self._started = True
             event = self._before + b'{"role":"assistant","content":""}' + self._after
+            if self._report.ids:
+                about = msgspec.json.encode(self._report.prompt_body(delta))[1:-1]
+                event = event.removesuffix(b"}\n\n") + (b"," if about else b"") + about + b"}\n\n"
+        if self._report.ids and delta.output_ids:
+            event += self._before + b'{},"token_ids":%b' % msgspec.json.encode(delta.token_ids) + self._after
         if not self._form.is_plain:
             event += self._parsed(delta)
         elif delta.logprobs:
@@ -241,7 +263,7 @@ class _StreamedChoice:
         body = msgspec.json.encode(delta)
         if not rows:
             return self._before + body + self._after
-        encoded = msgspec.json.encode(chat_logprobs(rows))
+        encoded = msgspec.json.encode(chat_logprobs(rows, self._report))
         return self._before + body + b',"logprobs":%b,"finish_reason":null}' % encoded + self._suffix
 
     def _finish(self, delta: RequestOutput) -> bytes:

@@ -22,14 +22,16 @@ from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.sampling_params import SamplingParams
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import UsageSum, clean_logprob, constraint_body, finish_reason
+from radixrt.server.protocol.answers import TokenReport, UsageSum, clean_logprob, constraint_body, finish_reason
 from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
     CompletionRequest,
+    asked_prompt_logprobs,
     build_sampling,
     check_stream_options,
     completion_decoder,
+    kept_prompt_tokens,
     routing_options,
 )
 from radixrt.server.protocol.prompts import Prompt, make_requests, split_prompts
@@ -44,12 +46,21 @@ async def completions(service: Service, request: Request) -> Response:
     options = routing_options(body, context)
     include_usage = check_stream_options(body.stream_options, options["stream"])
     prompts = split_prompts(body.prompt, "prompt")
+    kept = kept_prompt_tokens(body, info)
+    if kept is not None:
+        options["truncate_prompt_tokens"] = kept
+        prompts = [prompt if isinstance(prompt, str) else prompt[-kept:] for prompt in prompts]
     asked = read_constraint(body)
     names = field_names(asked, input_ids="prompt", messages="prompt")
     sampling = completion_sampling(body, asked, info.vocab_size, prompts)
     requests = make_requests(prompts, "prompt", sampling, info, options)
+    report = TokenReport(
+        ids=bool(body.return_token_ids),
+        as_ids=bool(body.return_tokens_as_token_ids),
+        of_prompt=body.prompt_logprobs is not None,
+    )
     choices = [
-        Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None)
+        Choice(index, prompts[index // sampling.n] if body.echo else None, body.logprobs is not None, report)
         for index in range(len(prompts) * sampling.n)
     ]
     head = {
@@ -79,7 +90,13 @@ def completion_sampling(
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens must be at least 1 without echo", param="max_tokens")
-    prompt_logprobs = logprobs if body.echo else None
+    prompt_logprobs = logprobs if body.echo else asked_prompt_logprobs(body)
+    if body.echo and body.prompt_logprobs is not None:
+        raise RequestError("echo and prompt_logprobs exclude each other; ask for one", param="prompt_logprobs")
+    if body.echo and body.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "echo and truncate_prompt_tokens exclude each other; leave one out", param="truncate_prompt_tokens"
+        )
     if body.echo and prompt_logprobs is None and (max_tokens == 0 or not isinstance(prompts[0], str)):
         # Token ids are echoed as the text of their log-probability rows, and only such a request may generate nothing.
         prompt_logprobs = 0
@@ -103,7 +120,9 @@ class Choice:
         echo: the prompt to put in front, or None.
     """
 
-    def __init__(self, index: int, echo: Prompt | None, with_logprobs: bool) -> None:
+    def __init__(self, index: int, echo: Prompt | None, with_logprobs: bool, report: TokenReport) -> None:
+        self.report = report
+        self._begun = False
         self.index = index
         self._echo = echo
         self._with_logprobs = with_logprobs
@@ -125,6 +144,11 @@ class Choice:
             "logprobs": self._legacy_logprobs(rows) if self._with_logprobs else None,
             "finish_reason": None,
         }
+        if self.report.ids:
+            part["token_ids"] = output.token_ids
+        if not self._begun:
+            self._begun = True
+            part |= self.report.prompt_body(output)
         if output.finish is not None:
             part["finish_reason"] = finish_reason(output.finish)
             part["stop_reason"] = output.finish.matched
@@ -150,19 +174,19 @@ class Choice:
             offsets.append(self._chars)
             self._chars += len(self._decoder.decode(row.data))
         return {
-            "tokens": [row.text for row in rows],
+            "tokens": [self.report.name(row) for row in rows],
             "token_logprobs": [clean_logprob(row.logprob) for row in rows],
-            "top_logprobs": [_alternatives(row) for row in rows],
+            "top_logprobs": [_alternatives(row, self.report) for row in rows],
             "text_offset": offsets,
         }
 
 
-def _alternatives(row: TokenLogprob) -> dict[str, float | None] | None:
+def _alternatives(row: TokenLogprob, report: TokenReport) -> dict[str, float | None] | None:
     if row.logprob is None:
         return None
     found: dict[str, float | None] = {}
     for top in (*row.top, row):
-        found.setdefault(top.text, clean_logprob(top.logprob))
+        found.setdefault(report.name(top), clean_logprob(top.logprob))
     return found
 
 
@@ -188,14 +212,15 @@ class CompletionEncoder:
         return {**self._head, "choices": whole, "usage": self._usage.body(), "system_fingerprint": None}
 
     def event(self, index: int, output: RequestOutput) -> bytes:
-        if index in self._started and output.finish is None and not output.logprobs:
+        choice = self._choices[index]
+        if index in self._started and output.finish is None and not output.logprobs and not choice.report.ids:
             if not output.text:
                 return b""
             return self._plain[index] + msgspec.json.encode(output.text) + self._plain_end
         self._started.add(index)
-        part = self._choices[index].part(output)
+        part = choice.part(output)
         self._usage.add(index, output.usage)
-        if part["text"] or part["finish_reason"] or part["logprobs"]:
+        if part["text"] or part["finish_reason"] or part["logprobs"] or part.get("token_ids"):
             return self._prefix + msgspec.json.encode(part) + self._suffix
         return b""
 
