@@ -403,3 +403,37 @@ def test_choices_are_scored_and_tokens_told(server_url: str) -> None:
     assert httpx.post(f"{server_url}/detokenize", json={"tokens": tokens}, timeout=60).json() == {
         "prompt": body["text"]
     }
+
+
+# --- fields of vLLM ---
+
+
+def test_token_ids_and_prompt_logprobs(complete: Callable) -> None:
+    fields = {"return_token_ids": True, "prompt_logprobs": 1, "return_tokens_as_token_ids": True}
+    answer = complete(max_tokens=4, logprobs=0, extra_body=fields)
+    (choice,) = answer.choices
+    prompt, output = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+    assert len(prompt) == answer.usage.prompt_tokens
+    assert choice.logprobs.tokens == [f"token_id:{token}" for token in output]
+    rows = choice.model_extra["prompt_logprobs"]
+    assert rows[0] is None
+    assert all(str(token) in row for token, row in zip(prompt[1:], rows[1:], strict=True))
+
+
+def test_a_truncated_prompt_is_its_last_tokens(complete: Callable, chat: Callable) -> None:
+    fields = {"return_token_ids": True, "truncate_prompt_tokens": 3}
+    whole = complete("one two three four five", max_tokens=4, extra_body={"return_token_ids": True})
+    cut = complete("one two three four five", max_tokens=4, extra_body=fields)
+    ids = whole.choices[0].model_extra["prompt_token_ids"]
+    assert cut.choices[0].model_extra["prompt_token_ids"] == ids[-3:]
+    assert cut.usage.prompt_tokens == 3
+    assert (
+        chat(extra_body=fields).model_extra["prompt_token_ids"]
+        == chat(extra_body={"return_token_ids": True}).model_extra["prompt_token_ids"][-3:]
+    )
+    assert complete(ids, max_tokens=4, extra_body=fields).choices[0].text == cut.choices[0].text
+
+
+def test_a_refused_field_is_a_bad_request(complete: Callable) -> None:
+    with pytest.raises(openai.BadRequestError, match="allowed_token_ids"):
+        complete(extra_body={"allowed_token_ids": [5]})
