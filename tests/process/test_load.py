@@ -30,7 +30,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     assert server.stop() == 0
 
 
-async def _flood(url: str) -> list[httpx.Response]:
+async def _flood(url: str, count: int = NUM_REQUESTS) -> list[httpx.Response]:
     """All requests at once, each on a connection of its own."""
 
     async def one(client: httpx.AsyncClient, i: int) -> httpx.Response:
@@ -41,9 +41,9 @@ async def _flood(url: str) -> list[httpx.Response]:
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(base_url=url, limits=limits, timeout=LIMIT_S))
-            for _ in range(NUM_REQUESTS // EACH_CLIENT)
+            for _ in range(count // EACH_CLIENT)
         ]
-        return await asyncio.gather(*(one(clients[i % len(clients)], i) for i in range(NUM_REQUESTS)))
+        return await asyncio.gather(*(one(clients[i % len(clients)], i) for i in range(count)))
 
 
 def test_a_thousand_requests_beyond_the_queue_limit(small_server: ServerProcess) -> None:
@@ -58,6 +58,29 @@ def test_a_thousand_requests_beyond_the_queue_limit(small_server: ServerProcess)
         else:
             assert answer.json()["usage"]["completion_tokens"] == TOKENS_EACH
     _assert_nothing_leaked(small_server.url)
+
+
+def test_requests_that_would_wait_are_refused_where_none_may_wait(tmp_path: Path) -> None:
+    server = ServerProcess(
+        "--model", str(make_tiny_model(tmp_path / "tiny", "llama")), "--served-model-name", "tiny",
+        "--num-threads", "1", "--kv-cache-tokens", "2048", "--max-running-requests", "2", "--max-queue-wait-s", "0",
+    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, timeout=LIMIT_S) as client:
+            for i in range(6):  # one at a time, so that none waits; the engine learns its times
+                body = {"model": "tiny", "prompt": f"request {i}", "max_tokens": TOKENS_EACH, "ignore_eos": True}
+                assert client.post("/v1/completions", json=body).status_code == 200
+        answers = asyncio.run(_flood(server.url, 100))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert 0 < len(refused) < 100
+        assert {answer.status_code for answer in answers} == {200, 429}
+        for answer in refused:
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "queue_full"
+            assert "max_queue_wait_s" in answer.json()["error"]["message"]
+        assert wait_for(lambda: f"radixrt_refused_total {len(refused):.1f}" in metrics(server.url))
 
 
 def test_disconnecting_in_mid_stream_frees_everything(small_server: ServerProcess) -> None:
