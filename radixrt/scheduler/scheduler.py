@@ -316,7 +316,7 @@ class Scheduler:
     def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
         """Take the answer of the oldest step in flight: append tokens, finish requests, free what they held."""
         self._num_inflight -= 1
-        self.step_time.answered(batch.step, batch.decided_at, now)
+        self.step_time.answered(batch.step, batch.decided_at, output.forward_s, now)
         if self._requests.recovering:
             if self._num_inflight == 0:
                 self.recovery.recover()

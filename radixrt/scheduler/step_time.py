@@ -86,15 +86,22 @@ class StepTimeFit:
         self._decode = _LeastSquares((prior.step, prior.row, prior.context))
         self._extend = _LeastSquares((prior.extend, prior.token, prior.pair))
         self._error = 0.0
-        self._answered_at = 0.0
+        self._ended_at = 0.0  # when the last step ended
         self.recent_s = 0.0
         self.times = prior
 
-    def answered(self, step: ForwardStep, decided_at: float, now: float) -> None:
-        """Learn from a step that is answered now, and that ran since it was decided or, if that was later, since the
-        answer before it."""
-        self.add(step_shape(step), now - max(decided_at, self._answered_at))
-        self._answered_at = now
+    def answered(self, step: ForwardStep, decided_at: float, forward_s: float, now: float) -> None:
+        """Learn from a step that is answered now.
+
+        It ended `forward_s` after it was sent, which is before now if the loop was busy, above all where the loop
+        itself computes steps; and it ran since it was decided or, if that was later, since the step before it ended.
+
+        Args:
+            forward_s: see `StepOutput`; 0 if it is not known.
+        """
+        ended_at = min(now, decided_at + forward_s) if forward_s else now
+        self.add(step_shape(step), ended_at - max(decided_at, self._ended_at))
+        self._ended_at = ended_at
 
     def add(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took `seconds`; an empty step, or one without a duration, is ignored."""

@@ -13,6 +13,7 @@ from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.schedule_batch import DECODE
 from radixrt.scheduler.step_time import CLIP, MEMORY, StepShape, StepTimeFit, step_shape
 from tests.scheduler.fake_runner import Harness
+from tests.scheduler.recorded_steps import RECORDED
 
 TRUTH = StepTimes(step=8e-3, row=4e-4, context=2e-7, extend=2e-3, token=2.5e-4, pair=6e-8)
 
@@ -73,6 +74,18 @@ def test_noise_is_averaged_and_reported() -> None:
     fit = trained(steps, 2000)
     assert worst_error(fit, TRUTH, [steps.mixed() for _ in range(200)]) < 0.25
     assert 0.05 < fit.times.error < 0.2  # the noise's own mean is 0.12
+
+
+def test_recorded_steps_are_predicted_from_those_before() -> None:
+    fit = StepTimeFit()
+    predicted = []
+    for *shape, milliseconds in RECORDED:
+        predicted.append(fit.times.seconds(*shape))
+        fit.add(StepShape(*shape), milliseconds / 1e3)
+    rest = slice(len(RECORDED) // 3, None)
+    measured = [milliseconds / 1e3 for *_, milliseconds in RECORDED]
+    assert 0.8 < sum(predicted[rest]) / sum(measured[rest]) < 1.25
+    assert fit.times.error < 0.25
 
 
 def test_unusual_steps_do_not_matter() -> None:
@@ -189,6 +202,24 @@ def test_the_shape_of_a_step_counts_each_of_its_tokens_once(chunk: int) -> None:
         assert step_shape(step) == (
             len(behind), sum(length for _, length in behind), sum(n for n, _ in chunks), pairs
         )  # fmt: skip
+
+
+def test_a_step_ends_when_the_runner_says_so() -> None:
+    """Where the loop computes steps itself, the first of two is answered only after the second has been computed."""
+    h = Harness(num_slots=64, depth=2)
+    h.add("r", [1, 2, 3], max_tokens=40, ignore_eos=True)
+    fit, now = StepTimeFit(), 0.0
+    h.submit()
+    h.commit()
+    for _ in range(10):
+        h.submit()
+        step = h.batches[-1].step
+        first, second = now, now + 1.0
+        now += 2.0
+        fit.answered(step, first, 1.0, now)
+        fit.answered(step, second, 1.0, now)
+    assert fit.times.seconds(1, 8) == pytest.approx(1.0, rel=0.01)
+    assert fit.times.error < 0.01
 
 
 def test_the_scheduler_learns_from_its_own_clock() -> None:
