@@ -142,3 +142,10 @@ def test_reasoning_without_structure(chat: Callable) -> None:
     assert message.model_extra["reasoning_content"] is not None or message.content is not None
     plain = chat(max_tokens=5, extra_body=NO_THINKING).choices[0].message
     assert "reasoning_content" not in (plain.model_extra or {})
+
+
+def test_reasoning_within_a_budget_before_plain_text(chat: Callable) -> None:
+    answer = chat(max_tokens=30, seed=3, extra_body={"thinking_token_budget": 8})
+    assert 1 <= answer.usage.completion_tokens_details.reasoning_tokens <= 8
+    assert answer.usage.completion_tokens > 8 or answer.choices[0].finish_reason == "stop"
+    assert "think>" not in (answer.choices[0].message.content or "")
