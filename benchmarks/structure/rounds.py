@@ -1,0 +1,154 @@
+"""Throughput of constrained rows in rounds of one process, from the first request on.
+
+    python -m benchmarks.structure.rounds --shape qwen3-0.6b [--rows 8 64 256] [--rounds 6] [--schemas FILE.jsonl]
+
+Throughput of the offline API, with and without constraints, from the first round of a fresh engine on, which nothing
+has warmed up. Each kind of constraint has an engine of its own. A round is one call with new prompts of 256 token ids,
+up to 200 tokens of output and temperature 0.6. Dummy weights write random tokens, so that nearly every string is new,
+which is the hardest case for caches of masks. A figure is output tokens, forced ones included, over the seconds of the
+call.
+
+Columns: output tokens a second in each round; the median from round 2 on, and its ratio to that of plain rows; the
+first round over that median; the part of the output that was forced; requests that ended with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.common.engine_options import parse_options
+from benchmarks.common.machine import facts
+from benchmarks.common.model_shapes import CONFIGS, shape_folder
+from benchmarks.common.tables import table
+from radixrt import Engine
+
+PROMPT_TOKENS, OUTPUT_TOKENS, TEMPERATURE = 256, 200, 0.6
+LOW_ID, HIGH_ID = 10, 10_000
+
+NESTED = {"type": "array", "minItems": 12, "items": {"type": "array", "minItems": 4, "items": {"type": "number"}}}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "count": {"type": "integer"},
+        "kind": {"enum": ["person", "place", "organization", "event"]},
+    },
+    "required": ["name", "count", "kind"],
+    "additionalProperties": False,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"ignore_eos": True},
+    "integers": {"json_schema": {"type": "array", "minItems": 60, "items": {"type": "integer"}}},
+    "records": {"json_schema": {"type": "array", "minItems": 4, "items": RECORD}},
+    "string": {"json_schema": {"type": "string"}},
+    "nested": {"json_schema": NESTED},
+    "regex": {"regex": "[a-z ]{150,}"},
+    "ebnf": {"ebnf": 'root ::= line+\nline ::= [a-z]+ " = " [0-9]+ "\\n"'},
+}
+"""Sampling parameters by kind. Random text seldom ends a constraint by itself, so that most rows go on to the end."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Output of one call.
+
+    Attributes:
+        tokens: output tokens of all requests.
+        forced: those that the grammar left no choice about.
+        errors: requests that ended with an error.
+        seconds: of the call.
+    """
+
+    tokens: int
+    forced: int
+    errors: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def prompts(rows: int, seed: int) -> list[list[int]]:
+    """Token ids that no other seed has."""
+    rng = random.Random(seed)
+    return [[rng.randint(LOW_ID, HIGH_ID) for _ in range(PROMPT_TOKENS)] for _ in range(rows)]
+
+
+def parameters(kind: str, rows: int, schemas: Sequence[Any]) -> list[dict[str, Any]]:
+    """Sampling parameters of each row."""
+    common = {"temperature": TEMPERATURE, "max_tokens": OUTPUT_TOKENS}
+    if kind == "schemas":
+        return [{**common, "json_schema": schemas[i % len(schemas)]} for i in range(rows)]
+    return [{**common, **KINDS[kind]} for _ in range(rows)]
+
+
+def run_round(engine: Engine, kind: str, rows: int, seed: int, schemas: Sequence[Any]) -> Round:
+    """Generate one batch."""
+    asked = prompts(rows, seed)
+    params = parameters(kind, rows, schemas)
+    started = time.perf_counter()
+    outputs = engine.generate(asked, params, progress=False)
+    seconds = time.perf_counter() - started
+    constraints = [output.constraint for output in outputs if output.constraint is not None]
+    return Round(
+        sum(len(output.token_ids) for output in outputs),
+        sum(info.forced_tokens + info.closing_tokens for info in constraints),
+        sum(output.finish_reason == "error" for output in outputs),
+        seconds,
+    )
+
+
+def cells(kind: str, rows: int, rounds: Sequence[Round], plain: float | None) -> list[str]:
+    """A row of the table; `plain` is the median rate of plain rows, if it was measured."""
+    later = median(each.rate for each in rounds[1:])
+    tokens = sum(each.tokens for each in rounds)
+    return [
+        kind, str(rows), *(f"{each.rate:,.0f}" for each in rounds), f"{later:,.0f}",
+        f"{later / plain:.2f}" if plain else "", f"{rounds[0].rate / later:.2f}",
+        f"{sum(each.forced for each in rounds) / max(tokens, 1):.0%}", str(sum(each.errors for each in rounds)),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(CONFIGS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[64])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument(
+        "--schemas", type=Path, help="JSON lines with a `schema` each; 20 of them are mixed as `schemas`"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
+    args = parser.parse_args()
+    print(facts())
+    kinds: list[str] = args.kinds
+    schemas: list[Any] = []
+    if args.schemas is not None:
+        schemas = [json.loads(line)["schema"] for line in args.schemas.read_text(encoding="utf-8").splitlines()[:20]]
+        kinds = [*kinds, "schemas"]
+    found = []
+    for rows in args.rows:
+        plain: float | None = None
+        for kind in kinds:
+            options = {"max_running_requests": max(64, rows), "context_length": 16_384, **parse_options(args.set)}
+            with Engine(str(shape_folder(args.shape)), load_format="dummy", show_progress=False, **options) as engine:
+                rounds = [run_round(engine, kind, rows, 1000 * rows + i, schemas) for i in range(args.rounds)]
+            if kind == "plain":
+                plain = median(each.rate for each in rounds[1:])
+            found.append(cells(kind, rows, rounds, plain))
+            print("|", " | ".join(found[-1]), "|", flush=True)
+    numbers = [f"round {i + 1}" for i in range(args.rounds)]
+    print(table(["kind", "rows", *numbers, "median 2+", "of plain", "first / median", "forced", "errors"], found))
+
+
+if __name__ == "__main__":
+    main()
