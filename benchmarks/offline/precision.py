@@ -29,7 +29,7 @@ QUESTIONS = (
 )
 PROSE = Path(__file__).resolve().parents[2] / "LICENSE"
 PROMPT_TOKENS, OUTPUT_TOKENS, REPETITIONS = 1024, 48, 3
-TOP, CANDIDATES = 20, 400
+TOP, CANDIDATES = 20, 64
 
 
 def main() -> None:
