@@ -12,7 +12,7 @@ from radixrt.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOp
 from radixrt.errors import RequestError, shown
 
 MAX_N = 128
-MAX_LOGPROBS = 1_024
+MAX_LOGPROBS = 512
 MAX_PROMPT_LOGPROBS = 64
 """Fewer than of output tokens, since a prompt may have many more tokens."""
 
