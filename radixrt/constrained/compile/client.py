@@ -302,13 +302,15 @@ class CompileClient:
             self._time_out(job)
 
     def _slice(self, worker: _Worker, now: float, *, crowded: bool) -> None:
-        """Stop a worker with a long job by SIGSTOP, or continue it."""
+        """Stop a worker with a long job by SIGSTOP, or continue it, also one that somebody else has stopped."""
         busy_s = now - worker.busy_since
         slow = crowded and worker.job is not None and busy_s > SLICE_AFTER_S
         stop = slow and busy_s % SLICE_EVERY_S > SLICE_S
         if stop is not worker.stopped:
             worker.stopped = stop
             worker.process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+        elif not stop and _has_stopped(worker.process.pid):
+            worker.process.send_signal(signal.SIGCONT)
 
     def _time_out(self, job: _Job) -> None:
         self.timeouts += 1
@@ -334,3 +336,11 @@ class CompileClient:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._ended.append(worker.process)
+
+
+def _has_stopped(pid: int) -> bool:
+    """Whether a child has been stopped by a signal since the last call."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+    except ChildProcessError:  # it is dead, which its closed pipe tells
+        return False

@@ -322,6 +322,20 @@ def test_what_libraries_print_does_not_get_between_the_frames(hostile: MakeManag
     assert drain(manager, clock)["r"].grammar is not None
 
 
+@pytest.mark.parametrize("starting", [True, False])
+def test_stopped_worker_is_continued(starting: bool, hostile: MakeManager, clock: Clock) -> None:
+    manager = hostile()
+    manager.submit(request("first", choices=["warm", "up"]), clock.now)
+    assert manager._client is not None
+    if not starting:
+        drain(manager, clock)
+    for pid in manager._client.pids:
+        os.kill(pid, signal.SIGSTOP)
+    manager.submit(request("own", regex="[ab]+"), clock.now)
+    ready = drain(manager, clock, 1 + starting)
+    assert ready["own"].grammar is not None
+
+
 def test_job_of_a_killed_worker_is_tried_once_more(hostile: MakeManager, clock: Clock) -> None:
     manager = hostile()
     manager.submit(request("first", choices=["warm", "up"]), clock.now)
