@@ -34,7 +34,7 @@ def start_server(folder: Path, *arguments: str) -> ServerProcess:
     return ServerProcess(
         "--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32", "--num-threads", "1",
         "--kv-cache-tokens", str(SLOTS), "--max-running-requests", "16", "--check-invariants",
-        "--max-restarts", "1000000", "--compile-timeout-s", "5", *arguments,
+        "--max-restarts", "1000000", "--compile-timeout-s", "60", *arguments,
     ).wait_ready()  # fmt: skip
 
 
