@@ -147,7 +147,13 @@ class RecoveryConfig:
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(30000, "port to listen on", low=0)
-    api_key: str | None = option(None, "clients must send it as a bearer token; default: RADIXRT_API_KEY, else none")
+    api_key: str | None = option(
+        None,
+        "key that clients must send as a bearer token, an admin's; default: RADIXRT_API_KEY, else none",
+    )
+    api_key_file: str | None = option(
+        None, "TOML file with several API keys, their names, rights and limits; read again on SIGHUP"
+    )
     cors_origins: str = option("", "comma-separated origins that browsers may call from, * for all; default: none")
     max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
     header_timeout_s: float = option(20.0, "time that the head of a request has to arrive", low=0.1)

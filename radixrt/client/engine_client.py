@@ -140,10 +140,22 @@ class EngineClient:
             if not finished:
                 self.abort(rid)
 
-    def astream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """`stream` for the running event loop; closing or cancelling the iterator early aborts the request."""
+    def astream(
+        self, request: Request, on_end: Callable[[RequestOutput], None] | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """`stream` for the running event loop; closing or cancelling the iterator early aborts the request.
+
+        Args:
+            on_end: called in the event loop with the last output, also if the iterator was closed before.
+        """
         outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
-        self._submit(request, _Stream(outputs.put_nowait, asyncio.get_running_loop()))
+
+        def put(output: RequestOutput) -> None:
+            outputs.put_nowait(output)
+            if on_end is not None and output.finish is not None:
+                on_end(output)
+
+        self._submit(request, _Stream(put, asyncio.get_running_loop()))
         return self._aiterate(request.rid, outputs)
 
     async def _aiterate(self, rid: str, outputs: asyncio.Queue[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:

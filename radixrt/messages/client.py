@@ -37,7 +37,7 @@ class GenerateReq(Message, frozen=True, array_like=True, tag=True):
     """Request for one completion. Exactly one of prompt, input_ids, chat and parts is set.
 
     Attributes:
-        rid: unique id of the request, at most 128 characters.
+        rid: unique id of the request, at most 256 characters.
         prompt: text; the tokenizer adds the model's own special tokens.
         input_ids: int32[n] column of token ids.
         chat: conversation for the chat template.

@@ -139,7 +139,7 @@ class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
     """Hint about a request's position in a program of many requests. An absent or wrong hint affects speed only.
 
     Attributes:
-        program: id of one run of a program, at most 128 characters.
+        program: id of one run of a program, at most 256 characters.
         branch: id of the branch within the program, at most 1,024 characters.
         fork_len: number of tokens at the start of the prompt that sibling branches share; 0 if none or unknown.
         siblings: number of branches of that fork that have not sent all their calls, this one included.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
@@ -25,6 +24,7 @@ from radixrt.server.http.errors import (
     on_invalid_request,
     on_request_error,
 )
+from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, MODEL_PATH, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.request_groups import Service
@@ -34,8 +34,6 @@ from radixrt.server.routes.completions import completions
 from radixrt.server.routes.decisions import decisions
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.tokens import chat_template, detokenize, tokenize
-
-API_KEY_VARIABLE = "RADIXRT_API_KEY"
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -64,13 +62,19 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
 
     Args:
         client: sends requests to the engine; may become ready after the application starts (503 until then).
-        config: API key, CORS origins and body size are read from it, or from the environment (RADIXRT_API_KEY).
+        config: API keys, CORS origins and body size are read from it, the key also from the environment
+            (RADIXRT_API_KEY).
         model_name: the name under which clients ask for the model.
         dialect: the model's support for tools and reasoning; neither by default.
+
+    Raises:
+        ConfigError: the key file is not valid.
     """
+    keys = KeyRing(config)
     service = Service(client, config, model_name, dialect)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.service = service
+    app.state.keys = keys
     for method, path, handler in ROUTES:
         methods = ["GET", "HEAD"] if method == "GET" else [method]
         app.add_api_route(path, _bind(handler, service), methods=methods, response_model=None)
@@ -80,7 +84,7 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     # The last one added is the outermost.
-    app.add_middleware(Guard, api_key=config.api_key or os.environ.get(API_KEY_VARIABLE))
+    app.add_middleware(Guard)
     origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(
@@ -97,6 +101,7 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
     )
     app.add_middleware(
         Observe,
+        keys=keys,
         metrics=service.metrics,
         routes=frozenset(path for _, path, _ in ROUTES),
         access_log=config.access_log,

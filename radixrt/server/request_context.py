@@ -1,4 +1,4 @@
-"""`RequestContext`: the ids of an HTTP request."""
+"""`RequestContext`: the ids of an HTTP request, and who sent it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from radixrt.server.tenants import Tenant
 
 MAX_REQUEST_ID_CHARS = 96
 """Longest id that a client may choose: the ids of the engine's requests, which begin with it, are bounded too."""
@@ -23,10 +25,12 @@ class RequestContext:
             is valid.
         rid: unique in this server, and begins with the request id. The ids of the engine's requests begin with it, and
             it is the request's `rid` if the body names none.
+        tenant: whose API key the request carries.
     """
 
     request_id: str
     rid: str
+    tenant: Tenant
 
 
 class RequestIds:
@@ -35,9 +39,9 @@ class RequestIds:
     def __init__(self) -> None:
         self._serial: Iterator[int] = itertools.count(1)
 
-    def context(self, given: str) -> RequestContext:
-        """Create the context of a request whose client sent the x-request-id `given` ("" for none)."""
+    def context(self, given: str, tenant: Tenant) -> RequestContext:
+        """Create the context of a request of `tenant`, who sent the x-request-id `given` ("" for none)."""
         if not _VALID_ID.fullmatch(given):
             fresh = uuid.uuid4().hex
-            return RequestContext(fresh, fresh)
-        return RequestContext(given, f"{given}.{next(self._serial)}")
+            return RequestContext(fresh, fresh, tenant)
+        return RequestContext(given, f"{given}.{next(self._serial)}", tenant)

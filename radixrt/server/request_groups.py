@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -16,7 +17,7 @@ from radixrt.client.answers import raise_for_error
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.requests import expand_n
-from radixrt.client.validation import Question
+from radixrt.client.validation import Question, Request
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
@@ -25,6 +26,10 @@ from radixrt.server.deep_check import DeepCheck
 from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.request_context import RequestContext
+from radixrt.server.tenants import Accounts, Tenant
+
+Stream = AsyncGenerator[RequestOutput, None]
+"""Outputs of one request of the engine."""
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs of several completions as they arrive, each with the index of its completion."""
@@ -56,7 +61,8 @@ class Service:
 
     Attributes:
         created: time at which this server started, in seconds since 1970.
-        open_groups: group id -> ids of the engine's requests.
+        open_groups: tenant's name and group id -> ids of the engine's requests.
+        accounts: what each tenant uses.
         dialect: the model's support for tools and reasoning.
     """
 
@@ -67,11 +73,12 @@ class Service:
         self.client = client
         self.config = config
         self.model_name = model_name
-        self.metrics = Metrics(client)
+        self.accounts = Accounts()
+        self.metrics = Metrics(client, self.accounts)
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self.body_budget = BodyBudget(config.max_body_bytes)
-        self.open_groups: dict[str, list[str]] = {}
+        self.open_groups: dict[tuple[str, str], list[str]] = {}
 
     # --- generating ---
 
@@ -83,20 +90,10 @@ class Service:
         Raises:
             RequestError: the engine refuses a request or ends it with an error; all requests of the group end then.
         """
-        if group.rid in self.open_groups:
-            raise RequestError(f"request id {group.rid!r} is in use", param="rid")
         _check_copies(group.requests)
-        self.open_groups[group.rid] = rids = []
-        streams: list[AsyncGenerator[RequestOutput, None]] = []
-        begun: set[int] = set()
         started = time.perf_counter()
         first_at: dict[int, float] = {}
-        try:
-            for request in group.requests:
-                for one in expand_n(request):
-                    sent = msgspec.structs.replace(one, rid=group.context.rid + one.rid.removeprefix(group.rid))
-                    streams.append(self.client.astream(sent))
-                    rids.append(sent.rid)
+        with self._sent(group.context, group.rid, group.requests) as (streams, begun):
             unfinished = len(streams)
             async with aclosing(_merge(streams, begun)) as outputs:
                 async for index, output in outputs:
@@ -110,11 +107,45 @@ class Service:
                     yield index, output
                     if not unfinished:
                         break
+
+    @contextmanager
+    def _sent(
+        self, context: RequestContext, rid: str, requests: Sequence[Request]
+    ) -> Iterator[tuple[list[Stream], set[int]]]:
+        """Send the completions of a group for their tenant. At the end, those whose stream was not begun are aborted.
+
+        Yields:
+            The stream of each completion, and the set of indices of those that were begun, to be kept by the caller.
+
+        Raises:
+            RequestError: the rid is in use, a limit of the tenant is reached, or the engine refuses a request.
+        """
+        tenant, key = context.tenant, (context.tenant.name, rid)
+        if key in self.open_groups:
+            raise RequestError(f"request id {rid!r} is in use", param="rid")
+        completions = [
+            (one, i == 0)  # the first one's usage counts the prompt
+            for request in requests
+            for i, one in enumerate(expand_n(request) if isinstance(request, GenerateReq) else [request])
+        ]
+        account = self.accounts.of(tenant)
+        account.admit(tenant, len(completions))
+        self.open_groups[key] = sent = []
+        streams: list[Stream] = []
+        begun: set[int] = set()
+        try:
+            for one, counts_prompt in completions:
+                own = tenant.own(one, context.rid + one.rid.removeprefix(rid))
+                on_end = partial(account.end, tenant, counts_prompt=counts_prompt)
+                streams.append(self.client.astream(own, on_end))
+                sent.append(own.rid)
+            yield streams, begun
         finally:
-            for index, rid in enumerate(rids):
+            account.withdraw(len(completions) - len(streams))
+            for index, each in enumerate(sent):
                 if index not in begun:  # closing an iterator that has not started does not abort its request
-                    self.client.abort(rid)
-            del self.open_groups[group.rid]
+                    self.client.abort(each)
+            del self.open_groups[key]
 
     def _check_finish(self, finish: Finish, names: FieldNames) -> None:
         try:
@@ -150,35 +181,42 @@ class Service:
         Raises:
             RequestError: the engine refuses one, or ends it with an error.
         """
-        if group in self.open_groups:
-            raise RequestError(f"request id {group!r} is in use", param="rid")
-        sent = [
-            msgspec.structs.replace(question, rid=context.rid + question.rid.removeprefix(group))
-            for question in questions
-        ]
-        self.open_groups[group] = [question.rid for question in sent]
-        tasks = [asyncio.ensure_future(self.client.aask(question)) for question in sent]
-        try:
-            return await asyncio.gather(*tasks)
-        except RequestError as error:
-            raise renamed(error, names) from None
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            del self.open_groups[group]
+        with self._sent(context, group, questions) as (streams, begun):
+            tasks = [asyncio.ensure_future(_only(stream, i, begun)) for i, stream in enumerate(streams)]
+            try:
+                return await asyncio.gather(*tasks)
+            except RequestError as error:
+                raise renamed(error, names) from None
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- ending ---
 
-    def abort(self, rid: str) -> int:
-        """Abort an open group; return the number of its requests, 0 if the group is not open."""
-        rids = self.open_groups.get(rid, [])
+    def abort(self, tenant: Tenant, rid: str) -> int:
+        """Abort a tenant's open group; an admin's abort reaches the other tenants' if there is none of its own.
+
+        Returns:
+            The number of its requests, 0 if the group is not open.
+        """
+        keys = [(tenant.name, rid)]
+        if tenant.is_admin and keys[0] not in self.open_groups:
+            keys = [key for key in self.open_groups if key[1] == rid]
+        return sum(self._abort(key) for key in keys)
+
+    def _abort(self, key: tuple[str, str]) -> int:
+        rids = self.open_groups.get(key, [])
         for each in rids:
             self.client.abort(each)
         return len(rids)
 
     def abort_all(self) -> int:
-        return sum(self.abort(group) for group in list(self.open_groups))
+        return sum(self._abort(key) for key in list(self.open_groups))
+
+    def release(self, tenant: Tenant, program: str, branch: str | None) -> None:
+        """Announce that a tenant's program, or a branch of it, sends no more requests."""
+        self.client.release(tenant.program(program), branch)
 
 
 def _check_copies(requests: Sequence[GenerateReq]) -> None:
@@ -190,7 +228,21 @@ def _check_copies(requests: Sequence[GenerateReq]) -> None:
         )
 
 
-async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]], begun: set[int]) -> Outputs:
+async def _only(stream: Stream, index: int, begun: set[int]) -> RequestOutput:
+    """Return the one output of a question.
+
+    Raises:
+        RequestError: the question was refused or failed.
+    """
+    begun.add(index)
+    async with aclosing(stream):
+        output = await anext(stream)
+    if output.finish is not None:
+        raise_for_error(output.finish)
+    return output
+
+
+async def _merge(streams: Sequence[Stream], begun: set[int]) -> Outputs:
     """Yield the outputs of all streams as they arrive.
 
     Args:
@@ -204,7 +256,7 @@ async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]], begun: 
         return
     merged: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue()
 
-    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+    async def pump(index: int, stream: Stream) -> None:
         begun.add(index)
         async for output in stream:
             merged.put_nowait((index, output))

@@ -50,7 +50,7 @@ from radixrt.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_RID_CHARS = 128
+MAX_RID_CHARS = 256
 MAX_BRANCH_CHARS = 1_024
 MAX_ALTERNATIVES = 1_000_000
 """Largest number of log-probabilities of one request: about 40 MB, below `channel.MAX_FRAME_BYTES`."""

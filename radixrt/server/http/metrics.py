@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from radixrt.client.engine_client import EngineClient, State
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import LoadStats, ProgramStats, SchedulerStats
+from radixrt.server.tenants import EVERYONE, Accounts
 
 MAX_IGNORED_NAMES = 50
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -165,12 +166,39 @@ def _constraint_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     yield refusals
 
 
+class _AccountsCollector(Collector):
+    """Use of the server by each API key, by the key's name; nothing on a server without keys."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    def collect(self) -> Iterator[Metric]:
+        open_now = GaugeMetricFamily("radixrt_key_open_requests", "Open requests by API key.", labels=["key"])
+        ended = CounterMetricFamily("radixrt_key_requests", "Requests that have ended, by API key.", labels=["key"])
+        tokens = CounterMetricFamily("radixrt_key_tokens", "Their tokens, by API key.", labels=["key", "kind"])
+        refused = CounterMetricFamily(
+            "radixrt_key_refusals", "HTTP requests refused at a limit of their API key.", labels=["key", "limit"]
+        )
+        for name, account in self._accounts.by_name.items():
+            if name == EVERYONE.name:
+                continue
+            open_now.add_metric([name], account.in_flight)
+            ended.add_metric([name], account.ended)
+            tokens.add_metric([name, "prompt"], account.prompt_tokens)
+            tokens.add_metric([name, "cached"], account.cached_tokens)
+            tokens.add_metric([name, "output"], account.output_tokens)
+            for limit, count in account.refused.items():
+                refused.add_metric([name, limit], count)
+        yield from (open_now, ended, tokens, refused)
+
+
 class Metrics:
     """Metrics of one server, in their own registry."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, accounts: Accounts) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(client))
+        self.registry.register(_AccountsCollector(accounts))
         self._http = Counter(
             "radixrt_http_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
         )

@@ -1,11 +1,10 @@
-"""ASGI middleware: request ids, counts and the access log (`Observe`), the API key and uncaught exceptions (`Guard`).
+"""ASGI middleware: request ids, counts and the access log (`Observe`), access and uncaught exceptions (`Guard`).
 
 The middleware is plain ASGI because every event of a stream passes through it.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
 
@@ -13,15 +12,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt import logs
-from radixrt.errors import RequestError
+from radixrt.server.http.access import check_access
 from radixrt.server.http.errors import as_request_error, error_response
+from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.request_context import RequestIds
+from radixrt.server.tenants import EVERYONE
 
 logger = logging.getLogger(__name__)
-
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
-"""Paths served without the API key, which probes and scrapers do not have."""
 
 MODEL_PATH = "/v1/models/"
 CLIENT_CLOSED = 499
@@ -36,12 +34,16 @@ class Observe:
     route and status, and logs it.
 
     Args:
+        keys: tells whose key a request carries.
         routes: paths that are counted by their own name.
         access_log: write a line for each response.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str], *, access_log: bool = True) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, metrics: Metrics, routes: frozenset[str], *, access_log: bool = True
+    ) -> None:
         self.app = app
+        self.keys = keys
         self.metrics = metrics
         self.routes = routes
         self._access_log = access_log
@@ -52,7 +54,9 @@ class Observe:
             await self.app(scope, receive, send)
             return
         started = time.perf_counter()
-        context = self._ids.context(Headers(scope=scope).get("x-request-id", ""))
+        headers = Headers(scope=scope)
+        tenant = self.keys.identify(headers.get("authorization", "").encode("latin-1"))
+        context = self._ids.context(headers.get("x-request-id", ""), tenant)
         scope.setdefault("state", {})["context"] = context
         logs.request_id.set(context.request_id)
         status = CLIENT_CLOSED
@@ -74,7 +78,8 @@ class Observe:
             if self._access_log:
                 path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()  # no line breaks
                 elapsed_ms = 1000 * (time.perf_counter() - started)
-                logger.info("%s %s %d %.0f ms", scope["method"], path, status, elapsed_ms)
+                key = "" if tenant == EVERYONE else f" key={tenant.name}"
+                logger.info("%s %s %d %.0f ms%s", scope["method"], path, status, elapsed_ms, key)
 
     def _route(self, path: str) -> str:
         if path in self.routes:
@@ -83,11 +88,10 @@ class Observe:
 
 
 class Guard:
-    """Checks the API key, if one is configured, and converts uncaught exceptions to a 500 of the usual form."""
+    """Refuses what the tenant of a request may not use, and converts uncaught exceptions to a 500 of the usual form."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._key = api_key.encode() if api_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,18 +105,9 @@ class Guard:
             await send(message)
 
         try:
-            self._check_key(scope)
+            check_access(scope["path"], scope["state"]["context"].tenant)
             await self.app(scope, receive, watch)
         except Exception as error:
             if started:
                 raise
             await error_response(as_request_error(error))(scope, receive, send)
-
-    def _check_key(self, scope: Scope) -> None:
-        if self._key is None or scope["path"] in OPEN_PATHS:
-            return
-        scheme, _, token = Headers(scope=scope).get("authorization", "").encode("latin-1").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._key):
-            raise RequestError(
-                "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key", status=401
-            )

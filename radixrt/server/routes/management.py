@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from radixrt._version import __version__
 from radixrt.errors import RequestError
+from radixrt.server.http.access import check_admin
 from radixrt.server.http.errors import json_response, model_not_found
 from radixrt.server.http.receive import is_served, receive_json
 from radixrt.server.protocol.fields import abort_decoder, release_decoder
 from radixrt.server.request_groups import Service
+from radixrt.server.tenants import Tenant
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ID_PREFIXES = ("chatcmpl-", "cmpl-")
@@ -54,17 +56,20 @@ async def get_version(service: Service, request: Request) -> Response:
 async def abort(service: Service, request: Request) -> Response:
     """Abort one request by {"rid": id}, a response's id with or without its prefix, or all by {"abort_all": true}.
 
-    Answers {"aborted": how many completions}; an id that is not known, or already finished, is not an error: 0.
+    Answers {"aborted": how many completions}; an id that is not known, or already finished, is not an error: 0. With
+    API keys, a client aborts requests of its own key; an admin's key aborts any, and is needed for all.
     """
+    tenant: Tenant = request.state.context.tenant
     body = await receive_json(service, request, abort_decoder)
     if body.abort_all:
+        check_admin(tenant, "abort_all")
         return json_response({"aborted": service.abort_all()})
     if body.rid is None:
         raise RequestError("rid is required", param="rid", code="missing_field")
-    aborted = service.abort(body.rid)
+    aborted = service.abort(tenant, body.rid)
     for prefix in ID_PREFIXES:
         if not aborted and body.rid.startswith(prefix):
-            aborted = service.abort(body.rid.removeprefix(prefix))
+            aborted = service.abort(tenant, body.rid.removeprefix(prefix))
     return json_response({"aborted": aborted})
 
 
@@ -73,7 +78,7 @@ async def release(service: Service, request: Request) -> Response:
     may evict its prefixes. An unknown id is not an error. Answers {"status": "ok"}.
     """
     body = await receive_json(service, request, release_decoder)
-    service.client.release(body.program, body.branch)
+    service.release(request.state.context.tenant, body.program, body.branch)
     return json_response({"status": "ok"})
 
 

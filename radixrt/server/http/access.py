@@ -1,0 +1,40 @@
+"""Access: which paths and actions need a key, and which an admin's, once the server has keys."""
+
+from __future__ import annotations
+
+from radixrt.errors import RequestError
+from radixrt.server.tenants import NOBODY, Tenant
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Paths served without a key, which probes do not have."""
+
+ADMIN_PATHS = frozenset({"/metrics", "/flush_cache"})
+"""Paths that show or change what concerns all tenants; they need the key of an admin."""
+
+
+def check_access(path: str, tenant: Tenant) -> None:
+    """Refuse a path that the tenant may not use: 401 without a valid key, 403 without an admin's.
+
+    Raises:
+        RequestError: says what is needed.
+    """
+    if path in OPEN_PATHS:
+        return
+    if tenant == NOBODY:
+        raise RequestError(
+            "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key", status=401
+        )
+    if path in ADMIN_PATHS:
+        check_admin(tenant, path)
+
+
+def check_admin(tenant: Tenant, action: str) -> None:
+    """Refuse an action of operators to other tenants.
+
+    Raises:
+        RequestError: 403; names the action.
+    """
+    if not tenant.is_admin:
+        raise RequestError(
+            f"{action} needs an admin key; the key {tenant.name!r} is none", code="admin_key_required", status=403
+        )

@@ -1,0 +1,175 @@
+"""Tenants: the clients that API keys tell apart, kept out of each other's cache and requests, and within their limits.
+
+Each API key is one tenant. A tenant's requests carry its name in all names that the engine knows: the namespace of the
+radix cache and the ids of programs. The ids of requests are made by the server (`RequestContext.rid`). So no client can
+read from, extend, release or abort what is another's, whatever its requests contain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from radixrt.client.validation import Request
+from radixrt.errors import RequestError
+from radixrt.messages.client import GenerateReq, RequestOutput, ScoreReq
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The client that an API key stands for.
+
+    Attributes:
+        name: name of the key, never the key itself; "" if the server has no keys.
+        is_admin: may use the routes of operators.
+        cache_group: tenants of one group share the radix cache; None for a tenant alone.
+        max_requests: requests of the engine that may be open at a time; None for any number.
+        tokens_per_minute: prompt and output tokens, on average; None for any number.
+    """
+
+    name: str
+    is_admin: bool = False
+    cache_group: str | None = None
+    max_requests: int | None = None
+    tokens_per_minute: int | None = None
+
+    def namespace(self, salt: str) -> str:
+        """Return the namespace of the radix cache for a client's `cache_salt`, the same in every process and run.
+
+        No two pairs of a tenant, or a group, and a salt have the same namespace: the length before the name ends it,
+        and the letter tells groups from tenants.
+        """
+        if self == EVERYONE:
+            return salt
+        if self.cache_group is not None:
+            return f"g{len(self.cache_group)}:{self.cache_group}{salt}"
+        return f"k{len(self.name)}:{self.name}{salt}"
+
+    def program(self, program: str) -> str:
+        """Return the engine's id of a client's program."""
+        return program if self == EVERYONE else f"{len(self.name)}:{self.name}{program}"
+
+    def own(self, request: Request, rid: str) -> Request:
+        """Return the request with the id `rid`, and with its names in the tenant's namespaces."""
+        if not isinstance(request, (GenerateReq, ScoreReq)):
+            return msgspec.structs.replace(request, rid=rid)
+        hint = request.program
+        if hint is not None:
+            hint = msgspec.structs.replace(hint, program=self.program(hint.program))
+        return msgspec.structs.replace(request, rid=rid, cache_salt=self.namespace(request.cache_salt), program=hint)
+
+
+EVERYONE = Tenant("", is_admin=True)
+"""The one tenant of a server without keys."""
+
+NOBODY = Tenant("-")
+"""The client of a request without a valid key, on a server that has keys."""
+
+
+class TokenBucket:
+    """Tokens that a tenant may still use: a minute's worth at first and at most, refilled at the rate of its limit.
+
+    Tokens are taken when they are known, at the end of a request, so that the bucket can be overdrawn by what is open;
+    nothing is admitted then until it is refilled.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._used = 0.0
+        self._since = now
+
+    def take(self, tokens: int, per_minute: int, now: float) -> None:
+        self._used = self._used_at(per_minute, now) + tokens
+        self._since = now
+
+    def wait_s(self, per_minute: int, now: float) -> float:
+        """Return the seconds until the bucket holds a token; 0 if it does."""
+        return max(0.0, self._used_at(per_minute, now) + 1 - per_minute) * 60 / per_minute
+
+    def _used_at(self, per_minute: int, now: float) -> float:
+        return max(0.0, self._used - (now - self._since) * per_minute / 60)
+
+
+class Account:
+    """Use of the server by one tenant. Only the server's event loop reads and writes it.
+
+    Attributes:
+        in_flight: requests of the engine that are open.
+        ended: requests of the engine that have ended.
+        prompt_tokens, cached_tokens, output_tokens: tokens of these; the prompt of n completions counts once.
+        refused: HTTP requests that were refused, by limit.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._bucket = TokenBucket(clock())
+        self.in_flight = 0
+        self.ended = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.refused = {"requests": 0, "tokens": 0}
+
+    def admit(self, tenant: Tenant, count: int) -> None:
+        """Count `count` requests as open. Each must end with `end` or `withdraw`.
+
+        Raises:
+            RequestError: 429, a limit of the tenant is reached; 400, `count` alone is over it.
+        """
+        most = tenant.max_requests
+        if most is not None and count > most:
+            raise RequestError(
+                f"this request asks for {count} completions; the API key {tenant.name!r} allows {most} at a time",
+                code="key_limit",
+            )
+        if most is not None and self.in_flight + count > most:
+            raise self._refusal("requests", f"the API key {tenant.name!r} allows {most} open requests at a time", 1.0)
+        if tenant.tokens_per_minute is not None:
+            wait_s = self._bucket.wait_s(tenant.tokens_per_minute, self._clock())
+            if wait_s > 0:
+                limit = f"the API key {tenant.name!r} allows {tenant.tokens_per_minute} tokens a minute"
+                raise self._refusal("tokens", limit, wait_s)
+        self.in_flight += count
+
+    def _refusal(self, limit: str, message: str, retry_after_s: float) -> RequestError:
+        self.refused[limit] += 1
+        return RequestError(message, code="rate_limit_exceeded", status=429, retry_after_s=retry_after_s)
+
+    def withdraw(self, count: int) -> None:
+        """End requests that were admitted and not sent."""
+        self.in_flight -= count
+
+    def end(self, tenant: Tenant, last: RequestOutput, *, counts_prompt: bool) -> None:
+        """End a request.
+
+        Args:
+            last: its last output, which carries its usage unless nothing was computed.
+            counts_prompt: False for a completion whose prompt another one has counted.
+        """
+        self.in_flight -= 1
+        self.ended += 1
+        if last.usage is None:
+            return
+        prompt = last.usage.prompt_tokens if counts_prompt else 0
+        self.prompt_tokens += prompt
+        self.cached_tokens += last.usage.cached_tokens if counts_prompt else 0
+        self.output_tokens += last.usage.completion_tokens
+        if tenant.tokens_per_minute is not None:
+            tokens = prompt + last.usage.completion_tokens
+            self._bucket.take(tokens, tenant.tokens_per_minute, self._clock())
+
+
+class Accounts:
+    """The accounts of one server, by tenants' names, which are few: those of its keys."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.by_name: dict[str, Account] = {}
+
+    def of(self, tenant: Tenant) -> Account:
+        account = self.by_name.get(tenant.name)
+        if account is None:
+            account = self.by_name[tenant.name] = Account(self._clock)
+        return account

@@ -1,0 +1,293 @@
+"""API keys: the file, who is who, and what each may do."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from radixrt.config import ServerConfig
+from radixrt.errors import ConfigError
+from radixrt.messages.client import GenerateReq, RequestOutput
+from radixrt.messages.scheduler import ReleaseReq
+from radixrt.server.app import ROUTES
+from radixrt.server.http.access import ADMIN_PATHS, OPEN_PATHS
+from radixrt.server.http.keys import KeyRing
+from radixrt.server.tenants import EVERYONE, NOBODY, Tenant
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import Caller, check_error, events
+
+KEYS = f"""
+[keys.alice]
+key = "sk-alice"
+max_requests = 2
+tokens_per_minute = 1000
+
+[keys.bob]
+sha256 = "{hashlib.sha256(b"sk-bob").hexdigest()}"
+cache_group = "team"
+
+[keys.operator]
+key = "sk-operator"
+admin = true
+"""
+ALICE, BOB, OPERATOR = ({"Authorization": f"Bearer sk-{name}"} for name in ("alice", "bob", "operator"))
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def keyed(engine: FakeEngine, key_file: Path) -> Caller:
+    return Caller(engine, ServerConfig(api_key_file=str(key_file)))
+
+
+def chat(caller: Caller, key: dict[str, str], **fields: object):
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return caller.post("/v1/chat/completions", body, headers=key)
+
+
+# --- the file ---
+
+
+def test_each_key_is_its_own_tenant(key_file: Path) -> None:
+    ring = KeyRing(ServerConfig(api_key_file=str(key_file), api_key="sk-single"))
+    assert ring.identify(b"Bearer sk-alice") == Tenant("alice", max_requests=2, tokens_per_minute=1000)
+    assert ring.identify(b"bearer  sk-bob ") == Tenant("bob", cache_group="team")
+    assert ring.identify(b"Bearer sk-operator") == Tenant("operator", is_admin=True)
+    assert ring.identify(b"Bearer sk-single") == Tenant("default", is_admin=True)
+    for wrong in (b"", b"Bearer", b"Bearer ", b"Bearer sk-alic", b"Bearer sk-alice1", b"Basic sk-alice", b"sk-alice"):
+        assert ring.identify(wrong) == NOBODY
+
+
+def test_without_keys_everyone_is_served() -> None:
+    assert KeyRing(ServerConfig()).identify(b"Bearer anything") == EVERYONE
+
+
+def test_single_key_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXRT_API_KEY", "sk-env")
+    ring = KeyRing(ServerConfig())
+    assert ring.identify(b"Bearer sk-env") == Tenant("default", is_admin=True)
+    assert ring.identify(b"Bearer other") == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "keys"),
+        ("[keys]", "it has no keys"),
+        ("keys = 1", "keys"),
+        ("[keys.a]", r"\[keys.a\]: exactly one of key and sha256"),
+        ('[keys.a]\nkey = "SECRET"\nsha256 = "SECRET"', "exactly one of key and sha256"),
+        ('[keys.a]\nkey = ""', "1 to 512 printable"),
+        ('[keys.a]\nkey = "SECRET 1"', "1 to 512 printable"),
+        ('[keys.a]\nsha256 = "SECRET"', "64 hexadecimal digits"),
+        ('[keys.a]\nkey = "SECRET"\nmax_request = 1', "max_request"),
+        ('[keys.a]\nkey = "SECRET"\nmax_requests = 0', "max_requests"),
+        ('[keys.a]\nkey = "SECRET"\ntokens_per_minute = 1.5', "tokens_per_minute"),
+        ('[keys.a]\nkey = "SECRET"\nadmin = "SECRET"', "admin"),
+        ('[keys."a b"]\nkey = "SECRET"', "a name is 1 to 64"),
+        ('[keys.a]\nkey = "SECRET"\ncache_group = "a b"', "cache_group"),
+        ('[keys.a]\nkey = "SECRET"\n[keys.b]\nkey = "SECRET"', r"\[keys.b\]: the key is that of a"),
+        ('[keys.a]\nkey = "SECRET', "at end of document"),
+    ],
+)
+def test_file_that_is_not_valid_is_refused_by_place_without_its_secrets(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as refused:
+        KeyRing(ServerConfig(api_key_file=str(path)))
+    assert str(path) in str(refused.value)
+    assert "SECRET" not in str(refused.value)
+
+
+def test_file_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    with pytest.raises(ConfigError, match="No such file"):
+        KeyRing(ServerConfig(api_key_file=str(path)))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"keys\.toml"):
+        KeyRing(ServerConfig(api_key_file=str(path)))
+
+
+def test_name_of_the_single_key_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[keys.default]\nkey = "a"')
+    with pytest.raises(ConfigError, match="choose another"):
+        KeyRing(ServerConfig(api_key_file=str(path), api_key="b"))
+
+
+def test_file_that_everyone_can_read_is_warned_about(key_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    KeyRing(ServerConfig(api_key_file=str(key_file)))
+    assert not caplog.records
+    key_file.chmod(0o644)
+    KeyRing(ServerConfig(api_key_file=str(key_file)))
+    assert "chmod 600" in caplog.text
+
+
+def test_reload_takes_a_valid_file_and_keeps_the_keys_otherwise(key_file: Path) -> None:
+    ring = KeyRing(ServerConfig(api_key_file=str(key_file)))
+    key_file.write_text("[keys.carol]\n")
+    with pytest.raises(ConfigError):
+        ring.reload()
+    assert ring.identify(b"Bearer sk-alice").name == "alice"
+    key_file.write_text('[keys.carol]\nkey = "sk-carol"')
+    ring.reload()
+    assert ring.identify(b"Bearer sk-alice") == NOBODY
+    assert ring.identify(b"Bearer sk-carol").name == "carol"
+
+
+# --- access ---
+
+
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, _ in ROUTES])
+def test_each_route_needs_a_key_unless_it_is_open(keyed: Caller, method: str, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        response = keyed.request(method, path.replace("{model:path}", "fake"), headers=headers)
+        assert (response.status_code == 401) == (path not in OPEN_PATHS), response.text
+        if response.status_code == 401:
+            check_error(response, 401, code="invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
+    response = keyed.request(method, path.replace("{model:path}", "fake"), headers=ALICE)
+    assert (response.status_code == 403) == (path in ADMIN_PATHS)
+    assert keyed.request(method, path.replace("{model:path}", "fake"), headers=OPERATOR).status_code not in (401, 403)
+
+
+def test_aborting_all_needs_an_admin(keyed: Caller) -> None:
+    check_error(keyed.post("/abort", {"abort_all": True}, headers=ALICE), 403, code="admin_key_required")
+    assert keyed.post("/abort", {"abort_all": True}, headers=OPERATOR).json() == {"aborted": 0}
+
+
+def test_unknown_path_needs_a_key_too(keyed: Caller) -> None:
+    check_error(keyed.get("/docs"), 401)
+    check_error(keyed.get("/docs", headers=ALICE), 404)
+
+
+# --- isolation ---
+
+
+def test_requests_carry_the_namespace_of_their_key(keyed: Caller) -> None:
+    for key in (ALICE, BOB):
+        assert chat(keyed, key, cache_salt="s").status_code == 200
+    body = {"text": "x", "choices": ["a", "b"], "cache_salt": "s", "program": {"id": "p"}}
+    assert keyed.post("/v1/decisions", body, headers=ALICE).status_code == 200
+    assert [request.cache_salt for request in keyed.engine.requests] == ["k5:alices", "g4:teams"]
+    (question,) = keyed.engine.questions
+    assert (question.cache_salt, question.program.program) == ("k5:alices", "5:alicep")
+
+
+def test_program_of_another_key_is_out_of_reach(keyed: Caller) -> None:
+    for key in (ALICE, BOB):
+        body = {"text": "x", "program": {"id": "p", "branch": "b"}}
+        assert keyed.post("/generate", body, headers=key).status_code == 200
+        assert keyed.post("/release", {"program": "p", "branch": "b"}, headers=key).status_code == 200
+    programs = [request.program.program for request in keyed.engine.requests]
+    assert programs == ["5:alicep", "3:bobp"]
+    keyed.engine.wait_for(lambda: len(keyed.engine.released) == 2)
+    assert keyed.engine.released == [ReleaseReq("5:alicep", "b"), ReleaseReq("3:bobp", "b")]
+
+
+def test_same_rid_of_two_keys_neither_collides_nor_can_be_aborted(keyed: Caller) -> None:
+    answers: list[object] = []
+
+    def script(request: GenerateReq):
+        yield RequestOutput(request.rid, "first")
+        if request.cache_salt == "k5:alice":  # while Alice's runs, Bob tries
+            answers.append(keyed.post("/abort", {"rid": "r"}, headers=BOB).json())
+            answers.append(keyed.post("/abort", {"rid": "chatcmpl-r"}, headers=BOB).json())
+            answers.append(chat(keyed, ALICE, rid="r").status_code)
+            answers.append(chat(keyed, BOB, rid="r").status_code)
+            answers.append(keyed.post("/abort", {"rid": "r"}, headers=ALICE).json())
+        yield from plain(request)
+
+    plain = keyed.engine.script
+    keyed.engine.script = script
+    assert events(chat(keyed, ALICE, rid="r", stream=True))
+    keyed.engine.wait_for(lambda: len(answers) == 5)
+    assert answers == [{"aborted": 0}, {"aborted": 0}, 400, 200, {"aborted": 1}]
+    assert len({request.rid for request in keyed.engine.requests}) == 2
+
+
+def test_admin_aborts_another_keys_request(keyed: Caller) -> None:
+    def script(request: GenerateReq):
+        yield RequestOutput(request.rid, "first")
+        assert keyed.post("/abort", {"rid": "r"}, headers=OPERATOR).json() == {"aborted": 1}
+        yield 60.0
+
+    keyed.engine.script = script
+    assert events(chat(keyed, ALICE, rid="r", stream=True))
+    assert len(keyed.engine.aborted) == 1
+
+
+# --- limits and their traces ---
+
+
+def test_limits_are_429_with_retry_after(keyed: Caller) -> None:
+    statuses: list[int] = []
+
+    def script(request: GenerateReq):
+        yield RequestOutput(request.rid, "first")
+        if len(statuses) < 1:
+            statuses.append(0)
+            statuses.append(chat(keyed, ALICE).status_code)  # one of two is open
+            statuses.append(chat(keyed, ALICE, n=2).status_code)
+            statuses.append(chat(keyed, BOB, n=2).status_code)
+        yield from plain(request)
+
+    plain = keyed.engine.script
+    keyed.engine.script = script
+    assert events(chat(keyed, ALICE, stream=True))
+    assert statuses == [0, 200, 429, 200]
+    check_error(chat(keyed, ALICE, n=3), 400, code="key_limit")
+
+    account = keyed.app.state.service.accounts.by_name["alice"]
+    keyed.engine.wait_for(lambda: account.in_flight == 0)
+    account._bucket.take(10_000, 1000, account._clock())
+    response = chat(keyed, ALICE)
+    assert "1000 tokens a minute" in check_error(response, 429, code="rate_limit_exceeded")
+    assert int(response.headers["retry-after"]) > 60
+    assert keyed.post("/tokenize", {"prompt": "x"}, headers=ALICE).status_code == 429
+    assert chat(keyed, BOB).status_code == 200
+
+
+def test_request_that_was_refused_or_left_is_not_open_any_more(keyed: Caller) -> None:
+    assert chat(keyed, ALICE, temperature=-1).status_code == 400
+    keyed.engine.client.draining = True
+    assert chat(keyed, ALICE, n=2).status_code == 503
+    keyed.engine.client.draining = False
+    assert chat(keyed, ALICE, n=2).status_code == 200
+    account = keyed.app.state.service.accounts.by_name["alice"]
+    assert (account.in_flight, account.ended) == (0, 2)
+    assert (account.prompt_tokens, account.cached_tokens, account.output_tokens) == (10, 4, 8)
+
+
+def test_metrics_and_logs_name_keys_and_never_show_them(keyed: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        chat(keyed, ALICE)
+        chat(keyed, {"Authorization": "Bearer sk-wrong"})
+        text = keyed.get("/metrics", headers=OPERATOR).text
+    assert 'radixrt_key_requests_total{key="alice"} 1.0' in text
+    assert 'radixrt_key_tokens_total{key="alice",kind="prompt"} 10.0' in text
+    assert 'radixrt_key_tokens_total{key="alice",kind="output"} 4.0' in text
+    assert 'radixrt_key_open_requests{key="alice"} 0.0' in text
+    assert 'radixrt_key_refusals_total{key="alice",limit="tokens"} 0.0' in text
+    assert re.search(r"POST /v1/chat/completions 200 \d+ ms key=alice", caplog.text)
+    assert re.search(r"POST /v1/chat/completions 401 \d+ ms key=-", caplog.text)
+    assert "sk-" not in text + caplog.text
+
+
+def test_server_without_keys_has_no_metrics_of_keys(caller: Caller) -> None:
+    caller.chat()
+    assert "radixrt_key" not in "".join(
+        line for line in caller.get("/metrics").text.splitlines() if not line.startswith("#")
+    )
