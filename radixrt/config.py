@@ -154,6 +154,10 @@ class ServerConfig:
     api_key_file: str | None = option(
         None, "TOML file with several API keys, their names, rights and limits; read again on SIGHUP"
     )
+    ssl_certfile: str | None = option(
+        None, "PEM file of the certificate, with its chain, for HTTPS; default: plain HTTP; read again on SIGHUP"
+    )
+    ssl_keyfile: str | None = option(None, "PEM file of the certificate's key, if it is not in the same file")
     cors_origins: str = option("", "comma-separated origins that browsers may call from, * for all; default: none")
     max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
     header_timeout_s: float = option(20.0, "time that the head of a request has to arrive", low=0.1)

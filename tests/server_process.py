@@ -61,7 +61,7 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
-            found = re.search(r"is ready on (http://\S+)", line)
+            found = re.search(r"is ready on (https?://\S+)", line)
             if found:
                 self.url = found.group(1)
 

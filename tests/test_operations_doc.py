@@ -15,6 +15,7 @@ from radixrt.engine.restarts import ExitCode
 from radixrt.messages.scheduler import GrammarStats, ProgramStats
 from radixrt.server.app import ROUTES
 from radixrt.server.http.metrics import Metrics
+from radixrt.server.tenants import Accounts, Tenant
 from tests.server.fake_engine import FakeEngine, stats
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,9 @@ def names_of_metrics() -> set[str]:
         engine.client.stats = msgspec.structs.replace(
             stats(), grammars=GrammarStats(refusals={"pattern": 1}), programs=ProgramStats(), cache_resets={"x": 1}
         )
-        text = Metrics(engine.client).render().decode()
+        accounts = Accounts()
+        accounts.of(Tenant("alice"))
+        text = Metrics(engine.client, accounts).render().decode()
     finally:
         engine.close()
     return {

@@ -36,12 +36,15 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         serve_rank(config)
     try:
         from radixrt.chat.dialect import read_dialect
+        from radixrt.server.http.keys import KeyRing
         from radixrt.server.http.listener import bind
+        from radixrt.server.http.tls import make_certificate
         from radixrt.server.http.uvicorn_server import serve
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
-    listener = bind(config.server.host, config.server.port)  # before minutes of loading
+    KeyRing(config.server), make_certificate(config.server)  # mistakes in files are found before minutes of loading
+    listener = bind(config.server.host, config.server.port)
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     launcher = Launcher(config, settings)
 

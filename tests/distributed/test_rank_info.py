@@ -12,7 +12,7 @@ import torch.distributed as dist
 from radixrt.config import make_config
 from radixrt.distributed import parallel
 from radixrt.distributed.rank_info import RankInfo, rank_from_environment
-from radixrt.engine.process import process_kinds, process_name
+from radixrt.engine.endpoints import process_kinds, process_name
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import ConfigError
 from radixrt.runner.runner_config import pick_threads
@@ -62,7 +62,7 @@ def test_tp_is_the_number_of_ranks_that_were_started(
         config = make_config(model=model, executor="external", **options)
         _, settings = resolve_settings(config, show_progress=False)
         assert settings.tp == 4
-        assert process_kinds(config, settings) == ["tokenizer", "scheduler", "runner-0"]
+        assert process_kinds(config, settings) == ("tokenizer", "scheduler", "runner-0")
     with pytest.raises(ConfigError, match="tp=2, but 4 ranks were started"):
         resolve_settings(make_config(model=model, executor="external", tp=2), show_progress=False)
 
@@ -70,7 +70,7 @@ def test_tp_is_the_number_of_ranks_that_were_started(
 def test_each_rank_is_a_process(tiny_model: Callable[[str], Path]) -> None:
     config = make_config(model=tiny_model("llama"), tp=2)
     kinds = process_kinds(*resolve_settings(config, show_progress=False))
-    assert kinds == ["tokenizer", "scheduler", "runner-0", "runner-1"]
+    assert kinds == ("tokenizer", "scheduler", "runner-0", "runner-1")
     assert [process_name(kind) for kind in kinds] == ["tokenizer", "scheduler", "ModelRunner 0", "ModelRunner 1"]
     assert process_name("runner") == "ModelRunner"
 

@@ -20,12 +20,21 @@ def check_access(path: str, tenant: Tenant) -> None:
     """
     if path in OPEN_PATHS:
         return
+    check_key(tenant)
+    if path in ADMIN_PATHS:
+        check_admin(tenant, path)
+
+
+def check_key(tenant: Tenant) -> None:
+    """Refuse a client without a valid key.
+
+    Raises:
+        RequestError: 401.
+    """
     if tenant == NOBODY:
         raise RequestError(
             "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key", status=401
         )
-    if path in ADMIN_PATHS:
-        check_admin(tenant, path)
 
 
 def check_admin(tenant: Tenant, action: str) -> None:

@@ -42,10 +42,10 @@ def listen(listener: socket.socket) -> None:
         raise _refused(host, port, error) from None
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """Return the URL that clients connect to; the port is the real one, if it was given as 0."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _refused(host: str, port: int, error: OSError) -> ConfigError:

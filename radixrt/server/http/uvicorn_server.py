@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import cast
 
@@ -20,10 +20,12 @@ import uvicorn
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import ServerConfig
+from radixrt.errors import ConfigError
 from radixrt.server.app import create_app
 from radixrt.server.http.client_address import ClientCounts, TrustedProxies
 from radixrt.server.http.http_protocol import ConnectionLimits, LimitedHttpProtocol
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
+from radixrt.server.http.tls import make_certificate
 from radixrt.server.request_groups import Service
 
 logger = logging.getLogger(__name__)
@@ -56,10 +58,14 @@ def serve(
         listener: a socket from `bind`, which is closed at the end; default: one for the config's address.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or the certificate or the key file is not valid.
     """
     bound = listener or bind(config.host, config.port)
     app = create_app(client, config, model_name, dialect)
+    certificate = make_certificate(config)
+    reloads = [] if config.api_key_file is None else [app.state.keys.reload]
+    if certificate is not None:
+        reloads.append(certificate.reload)
     uvicorn_config = uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", functools.partial(LimitedHttpProtocol, connection_limits(config))),
@@ -74,10 +80,13 @@ def serve(
         backlog=BACKLOG,
         server_header=False,
     )
-    ready = None if on_ready is None else functools.partial(on_ready, url_of(bound))
+    uvicorn_config.load()
+    uvicorn_config.ssl = None if certificate is None else certificate.context
+    url = url_of(bound, "http" if certificate is None else "https")
+    ready = None if on_ready is None else functools.partial(on_ready, url)
     try:
         listen(bound)
-        DrainingServer(uvicorn_config, app.state.service, ready).run([bound])
+        DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
     finally:
         bound.close()
 
@@ -101,20 +110,36 @@ class DrainingServer(uvicorn.Server):
     """uvicorn's server, except that the first signal starts a drain and the listener stays open during it.
 
     The signals are not raised again afterwards: the caller has more processes to end.
+
+    Args:
+        reloads: called on SIGHUP, which otherwise ends the process. A `ConfigError` of one is logged.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None] | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None] | None,
+        reloads: Sequence[Callable[[], None]] = (),
+    ) -> None:  # fmt: skip
         super().__init__(config)
         self._service = service
         self._on_ready = on_ready
+        self._reloads = reloads
         self._grace_ends: float | None = None
         self._aborted = False
         self._cut_off = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._reloads:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         if self._on_ready is not None:
             self._on_ready()
+
+    def _reload(self) -> None:
+        for reload in self._reloads:
+            try:
+                reload()
+            except ConfigError as error:
+                logger.error("not reloaded, what was read before stays in use: %s", error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         client = self._service.client

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.errors import RequestError
+from radixrt.server.http.access import check_key
 from radixrt.server.http.errors import as_request_error, error_body, error_headers, json_response
 from radixrt.server.request_groups import Service
 
@@ -13,13 +14,15 @@ from radixrt.server.request_groups import Service
 async def health(service: Service, request: Request) -> Response:
     """200 unless the engine has failed for good, which ends the server. `ready` is about new requests.
 
-    With `?deep=1` the answer takes a token from the model, and is 503 if none comes.
+    With `?deep=1` the answer takes a token from the model, and is 503 if none comes. On a server with API keys it needs
+    one of them.
     """
     status = service.client.status
     if status.state == "failed":
         return _unavailable(status.state, RequestError(status.reason, code="unavailable", status=503))
     if request.query_params.get("deep", "0") in ("", "0", "false"):
         return json_response({"status": "ok", "state": _state(service)})
+    check_key(request.state.context.tenant)
     try:
         seconds = await service.deep_check.run()
     except Exception as error:
