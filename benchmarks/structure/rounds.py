@@ -1,4 +1,4 @@
-"""Throughput of constrained rows in rounds of one process, from the first request on.
+"""Makes the table "Constrained rows from the first round on" of docs/benchmarks.md.
 
     python -m benchmarks.structure.rounds --shape qwen3-0.6b [--rows 8 64 256] [--rounds 6] [--schemas FILE.jsonl]
 
