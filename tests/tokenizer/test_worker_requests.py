@@ -81,7 +81,7 @@ BAD_REQUESTS = {
     ),
     "tools are a string": (GenerateReq("r", OK, chat=chat(HI, tools=b'"x"')), "tools"),
     "no rid": (GenerateReq("", OK, prompt="a"), "rid"),
-    "long rid": (GenerateReq("r" * 129, OK, prompt="a"), "rid"),
+    "long rid": (GenerateReq("r" * 257, OK, prompt="a"), "rid"),
     "NaN timeout": (GenerateReq("r", OK, prompt="a", timeout_s=math.nan), "timeout_s"),
     "timeout in the past": (GenerateReq("r", OK, prompt="a", timeout_s=-1.0), "timeout_s"),
     "NaN temperature": (GenerateReq("r", SamplingParams(temperature=math.nan), prompt="a"), "temperature"),
