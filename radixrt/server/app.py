@@ -57,7 +57,13 @@ ROUTES: list[tuple[str, str, Handler]] = [
 ]
 
 
-def create_app(client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None) -> FastAPI:
+def create_app(
+    client: EngineClient,
+    config: ServerConfig,
+    model_name: str,
+    dialect: Dialect | None = None,
+    keys: KeyRing | None = None,
+) -> FastAPI:
     """Create the ASGI application.
 
     Args:
@@ -66,15 +72,15 @@ def create_app(client: EngineClient, config: ServerConfig, model_name: str, dial
             (RADIXRT_API_KEY).
         model_name: the name under which clients ask for the model.
         dialect: the model's support for tools and reasoning; neither by default.
+        keys: default: those that the config names.
 
     Raises:
         ConfigError: the key file is not valid.
     """
-    keys = KeyRing(config)
+    keys = keys or KeyRing(config)
     service = Service(client, config, model_name, dialect)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.service = service
-    app.state.keys = keys
     for method, path, handler in ROUTES:
         methods = ["GET", "HEAD"] if method == "GET" else [method]
         app.add_api_route(path, _bind(handler, service), methods=methods, response_model=None)

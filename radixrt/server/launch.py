@@ -43,7 +43,8 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
-    KeyRing(config.server), make_certificate(config.server)  # mistakes in files are found before minutes of loading
+    # Mistakes in files, and a port in use, are found before minutes of loading.
+    keys, certificate = KeyRing(config.server), make_certificate(config.server)
     listener = bind(config.server.host, config.server.port)
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     launcher = Launcher(config, settings)
@@ -58,7 +59,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             reading = pool.submit(read_dialect, config, settings.folder)
             client = launcher.start()
             dialect = reading.result()
-        serve(client, config.server, settings.model_name, ready, dialect, listener)
+        serve(client, config.server, settings.model_name, ready, dialect, listener, keys, certificate)
         if client.failure is None:
             return 0
         code = launcher.exit_code or ExitCode.FAILED

@@ -20,7 +20,7 @@ from radixrt.messages.client import GenerateReq, OutputBatch, RequestOutput, ToT
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
-from radixrt.server.http.uvicorn_server import LimitedHttpProtocol
+from radixrt.server.http.uvicorn_server import http_protocol
 from tests.server.fake_engine import MODEL, info
 
 STEP_S = 0.004
@@ -66,7 +66,11 @@ def main(streams: int = 16, chunks: int = 500, route: str = "chat") -> None:
     client = EngineClient(engine)
     client.dispatch(info())
     config = uvicorn.Config(
-        create_app(client, ServerConfig(), MODEL), port=0, log_config=None, lifespan="off", http=LimitedHttpProtocol
+        create_app(client, ServerConfig(), MODEL),
+        port=0,
+        log_config=None,
+        lifespan="off",
+        http=http_protocol(ServerConfig()),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

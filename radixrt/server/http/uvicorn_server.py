@@ -24,8 +24,9 @@ from radixrt.errors import ConfigError
 from radixrt.server.app import create_app
 from radixrt.server.http.client_address import ClientCounts, TrustedProxies
 from radixrt.server.http.http_protocol import ConnectionLimits, LimitedHttpProtocol
+from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
-from radixrt.server.http.tls import make_certificate
+from radixrt.server.http.tls import Certificate, make_certificate
 from radixrt.server.request_groups import Service
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     dialect: Dialect | None = None,
     listener: socket.socket | None = None,
+    keys: KeyRing | None = None,
+    certificate: Certificate | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the engine has failed, then return. Runs its own event loop; call it in
     the main thread.
@@ -56,19 +59,20 @@ def serve(
         on_ready: called with the server's URL once it accepts connections (the port is the real one, if it was 0).
         dialect: the model's support for tools and reasoning.
         listener: a socket from `bind`, which is closed at the end; default: one for the config's address.
+        keys, certificate: default: those that the config names.
 
     Raises:
         ConfigError: the address cannot be listened on, or the certificate or the key file is not valid.
     """
     bound = listener or bind(config.host, config.port)
-    app = create_app(client, config, model_name, dialect)
-    certificate = make_certificate(config)
-    reloads = [] if config.api_key_file is None else [app.state.keys.reload]
+    keys, certificate = keys or KeyRing(config), certificate or make_certificate(config)
+    app = create_app(client, config, model_name, dialect, keys)
+    reloads = [] if config.api_key_file is None else [keys.reload]
     if certificate is not None:
         reloads.append(certificate.reload)
     uvicorn_config = uvicorn.Config(
         app,
-        http=cast("type[asyncio.Protocol]", functools.partial(LimitedHttpProtocol, connection_limits(config))),
+        http=http_protocol(config),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -89,6 +93,11 @@ def serve(
         DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
     finally:
         bound.close()
+
+
+def http_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
+    """Return uvicorn's `http` option: the protocol of a server's connections, with their limits."""
+    return cast("type[asyncio.Protocol]", functools.partial(LimitedHttpProtocol, connection_limits(config)))
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
