@@ -7,12 +7,13 @@ never silently ignored.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from radixrt.chat.constraint import ConstraintFields
-from radixrt.chat.types import ChatMessage, FunctionDefinition, ToolChoice, ToolDefinition, ToolName
+from radixrt.chat.types import ChatMessage, Conversation, FunctionDefinition, ToolChoice, ToolDefinition, ToolName
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError, unsupported
@@ -260,6 +261,26 @@ def allows_control_tokens(wanted: bool | None, config: ServerConfig) -> bool:
     """Return whether control tokens are recognized in the texts of a request's messages; `wanted` is the request's own
     field, and None leaves it to the option."""
     return config.allow_control_tokens if wanted is None else wanted
+
+
+class ConversationFields(Protocol):
+    """Fields about the chat template that several routes share."""
+
+    chat_template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    allow_control_tokens: bool | None
+
+
+def read_conversation(messages: Sequence[ChatMessage], body: ConversationFields, config: ServerConfig) -> Conversation:
+    """Return the conversation of a request that asks for no answer of the assistant."""
+    return Conversation(
+        messages=messages,
+        template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        allow_control_tokens=allows_control_tokens(body.allow_control_tokens, config),
+    )
 
 
 def asked_prompt_logprobs(body: TokenReportFields) -> int | None:

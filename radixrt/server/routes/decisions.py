@@ -41,7 +41,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixrt.chat.prompt import chat_prompt
-from radixrt.chat.types import Conversation
 from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import ChoiceScores, EngineReady, RequestOutput, ScoreReq
@@ -52,7 +51,7 @@ from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import clean_logprob
 from radixrt.server.protocol.decisions import AskedQuestion, DecisionRequest, decision_decoder, read_questions
-from radixrt.server.protocol.fields import allows_control_tokens, envelope_options
+from radixrt.server.protocol.fields import allows_control_tokens, envelope_options, read_conversation
 from radixrt.server.protocol.prompts import check_ids, read_parts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
@@ -105,13 +104,7 @@ def _score_request(body: DecisionRequest, service: Service, info: EngineReady, o
     elif body.input_parts is not None:
         prompt = {"parts": read_parts(body.input_parts, info, "input_parts")}
     elif body.messages is not None:
-        chat = Conversation(
-            messages=body.messages,
-            template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
-        )
+        chat = read_conversation(body.messages, body, service.config)
         prompt = {"chat": chat_prompt(chat, None, service.dialect)}
     return ScoreReq(**options, **prompt, choices=body.choices or [], method=body.method)
 

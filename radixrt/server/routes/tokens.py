@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixrt.chat.prompt import chat_prompt
-from radixrt.chat.types import ChatMessage, Conversation
+from radixrt.chat.types import ChatMessage
 from radixrt.client.requests import token_ids
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, TokenizeReq
@@ -26,7 +26,7 @@ from radixrt.messages.parts import TemplateText
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import admit, receive
-from radixrt.server.protocol.fields import allows_control_tokens
+from radixrt.server.protocol.fields import read_conversation
 from radixrt.server.protocol.prompts import read_parts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
@@ -70,13 +70,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     elif body.input_parts is not None:
         question = TokenizeReq(context.rid, parts=read_parts(body.input_parts, info, "input_parts"))
     elif body.messages is not None:
-        chat = Conversation(
-            messages=body.messages,
-            template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            allow_control_tokens=allows_control_tokens(body.allow_control_tokens, service.config),
-        )
+        chat = read_conversation(body.messages, body, service.config)
         question = TokenizeReq(context.rid, chat=chat_prompt(chat, None, service.dialect))
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
     (delta,) = await service.ask(context, context.rid, [question], names)
