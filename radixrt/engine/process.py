@@ -63,7 +63,7 @@ class EpochNotices:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker process is given.
+    """Configuration and place of one worker process.
 
     Attributes:
         rank: of a runner.

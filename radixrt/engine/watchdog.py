@@ -15,7 +15,7 @@ STOPPED_S = 2.0
 
 @dataclass
 class _Record:
-    """What is known of one process since its last beat.
+    """Samples of one process since its last beat.
 
     Attributes:
         silent_s: time that it had and did not use for a beat.

@@ -1,4 +1,4 @@
-"""Traced rendering: a chat template's output, with the knowledge of which characters the template itself wrote.
+"""Traced rendering: the output of a chat template, with a record of the characters that the template itself wrote.
 
 A template may trim, cut, repeat, reorder or JSON-encode what a request brings, so that contents cannot be found in the
 output by searching for them. Therefore the template's own texts are marked instead. `traceable` replaces the string

@@ -25,7 +25,7 @@ def clean_logprob(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """What an answer says about tokens besides their text, as vLLM says it.
+    """Selection of the members of an answer about tokens besides their text, named as in vLLM.
 
     Attributes:
         ids: report the token ids of prompt and output.
