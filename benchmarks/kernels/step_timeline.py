@@ -5,8 +5,11 @@
 
 The first table has a line for each stretch of steps without a pause on the device, the second one for each number of
 rows of consecutive decode steps. `gap` is the device's time from the end of one step to the beginning of the next; the
-copy of a step's inputs lies in it. `launch` is the host's time from a step's message until all its work was in the
-stream, captures included. `busy` is the steps' part of the time; pauses between a step's own kernels count as busy.
+copy of a step's inputs lies in it. `launch` is the host's time from a step's message until its forward pass was in the
+stream, captures included. `mask wait` is the device's time from the end of a step's forward pass to the beginning of
+its sampling: constrained steps wait there for their mask. `turnaround` is the host's time from the answer of one step
+to the moment at which the next one may be sampled, which for constrained steps is the arrival of the mask. `busy` is
+the steps' part of the time, less these waits; pauses between a step's own kernels count as busy.
 
 Perfetto (https://ui.perfetto.dev) and chrome://tracing draw the same file as a timeline.
 """
@@ -34,8 +37,9 @@ class Step:
     """One step; times in milliseconds since the trace began.
 
     Attributes:
-        launch_begin, launch_end: times on the host at which the message arrived and all work was in the stream.
-        begin, end: times on the device.
+        launch_begin, launch_end: times on the host at which the message arrived and its forward pass was in the stream.
+        mask_at: time on the host at which sampling could be launched.
+        begin, forwarded, sampling, end: times on the device: of the forward pass, and of sampling.
         answered: time at which the tokens were sent to the scheduler.
     """
 
@@ -45,18 +49,29 @@ class Step:
     tokens: int
     launch_begin: float
     launch_end: float
+    mask_at: float
     begin: float
+    forwarded: float
+    sampling: float
     end: float
     answered: float
 
     @property
+    def waited(self) -> float:
+        """Milliseconds for which the device waited between the forward pass and sampling."""
+        return self.sampling - self.forwarded
+
+    @property
     def took(self) -> float:
-        """Duration on the device, in milliseconds."""
-        return self.end - self.begin
+        """Duration on the device without that wait, in milliseconds."""
+        return self.end - self.begin - self.waited
 
     @property
     def is_decode(self) -> bool:
         return self.mode == "decode"
+
+
+_LANES = {"launch", "launch-sampling", "device", "device-sampling", "answer"}
 
 
 def read_trace(path: Path) -> list[Step]:
@@ -81,7 +96,7 @@ def read_trace(path: Path) -> list[Step]:
             if number == len(lines):
                 break  # the runner was killed while writing
             raise ValueError(f"{path}, line {number}: not a line of a step trace ({error!r})") from error
-    steps = [_step(found) for found in lanes.values() if {"launch", "device", "answer"} <= found.keys()]
+    steps = [_step(found) for found in lanes.values() if found.keys() >= _LANES]
     if not steps:
         raise ValueError(f"{path} has no step with device times; --step-trace records them on CUDA")
     return sorted(steps, key=lambda step: step.begin)
@@ -94,8 +109,8 @@ def _step(lanes: dict[str, dict[str, Any]]) -> Step:
 
     args = lanes["device"]["args"]
     return Step(
-        args["step"], lanes["device"]["mode"], args["rows"], args["tokens"], *span("launch"), *span("device"),
-        span("answer")[0],
+        args["step"], lanes["device"]["mode"], args["rows"], args["tokens"], *span("launch"),
+        span("launch-sampling")[0], *span("device"), *span("device-sampling"), span("answer")[0],
     )  # fmt: skip
 
 
@@ -122,6 +137,16 @@ def gaps_us(pairs: Iterable[Pair]) -> list[float]:
     return [(b.begin - a.end) * 1000 for a, b in pairs]
 
 
+def turnarounds_us(pairs: Iterable[Pair]) -> list[float]:
+    """Time on the host from the answer of the first step of each pair until the second could be sampled."""
+    return [(b.mask_at - a.answered) * 1000 for a, b in pairs]
+
+
+def waits_us(steps: Iterable[Step]) -> list[float]:
+    """Waits of the device between forward pass and sampling."""
+    return [step.waited * 1000 for step in steps]
+
+
 def busy_share(pairs: Sequence[Pair]) -> float | None:
     """Share of the time between the beginnings of each pair's steps that the first step took; None without pairs."""
     whole = sum(b.begin - a.begin for a, b in pairs)
@@ -141,6 +166,8 @@ def stretch_row(steps: Sequence[Step]) -> list[str]:
         _spread([step.took for step in steps], 2),
         _spread(gaps_us(pairs), 0),
         _spread([step.launch_end - step.launch_begin for step in steps], 2),
+        _spread(waits_us(steps), 0),
+        _spread(turnarounds_us(pairs), 0),
         _percent(whole),
         _percent(busy_share(decode_pairs(steps))),
     ]
@@ -160,6 +187,8 @@ def decode_rows(steps: Sequence[Step], pause_ms: float, least: int = MIN_STEPS) 
             _spread([a.took for a, _ in found], 2),
             _spread(gaps_us(found), 0),
             _spread([a.launch_end - a.launch_begin for a, _ in found], 2),
+            _spread(waits_us(a for a, _ in found), 0),
+            _spread(turnarounds_us(found), 0),
             _percent(busy_share(found)),
         ]
         for rows, found in sorted(pairs.items())
@@ -184,7 +213,7 @@ def main() -> int:
         steps = read_trace(args.trace)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    figures = ["step ms p50 / p90", "gap µs p50 / p90", "launch ms p50 / p90"]
+    figures = ["step ms p50 / p90", "gap µs", "launch ms", "mask wait µs", "turnaround µs"]
     header = ["from s", "steps", "extend", "decode", "rows", *figures, "busy", "busy, decode"]
     print(table(header, [stretch_row(stretch) for stretch in stretches(steps, args.pause)]))
     by_rows = decode_rows(steps, args.pause)

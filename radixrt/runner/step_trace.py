@@ -1,16 +1,17 @@
 """`StepTrace`: times at which each step was launched, computed and answered, in the Chrome trace event format.
 
 Perfetto (https://ui.perfetto.dev) and chrome://tracing open the file. It has one process with three lanes: `launch`,
-the work of the runner's thread until the step is in the stream; `device`, the step on the device, timed by events in
-the stream so that overlapping steps are timed correctly (CUDA only); and `answer`, the moment its tokens left for the
-scheduler.
+the work of the runner's thread that puts the forward pass and, once the step's mask has come, the sampling into the
+stream; `device`, both on the device, timed by events in the stream so that overlapping steps are timed correctly (CUDA
+only), so that a gap between the two is the time for which the device waited for a mask; and `answer`, the moment its
+tokens left for the scheduler.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import torch
@@ -21,16 +22,23 @@ from radixrt.messages.runner import ForwardStep
 
 @dataclass
 class StepTimes:
-    """Times of one step: seconds on the host's clock, and events in the device's stream (none on a CPU)."""
+    """Times of one step: seconds on the host's clock, and events in the device's stream (none on a CPU).
+
+    Attributes:
+        started, forwarded: the step has come, and its forward pass is in the stream.
+        sampling, launched: its mask, if it has one, has come, and all of the step is in the stream.
+        events: in the stream, before and after the forward pass and before and after sampling.
+    """
 
     step_id: int
     mode: str
     rows: int
     tokens: int
     started: float
+    forwarded: float = 0.0
+    sampling: float = 0.0
     launched: float = 0.0
-    begin: torch.cuda.Event | None = None
-    end: torch.cuda.Event | None = None
+    events: list[torch.cuda.Event] = field(default_factory=list)
 
 
 LANES = ("launch", "device", "answer")
@@ -63,23 +71,35 @@ class StepTrace:
         return StepTimes(step.step_id, mode, rows, tokens, time.perf_counter())
 
     def forward(self, times: StepTimes) -> None:
-        """Record that the step's work is about to enter the stream."""
-        times.begin = self._event()
+        """Record that the forward pass is about to enter the stream."""
+        self._record(times)
+
+    def forwarded(self, times: StepTimes) -> None:
+        """Record that the forward pass is in the stream."""
+        times.forwarded = time.perf_counter()
+        self._record(times)
+
+    def sampling(self, times: StepTimes) -> None:
+        """Record that sampling is about to enter the stream: the mask, if the step has one, is there."""
+        times.sampling = time.perf_counter()
+        self._record(times)
 
     def sampled(self, times: StepTimes) -> None:
         """Record that all of the step's work is in the stream."""
         times.launched = time.perf_counter()
-        times.end = self._event()
+        self._record(times)
 
     def answered(self, times: StepTimes) -> None:
         """Write the step's events; its tokens are on the host and leave for the scheduler."""
         now = time.perf_counter()
-        args = {"step": times.step_id, "rows": times.rows, "tokens": times.tokens}
-        self._write("launch", 1, times.mode, times.started - self._zero, times.launched - self._zero, args)
-        if times.begin is not None and times.end is not None and self._zero_event is not None:
-            begin, end = (self._zero_event.elapsed_time(event) / 1000 for event in (times.begin, times.end))
-            self._write("device", 2, times.mode, begin, end, args)
-        self._write("answer", 3, times.mode, now - self._zero, now - self._zero, args)
+        mode, args = times.mode, {"step": times.step_id, "rows": times.rows, "tokens": times.tokens}
+        self._write(f"launch {mode}", 1, times.started - self._zero, times.forwarded - self._zero, args)
+        self._write(f"launch-sampling {mode}", 1, times.sampling - self._zero, times.launched - self._zero, args)
+        if self._zero_event is not None:
+            begin, forwarded, sampling, end = (self._zero_event.elapsed_time(event) / 1000 for event in times.events)
+            self._write(f"device {mode}", 2, begin, forwarded, args)
+            self._write(f"device-sampling {mode}", 2, sampling, end, args)
+        self._write(f"answer {mode}", 3, now - self._zero, now - self._zero, args)
 
     def close(self) -> None:
         self._file.write("\n]\n")
@@ -92,12 +112,14 @@ class StepTrace:
         event.record()
         return event
 
-    def _write(self, name: str, lane: int, mode: str, begin: float, end: float, args: dict[str, Any]) -> None:
-        entry = {
-            "name": f"{name} {mode}", "ph": "X", "pid": 0, "tid": lane, "ts": begin * 1e6, "dur": (end - begin) * 1e6,
-            "args": args,
-        }  # fmt: skip
-        self._append(entry)
+    def _record(self, times: StepTimes) -> None:
+        event = self._event()
+        if event is not None:
+            times.events.append(event)
+
+    def _write(self, name: str, lane: int, begin: float, end: float, args: dict[str, Any]) -> None:
+        entry = {"name": name, "ph": "X", "pid": 0, "tid": lane, "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+        self._append(entry | {"args": args})
 
     def _append(self, event: dict[str, Any]) -> None:
         self._file.write(",\n" + json.dumps(event))

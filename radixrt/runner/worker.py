@@ -197,12 +197,16 @@ class Worker:
         if self._trace is not None and times is not None:
             self._trace.forward(times)
         launched = LaunchedStep(step, batch, self._runner.forward(batch), started, times)
+        if self._trace is not None and times is not None:
+            self._trace.forwarded(times)
         if step.has_grammar:
             self._awaiting_mask = launched
         else:
             self._sample(launched, None)
 
     def _sample(self, launched: LaunchedStep, mask: GrammarMask | None) -> None:
+        if self._trace is not None and launched.times is not None:
+            self._trace.sampling(launched.times)
         sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
         if self._trace is not None and launched.times is not None:
             self._trace.sampled(launched.times)

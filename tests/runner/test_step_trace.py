@@ -24,6 +24,8 @@ def write(trace: StepTrace, steps: int) -> None:
     for step_id in range(steps):
         times = trace.begin(decode_step(step_id))
         trace.forward(times)
+        trace.forwarded(times)
+        trace.sampling(times)
         trace.sampled(times)
         trace.answered(times)
 

@@ -17,18 +17,26 @@ from benchmarks.kernels.step_timeline import (
     read_trace,
     stretch_row,
     stretches,
+    turnarounds_us,
+    waits_us,
 )
 
 
-def make_step(number: int, begin: float, took: float = 2.0, mode: str = "decode", rows: int = 4) -> Step:
-    return Step(number, mode, rows, rows, begin - 1.5, begin - 1.0, begin, begin + took, begin + took + 0.1)
+def make_step(
+    number: int, begin: float, took: float = 2.0, mode: str = "decode", rows: int = 4, wait: float = 0.0
+) -> Step:
+    forwarded, end = begin + took - 0.5, begin + took + wait
+    times = (begin - 1.5, begin - 1.0, begin, begin, forwarded, forwarded + wait, end)
+    return Step(number, mode, rows, rows, *times, end + 0.1)
 
 
 def lines_of(step: Step) -> list[str]:
     what = {"step": step.step, "rows": step.rows, "tokens": step.tokens}
     spans = {
         "launch": (step.launch_begin, step.launch_end),
-        "device": (step.begin, step.end),
+        "launch-sampling": (step.mask_at, step.mask_at),
+        "device": (step.begin, step.forwarded),
+        "device-sampling": (step.sampling, step.end),
         "answer": (step.answered, step.answered),
     }
     return [
@@ -79,7 +87,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     path.write_text("[\nhello,\n{}\n")
     with pytest.raises(ValueError, match="line 2: not a line of a step trace"):
         read_trace(path)
-    launch, _, answer = lines_of(make_step(0, 1.0))
+    launch, _, _, _, answer = lines_of(make_step(0, 1.0))
     path.write_text(f"[\n{launch},\n{answer},\n")
     with pytest.raises(ValueError, match="records them on CUDA"):
         read_trace(path)
@@ -94,15 +102,26 @@ def test_stretches_gaps_and_shares() -> None:
     assert busy_share(pairs) == pytest.approx(4.0 / 5.0)
     assert busy_share([]) is None
     assert stretch_row(first) == [
-        "0.01", "4", "1", "3", "1 to 4", "2.00 / 4.10", "500 / 500", "0.50 / 0.50", "90.9%", "80.0%",
+        "0.01", "4", "1", "3", "1 to 4", "2.00 / 4.10", "500 / 500", "0.50 / 0.50", "0 / 0", "400 / 400", "90.9%",
+        "80.0%",
     ]  # fmt: skip
-    assert stretch_row(second)[4:] == ["5 to 6", "2.00 / 2.00", "1000 / 1000", "0.50 / 0.50", "80.0%", "66.7%"]
+    assert stretch_row(second)[4:] == [
+        "5 to 6", "2.00 / 2.00", "1000 / 1000", "0.50 / 0.50", "0 / 0", "900 / 900", "80.0%", "66.7%",
+    ]  # fmt: skip
     assert stretch_row(second[:1])[6] == "-"
+
+
+def test_waits_for_masks_are_no_work_of_the_device() -> None:
+    steps = [make_step(0, 10.0, wait=0.25), make_step(1, 12.75, wait=0.75)]
+    assert waits_us(steps) == pytest.approx([250.0, 750.0])
+    assert [step.took for step in steps] == pytest.approx([2.0, 2.0])
+    assert turnarounds_us(decode_pairs(steps)) == pytest.approx([400.0])
+    assert busy_share(decode_pairs(steps)) == pytest.approx(2.0 / 2.75)
 
 
 def test_decode_steps_by_rows_leave_pauses_out() -> None:
     found = decode_rows(two_stretches(), 30.0, least=2)
-    assert found == [["4", "2", "2.00 / 2.00", "500 / 500", "0.50 / 0.50", "80.0%"]]
+    assert found == [["4", "2", "2.00 / 2.00", "500 / 500", "0.50 / 0.50", "0 / 0", "400 / 400", "80.0%"]]
     assert decode_rows(two_stretches(), 30.0, least=3) == []
 
 
