@@ -45,7 +45,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def is_alive(pid: int, start_time: int) -> bool:
-    """Whether the process that had this pid and start time still exists."""
+    """Return True if the process that had this pid and start time still exists."""
     stat = read_stat(pid)
     return stat is not None and stat.start_time == start_time and stat.state != "Z"
 

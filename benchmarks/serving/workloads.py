@@ -161,7 +161,7 @@ def build(
 
 
 def conforms(value: object, schema: Json) -> bool:
-    """Whether a decoded JSON value fits `schema`, for the keywords that ITEM_SCHEMA uses (extra properties refused)."""
+    """Return True if a decoded JSON value fits `schema`, by the keywords of ITEM_SCHEMA; no further properties."""
     match schema["type"]:
         case "object":
             fields = schema["properties"]
@@ -188,7 +188,7 @@ def conforms(value: object, schema: Json) -> bool:
 
 
 def text_conforms(text: str, schema: Json) -> bool:
-    """Whether `text` is one whole JSON document that fits `schema`."""
+    """Return True if `text` is one whole JSON document that fits `schema`."""
     try:
         return conforms(json.loads(text), schema)
     except ValueError:

@@ -235,7 +235,7 @@ def in_order(properties: Sequence[dict[str, Any]], value: Any) -> Any:
 
 
 def walk(way: Walk, tokens: Sequence[int], row: Bits, masks_us: list[float]) -> bool:
-    """Whether every token is in the mask before it and the text may end after the last."""
+    """Return True if every token is in the mask before it and the text may end after the last."""
     for token in tokens:
         started = time.process_time()
         way.fill(row)

@@ -42,7 +42,7 @@ class AnswerForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of the text is for the user."""
+        """True if all of the text is for the user."""
         return self.tool_format is None and self.thinking is Thinking.OFF
 
 
@@ -55,7 +55,7 @@ class AnswerParser:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer holds at least one call and every call is complete."""
+        """True if the answer holds at least one call and every call is complete."""
         return self._calls is not None and self._calls.complete
 
     def feed(self, text: str) -> list[Part]:

@@ -36,7 +36,7 @@ class Grammar(ABC):
 
     @abstractmethod
     def is_terminated(self) -> bool:
-        """Whether nothing may follow, so that the request ends with "stop"."""
+        """Return True if nothing may follow, so that the request ends with "stop"."""
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
@@ -60,7 +60,7 @@ class Grammar(ABC):
 
     @abstractmethod
     def fits(self, token: int, remaining: int) -> bool:
-        """Whether, after `token`, the output can still be completed within `remaining` further tokens.
+        """Return True if, after `token`, the output can still be completed within `remaining` further tokens.
 
         Asked before `accept`, for tokens in order. True for a token that the grammar does not allow, which `accept`
         refuses.

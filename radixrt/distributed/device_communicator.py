@@ -57,7 +57,7 @@ class DeviceCommunicator:
         assert end <= len(own)
 
     def supports(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Whether `all_reduce_add_rms_norm` supports these arguments; the same answer on every rank."""
+        """Return True if `all_reduce_add_rms_norm` supports these arguments. All ranks get the same answer."""
         rows, columns = x.shape
         one_shot = self._sum.num_shots(self._sums, rows, columns, x.itemsize) == 1
         return (
@@ -187,8 +187,10 @@ def _addresses(own: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 
 def _has_native_atomics(device: torch.device, size: int) -> bool:
-    """Whether this GPU's links to the first `size` GPUs of this machine have native atomics, as NVLink has and PCIe
-    need not; True where the driver cannot be asked."""
+    """Return True if this GPU's links to the first `size` GPUs of this machine have native atomics.
+
+    NVLink has them, PCIe need not. True where the driver cannot be asked.
+    """
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
     except (OSError, AttributeError):
@@ -200,7 +202,7 @@ def _has_native_atomics(device: torch.device, size: int) -> bool:
 
 
 def _all_agree(good: bool, device: torch.device) -> bool:
-    """Whether the argument is true on all ranks. All earlier launches of all ranks have completed on return."""
+    """Return True if `good` is true on all ranks. All earlier launches of all ranks have completed on return."""
     agreed = torch.tensor(good, dtype=torch.int64, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN)
     return bool(agreed)

@@ -147,7 +147,7 @@ def join(info: RankInfo, device: torch.device) -> TPGroup:
 
 
 def _on_one_machine(info: RankInfo, store: Store) -> bool:
-    """Whether all ranks run on one machine. The ranks compare boot ids: not every launcher tells."""
+    """Return True if all ranks run on one machine. The ranks compare boot ids: not every launcher tells."""
     store.set(f"radixrt/machine/{info.rank}", f"{socket.gethostname()} {_boot_id()}")
     try:
         return len({store.get(f"radixrt/machine/{rank}") for rank in range(info.size)}) == 1

@@ -91,5 +91,5 @@ class Facts:
 
     @property
     def uses_cuda(self) -> bool:
-        """Whether the engine would run on CUDA here."""
+        """True if the engine would run on CUDA here."""
         return self.device != "cpu" and bool(self.gpus)

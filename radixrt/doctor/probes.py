@@ -238,7 +238,7 @@ def _size(folder: Path, suffix: str = "") -> int:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether the folder can be written, or created if it does not exist."""
+    """Return True if the folder can be written, or created if it does not exist."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -38,7 +38,7 @@ LAST_WORDS_S = 0.3
 
 
 def is_other_rank(config: Config) -> bool:
-    """Whether this process is a rank above 0, which is no engine but one of its runners.
+    """Return True if this process is a rank above 0, which is no engine but one of its runners.
 
     Raises:
         ConfigError: executor=external, and the environment does not say which rank this is.

@@ -100,5 +100,5 @@ def _ranks(config: Config) -> int:
 
 
 def _has_cuda() -> bool:
-    """Whether an NVIDIA driver is loaded; read from the system, because importing torch takes seconds."""
+    """Return True if an NVIDIA driver is loaded; read from the system, because importing torch takes seconds."""
     return Path("/proc/driver/nvidia/version").exists() or os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")

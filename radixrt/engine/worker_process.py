@@ -63,7 +63,7 @@ class WorkerProcess:
 
     @property
     def was_signalled(self) -> bool:
-        """Whether the process is dead because of a signal."""
+        """True if the process is dead because of a signal."""
         return (self._process.poll() or 0) < 0
 
     def tell(self, message: dict[str, Any]) -> None:

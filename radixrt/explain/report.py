@@ -86,7 +86,7 @@ class Report:
 
     @property
     def enforced(self) -> bool:
-        """Whether an engine accepts this constraint."""
+        """True if an engine accepts this constraint."""
         return self.error is None
 
     def accepts(self, text: str) -> bool:

@@ -65,7 +65,7 @@ class LMHead(Linear):
 
 
 def _has_float32_output(weight: torch.Tensor) -> bool:
-    """Whether this torch multiplies matrices of the weight's dtype into float32."""
+    """Return True if this torch multiplies matrices of the weight's dtype into float32."""
     try:
         logits = torch.mm(weight[:1], weight[:16].t(), out_dtype=torch.float32)
     except (TypeError, RuntimeError):  # torch before 2.8

@@ -204,7 +204,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def forced_close(self) -> bool:
-        """Whether a constrained output was closed early because max_tokens, the context or the time was used up."""
+        """True if a constrained output was closed early because max_tokens, the context or the time was used up."""
         return self.finish is not None and self.finish.forced_close
 
 

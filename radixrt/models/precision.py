@@ -84,13 +84,13 @@ def cpu_flags() -> frozenset[str]:
 
 
 def has_bfloat16(flags: frozenset[str]) -> bool:
-    """Whether a CPU multiplies bfloat16: AVX-512 BF16, AMX, or Arm's bf16."""
+    """Return True if a CPU multiplies bfloat16: AVX-512 BF16, AMX, or Arm's bf16."""
     wanted = {"bf16"} if platform.machine() == "aarch64" else {"avx512_bf16", "amx_bf16"}
     return bool(wanted & flags)
 
 
 def has_fast_bfloat16(flags: frozenset[str]) -> bool:
-    """Whether a CPU's bfloat16 GEMM is faster than its float32 GEMM.
+    """Return True if a CPU's bfloat16 GEMM is faster than its float32 GEMM.
 
     Intel's AVX-512 BF16 without AMX is not: oneDNN reaches 140 GFLOP/s in bfloat16 and 250 in float32 on two threads,
     where AMD's AVX-512 BF16 reaches 750 and 170.

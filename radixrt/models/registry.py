@@ -73,7 +73,7 @@ class Model(Protocol):
     """One entry per layer with keys and values, in order; their layer_ids count from 0."""
 
     narrows: bool
-    """Whether `forward` supports `batch.narrowed`; if not, it must be None."""
+    """True if `forward` supports `batch.narrowed`; if not, it must be None."""
 
     progress: Callable[[], None]
     """Called by `forward` after each layer; does nothing unless the runner sets it."""

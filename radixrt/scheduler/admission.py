@@ -125,7 +125,7 @@ class Admission:
             reserved += self.ratio.reserve(req, req.kv.length)
 
     def _would_displace(self, req: Req, wanted: int, now: float) -> bool:
-        """Whether slots would go to this request that another program's next call is about to ask for."""
+        """Return True if slots would go to this request that another program's next call is about to ask for."""
         room = self._kv.reachable_slots - wanted
         if room >= self._programs.held_tokens or is_overdue(req, now):
             return False
@@ -227,7 +227,7 @@ class PrefillPrefixes:
                 _add_to(index, req, cached)
 
     def covers(self, req: Req) -> bool:
-        """Whether an active request is computing a prefix of this one's input that it can reuse a step later."""
+        """Return True if an active request is computing a prefix of this one's input that it can reuse a step later."""
         reusable = req.reusable_ids
         if not self._reqs or len(reusable) < DEFER_TOKENS:
             return False

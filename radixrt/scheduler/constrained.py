@@ -83,7 +83,7 @@ class ConstrainedRequests:
         self._jump_rate = 0.5  # share of sampled tokens that led to a jump; the first few correct it
 
     def waits(self, running: list[Req]) -> bool:
-        """Whether the next step over these requests should wait for the tokens in flight.
+        """Return True if the next step over these requests should wait for the tokens in flight.
 
         A jump discards the sample that is in flight. Where all rows may jump and often do, a step that waits makes more
         progress than one that is submitted early; where other rows share the batch, they would pay for the wait.

@@ -110,7 +110,7 @@ class LoadPredictor:
 
     @property
     def can_predict(self) -> bool:
-        """Whether enough steps and requests have ended for predictions."""
+        """True if enough steps and requests have ended for predictions."""
         return self._step_time.times.decode_steps >= MIN_STEPS and self._outputs.is_known
 
     def predict(self, arrival: Arrival, now: float, compiling: int) -> Prediction:

@@ -101,7 +101,7 @@ class SchedulerLoop:
             wait: sleep until a message arrives if there is nothing to do (only with ZMQ).
 
         Returns:
-            Whether the iteration did something or a step is in flight.
+            True if the iteration did something or a step is in flight.
 
         Raises:
             EngineError: the runner failed and cannot be restarted; or the restarted one has another pool.
@@ -197,8 +197,10 @@ class SchedulerLoop:
         return submitted
 
     def _holds(self, now: float) -> bool:
-        """Whether the next step should wait for requests that are still arriving: a small batch now would delay a full
-        one a moment later, and the device is busy."""
+        """Return True if the next step should wait for requests that are still arriving.
+
+        A small batch now would delay a full one a moment later, and the device is busy.
+        """
         if len(self._inflight) != 1 or not self._executor.runs_ahead or now - self._last_arrival > ARRIVAL_PAUSE_S:
             return False
         head, times = self._inflight[0], self._core.step_time.times

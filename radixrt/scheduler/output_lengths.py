@@ -26,7 +26,7 @@ class OutputLengths:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough requests have ended for an estimate."""
+        """True if enough requests have ended for an estimate."""
         return 0 in self._parts and self._parts[0].count >= MIN_SAMPLES
 
     def ended(self, max_tokens: int, output: int) -> None:

@@ -47,7 +47,7 @@ class Recovery:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether no step may be submitted now."""
+        """True if no step may be submitted now."""
         return self._requests.recovering or not self.has_runner
 
     @property

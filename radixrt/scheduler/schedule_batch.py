@@ -30,12 +30,12 @@ class Chunk:
 
     @property
     def begins(self) -> bool:
-        """Whether this is the first chunk of its request, and nothing of the prompt was cached."""
+        """True if this is the first chunk of its request, and nothing of the prompt was cached."""
         return self.start == 0
 
     @property
     def is_single(self) -> bool:
-        """Whether the chunk is one token behind others, like a decode row's."""
+        """True if the chunk is one token behind others, like a decode row's."""
         return self.start > 0 and len(self.slots) == 1
 
 

@@ -171,7 +171,7 @@ class RequestState:
         return text, len(ids)
 
     def _excludes_last(self, ids: Sequence[int], finish: Finish) -> bool:
-        """Whether the last token ended the request and is not part of its text."""
+        """Return True if the last token ended the request and is not part of its text."""
         if finish.reason != FINISH_STOP or not ids or self._sampling.include_stop_str_in_output:
             return False
         if finish.matched is not None:

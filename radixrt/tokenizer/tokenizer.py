@@ -99,7 +99,7 @@ class Tokenizer:
 
     @property
     def is_none(self) -> bool:
-        """Whether there is no tokenizer; see `none`."""
+        """True if there is no tokenizer; see `none`."""
         return self.vocab_size == 0
 
     @property

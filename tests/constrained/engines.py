@@ -41,7 +41,7 @@ def llguidance_matcher(lark: str) -> Any:
 
 
 def llguidance_accepts(lark: str, *pieces: str | bytes | int) -> bool:
-    """Whether the whole of the pieces, texts and token ids, is a sentence."""
+    """Return True if the whole of the pieces, texts and token ids, is a sentence."""
     matcher = llguidance_matcher(lark)
     tokens: list[int] = []
     for piece in pieces:

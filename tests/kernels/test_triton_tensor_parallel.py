@@ -29,7 +29,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _has_loops() -> bool:
-    """Whether this Triton's interpreter has loops with this NumPy."""
+    """Return True if this Triton's interpreter has loops with this NumPy."""
     import triton
 
     return _version(triton.__version__) >= (3, 7) or _version(np.__version__) < (2, 3)

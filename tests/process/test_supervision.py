@@ -61,7 +61,7 @@ def wait_requests(server: ServerProcess, number: int, state: str = "requests_run
 
 
 def draining(server: ServerProcess) -> bool:
-    """Whether it takes no more requests, or is gone already."""
+    """Return True if the server takes no more requests, or is gone already."""
     try:
         return httpx.get(f"{server.url}/ready", timeout=LIMIT_S).status_code == 503
     except httpx.TransportError:

@@ -102,7 +102,7 @@ def _object(name: str, text: str, others: dict[str, Any]) -> str:
 
 
 def _replaces(name: str, other: str) -> bool:
-    """Whether two fields are forms of the same one, e.g. of the prompt."""
+    """Return True if two fields are forms of the same one, e.g. of the prompt."""
     forms = {"text", "input_ids", "input_parts", "prompt", "messages", "tokens"}
     return name == other or (name in forms and other in forms)
 

@@ -36,7 +36,7 @@ def documented() -> list[str]:
 
 
 def _is_property(frame: FrameType) -> bool:
-    """Whether a frame computes an attribute, which is no station either."""
+    """Return True if the frame computes an attribute, which is no station either."""
     owner = type(frame.f_locals.get("self"))
     return isinstance(inspect.getattr_static(owner, frame.f_code.co_name, None), property)
 

@@ -36,7 +36,7 @@ def id_of(tokenizer: Tokenizer, token: str) -> int:
 
 
 def runs_are_whole(tokenizer: Tokenizer, ids: Sequence[int], skip: bool) -> bool:
-    """Whether each run of byte tokens is valid UTF-8, or has no valid character at all (see the module's docstring)."""
+    """Return True if each run of byte tokens is valid UTF-8 or has no valid character (see the module's docstring)."""
     run = b""
     for token_id in [*ids, None]:
         if token_id is not None and (token_id >= tokenizer.vocab_size or (skip and token_id in tokenizer.special_ids)):

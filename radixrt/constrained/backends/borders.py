@@ -105,7 +105,7 @@ class Borders:
         return border
 
     def _is_begun(self, begin: bytes, *, longer: bool = False) -> bool:
-        """Whether a token begins with these bytes (and has more)."""
+        """Return True if a token begins with these bytes (and has more)."""
         index = (bisect.bisect_right if longer else bisect.bisect_left)(self._ordered, begin)
         return index < len(self._ordered) and self._ordered[index].startswith(begin)
 

@@ -146,7 +146,7 @@ class Backends:
 
 
 def is_plain(productions: Productions) -> bool:
-    """Whether llguidance can have no trouble with a grammar, however large it is.
+    """Return True if llguidance can have no trouble with a grammar, however large it is.
 
     What is repeated a counted number of times is small or single characters, and terminals are no intersections; only
     listed words may be excluded from them.

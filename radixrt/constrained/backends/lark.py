@@ -221,7 +221,7 @@ def _count(low: int, high: int | None) -> str:
 
 
 def _is_terminal(regex: Regex) -> bool:
-    """Whether `_Writer.terminal` can write it; not if there is a remainder in it that is no plain expression."""
+    """Return True if `_Writer.terminal` can write `regex`: every remainder in it is a plain expression."""
     if isinstance(regex, Remainder):
         return _eliminated(regex) is not None
     return not regex.has_boolean or all(map(_is_terminal, regex.parts()))

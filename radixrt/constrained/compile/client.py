@@ -339,7 +339,7 @@ class CompileClient:
 
 
 def _has_stopped(pid: int) -> bool:
-    """Whether a child has been stopped by a signal since the last call."""
+    """Return True if a child has been stopped by a signal since the last call."""
     try:
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
     except ChildProcessError:  # it is dead, which its closed pipe tells

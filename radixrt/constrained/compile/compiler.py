@@ -323,7 +323,7 @@ def grammar_with_stops(productions: Productions, stops: Sequence[str]) -> Produc
 
 
 def _is_apart(regex: Regex, stops: Sequence[str]) -> bool:
-    """Whether no text of the regex has a character that a stop string begins with."""
+    """Return True if no text of the regex has a character that a stop string begins with."""
     first = chars(CharSet.of({stop[0] for stop in stops}))
     try:
         return is_empty(intersect(regex, concat(ANY, first, ANY)))

@@ -61,7 +61,7 @@ class Completions:
         )  # the same object, which costs no memory
 
     def fits(self, parser_state: ParserState, remaining: int) -> bool:
-        """Whether `closing` has at most `remaining` tokens."""
+        """Return True if `closing` has at most `remaining` tokens."""
         state, pending = parser_state
         if state.complete and not pending:
             return remaining >= 0
@@ -113,7 +113,7 @@ class ClosingTracker:
         self._ahead_token = -1
 
     def fits(self, token: int, remaining: int) -> bool:
-        """Whether the closing after `token` has at most `remaining` tokens; True for what the grammar forbids."""
+        """Return True if the closing after `token` has at most `remaining` tokens, or the grammar forbids `token`."""
         self._ahead_token = token
         self._ahead = self._completions.advance(self._states[-1], token)
         return self._ahead is None or self._completions.fits(self._ahead, remaining)

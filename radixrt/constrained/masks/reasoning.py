@@ -123,7 +123,7 @@ class ReasoningGrammar(Grammar):
         return self._states[-1] == len(self._marker.data)
 
     def _is_forced(self) -> bool:
-        """Whether one more free token could leave too little of the budget for the marker."""
+        """Return True if one more free token could leave too little of the budget for the marker."""
         used = len(self._states) - 1
         return self._budget is not None and used + 1 + self._marker.longest > self._budget
 

@@ -372,7 +372,7 @@ def _narrower(inner: _Counted, outer: _Counted) -> bool:
 
 
 def within_repeat(node: Regex, wide: Repeat) -> bool:
-    """Whether node is certainly a subset of a repeated character class; False where the shapes do not show it."""
+    """Return True if the shape of `node` shows it to be a subset of a repeated character class."""
     if node.min_length < wide.low:
         return False
     if wide.high is not None and (node.max_length is None or node.max_length > wide.high):

@@ -169,7 +169,7 @@ class _Parts:
                 self._languages[tree, at_start, at_end] = self._find_language(tree, at_start, at_end)
 
     def take_nothing(self, tree: Tree, at_start: bool, at_end: bool) -> bool:
-        """Whether the tree takes the empty text at a position that is the start of the text or not, its end or not."""
+        """Return True if the tree takes the empty text where the text starts (or does not) and ends (or does not)."""
         return tree.nullable if isinstance(tree, Regex) else self._nothing[tree, at_start, at_end]
 
     def language(self, tree: Tree, from_start: bool, to_end: bool) -> Regex:

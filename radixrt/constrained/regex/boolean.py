@@ -80,7 +80,10 @@ def _listed(made: Intersect) -> Regex:
 
 
 def _excludes_words(made: Intersect | Complement) -> bool:
-    """Whether finitely many strings are excluded: backends do that well, and an expression without it is long."""
+    """Return True if finitely many strings are excluded.
+
+    Backends do that well, and an expression without it is long.
+    """
     items = made.items if isinstance(made, Intersect) else (made,)
     return any(isinstance(item, Complement) and item.item.max_length is not None for item in items)
 

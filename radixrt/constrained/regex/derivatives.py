@@ -67,7 +67,7 @@ def derive(node: Regex, char: str) -> Regex:
 
 
 def matches(node: Regex, text: str) -> bool:
-    """Whether the whole text is in the language."""
+    """Return True if the whole text is in the language."""
     for char in text:
         node = derive(node, char)
         if node is EMPTY:

@@ -32,7 +32,7 @@ _MAX_CANDIDATES: Final = 5_000
 
 
 def is_empty(node: Regex) -> bool:
-    """Whether there is no string at all."""
+    """Return True if there is no string at all."""
     if not node.has_boolean:
         return node is EMPTY
     if node.nullable:
@@ -76,7 +76,7 @@ def shortest_length(node: Regex) -> int | None:
 
 
 def is_disjoint(left: Regex, right: Regex) -> bool:
-    """Whether no string is in both languages."""
+    """Return True if no string is in both languages."""
     if left.nullable and right.nullable:
         return False
     if not (left.nullable or right.nullable) and not first(left) & first(right):
@@ -85,7 +85,7 @@ def is_disjoint(left: Regex, right: Regex) -> bool:
 
 
 def is_subset(left: Regex, right: Regex) -> bool:
-    """Whether every string of the left language is in the right one."""
+    """Return True if every string of the left language is in the right one."""
     return left is right or is_empty(both(left, without(right)))
 
 
@@ -123,7 +123,9 @@ def _plain_char(charset: CharSet) -> str:
 
 
 def _search(start: Regex, *, exact: bool) -> bool:
-    """Whether the language has a string; if so and `exact`, a shortest one is kept with the nodes on the way to it.
+    """Return True if the language has a string.
+
+    If so and `exact`, a shortest string is kept with the nodes on the way to it.
 
     The bound never exceeds what is missing, so the first complete text taken from the queue is a shortest one. Of two
     states that promise the same the one with less to go comes first.

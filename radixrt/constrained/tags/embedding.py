@@ -206,7 +206,7 @@ def _cut(body: Expr) -> Expr:
 
 
 def _is_json_text(text: str, *, whole: bool) -> bool:
-    """Whether a literal consists of tokens of JSON.
+    """Return True if a literal consists of tokens of JSON.
 
     Args:
         whole: also that no neighbour can be part of its first or last token.
@@ -218,7 +218,7 @@ def _is_json_text(text: str, *, whole: bool) -> bool:
 
 
 def _is_json_token(regex: Regex) -> bool:
-    """Whether its strings are single strings or numbers of JSON."""
+    """Return True if the strings of `regex` are all JSON strings, or all JSON numbers."""
     try:
         return is_subset(regex, _STRING) or is_subset(regex, _NUMBER)
     except RegexTooComplex:

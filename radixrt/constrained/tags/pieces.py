@@ -248,7 +248,7 @@ def together(options: Sequence[Piece]) -> Piece:
 
 
 def _diverge(regex: Regex, start: str, *, at_end: bool) -> bool:
-    """Whether no text of the language continues after `start`, and, unless nothing can follow it, none ends within."""
+    """Return True if no text of the language continues after `start`, nor, unless `at_end`, ends within it."""
     state = regex
     for char in start:
         if state.nullable and not at_end:
@@ -267,7 +267,7 @@ def _starts_apart(one: Piece, other: Piece) -> bool:
 
 
 def _all_apart(literals: Sequence[str], piece: Piece) -> bool:
-    """Whether no literal can be mistaken for the beginning of the piece."""
+    """Return True if no literal can be mistaken for the beginning of the piece."""
     near = [text for text in literals if text[0] in piece.first]
     return not near or (piece.starts is not None and _prefix_free([*near, *piece.starts]))
 

@@ -158,7 +158,7 @@ def _gemv_kernel(
 
 
 def wins(tokens: int, rows: int, columns: int) -> bool:
-    """Whether x [tokens, columns] times a weight [rows, columns] is faster by these kernels than by cuBLAS.
+    """Return True if x [tokens, columns] times a weight [rows, columns] is faster by these kernels than by cuBLAS.
 
     Measured on an H200 in a CUDA graph, bfloat16, microseconds of this kernel and of cuBLAS
     (`python -m benchmarks.kernels.small_kernels --only matrix-vector`):
@@ -185,7 +185,7 @@ def wins(tokens: int, rows: int, columns: int) -> bool:
 
 
 def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernels support these: contiguous matrices of one floating dtype, columns in eights."""
+    """Return True if the kernels support these: contiguous matrices of one floating dtype, columns in eights."""
     return (
         x.ndim == 2
         and x.shape[1] % ALIGNMENT == 0
@@ -240,7 +240,7 @@ def _launch(
 
 
 def _pairs(tokens: int, rows: int, columns: int) -> bool:
-    """Whether a warp computes two rows, which share the loads of x."""
+    """Return True if a warp computes two rows, which share the loads of x."""
     return rows > MANY_ROWS or (rows > FEW_ROWS and (tokens > 1 or columns <= SHORT))
 
 

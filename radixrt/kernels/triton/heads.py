@@ -89,8 +89,11 @@ def supports(
     k_weight: torch.Tensor | None,
     pool: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> bool:
-    """Whether `prepare_heads` supports these: contiguous heads of an even size up to MAX_HEAD_DIM, norms for both q and
-    k or for neither, and pools of equal strides whose slots are contiguous, in one of POOL_DTYPES."""
+    """Return True if `prepare_heads` supports these arguments.
+
+    It needs contiguous heads of an even size up to MAX_HEAD_DIM, norms for both q and k or for neither, and pools of
+    equal strides whose slots are contiguous, in one of POOL_DTYPES.
+    """
     dim = qkv.shape[2]
     if dim % 2 or dim > MAX_HEAD_DIM or not qkv.is_contiguous() or not table.is_contiguous():
         return False

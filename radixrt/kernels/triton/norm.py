@@ -51,7 +51,7 @@ def _add_rms_norm_kernel(
 
 
 def supports(residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor) -> bool:
-    """Whether `add_rms_norm` supports these: rows of at most MAX_HIDDEN, everything contiguous."""
+    """Return True if `add_rms_norm` supports these arguments: rows of at most MAX_HIDDEN, everything contiguous."""
     return (
         residual.shape[1] <= MAX_HIDDEN
         and residual.is_contiguous()

@@ -54,7 +54,7 @@ def _meet_at_row(addresses, turns, turn, flags_at, row, RANK: tl.constexpr, RANK
         flags_at: byte offset of the flags: two halves, in each of them one flag per rank and row.
 
     Returns:
-        Whether this is the last program that has read the epoch, and must set the next one at its end.
+        True if this is the last program that has read the epoch, and must set the next one at its end.
     """
     flags = flags_at + ((turn % 2) * RANKS * MAX_ROWS + row) * FLAG_BYTES
     signal_all(addresses, flags + RANK * MAX_ROWS * FLAG_BYTES, turn, RANK, RANKS)
@@ -118,7 +118,7 @@ def _row_kernel(
 
 
 def supports(rows: int, each: int, ranks: int) -> bool:
-    """Whether so many rows, of shards of `each` columns, fit into the memory."""
+    """Return True if so many rows, of shards of `each` columns, fit into the memory."""
     return bool(0 < rows <= MAX_ROWS.value and rows * ranks * triton.cdiv(each, CHUNK.value) <= MAX_CHUNKS.value)
 
 

@@ -178,7 +178,7 @@ def _skinny_gemm_kernel(
 
 
 def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernel supports these: contiguous matrices of one 2-byte dtype, aligned to 16 bytes.
+    """Return True if the kernel supports these arguments: contiguous matrices of one 2-byte dtype, aligned to 16 bytes.
 
     On a GPU the kernel needs sm_90 or later, for the copy engine.
     """

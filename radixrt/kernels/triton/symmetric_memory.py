@@ -55,7 +55,7 @@ def fill_with_sentinels(memory: torch.Tensor) -> None:
 
 @triton.jit
 def is_sentinel(bits):
-    """Whether bits, int16 or int32 as wide as the values, are a sentinel: the value has not arrived."""
+    """Return True if bits, int16 or int32 as wide as the values, are a sentinel: the value has not arrived."""
     MARK: tl.constexpr = MARK_16 if bits.dtype == tl.int16 else MARK_32
     return bits == MARK
 
@@ -171,8 +171,9 @@ def wait_for_all(addresses, flags, apart, turn, RANK: tl.constexpr, RANKS: tl.co
 
 @triton.jit
 def is_last(turns, ORDER: tl.constexpr):
-    """Whether this is the last program to call: all others have executed the code before, so it may set the next
-    epoch.
+    """Return True if this is the last program to call.
+
+    All others have then executed the code before the call, so the last one may set the next epoch.
 
     Args:
         ORDER: memory order of the count; acq_rel where the last program must also see what the others have written.

@@ -102,7 +102,7 @@ def _body(schema: dict[str, Any], closed: bool) -> dict[str, Any]:
 
 
 def _is_strict(node: Any) -> bool:
-    """Whether each object requires all its properties and allows no others, as OpenAI's strict mode asks."""
+    """Return True if each object requires all its properties and allows no others, as OpenAI's strict mode asks."""
     if isinstance(node, list):
         return all(_is_strict(value) for value in node)
     if not isinstance(node, dict):

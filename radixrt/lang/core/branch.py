@@ -171,7 +171,7 @@ class Branch:
 
     @property
     def at_rest(self) -> bool:
-        """Whether all steps so far have run or failed."""
+        """True if all steps so far have run or failed."""
         return self._done == self._added
 
     def end(self) -> None:
@@ -198,7 +198,7 @@ class Branch:
 
     @property
     def will_continue(self) -> bool:
-        """Whether another call is likely to follow the running one."""
+        """True if another call is likely to follow the running one."""
         return any(step.calls for step in self._steps) or not (self.over or self.program.body_done)
 
     def failure(self, label: str, error: Exception) -> CallError:

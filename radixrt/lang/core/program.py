@@ -34,7 +34,7 @@ class Program(Run):
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is the function's own thread."""
+        """True if the caller is the function's own thread."""
         return self._thread == threading.get_ident()
 
     def call(self, body: Callable[[], Any]) -> Any:

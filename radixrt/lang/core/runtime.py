@@ -30,7 +30,7 @@ class Runtime:
 
     @property
     def here(self) -> bool:
-        """Whether the caller is in the loop's own thread, where waiting would block every program."""
+        """True if the caller is in the loop's own thread, where waiting would block every program."""
         return threading.get_ident() == self._thread.ident
 
     def call(self, action: Callable[[], None]) -> None:

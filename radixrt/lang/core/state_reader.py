@@ -59,7 +59,7 @@ class StateReader:
         return MetaView(self)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a gen or select of that name has been appended."""
+        """Return True if a gen or select of that name has been appended."""
         return isinstance(name, str) and self._builder.names.find(name) is not None
 
     def names(self) -> list[str]:
@@ -67,7 +67,7 @@ class StateReader:
         return list(self._builder.names.all())
 
     def done(self, name: str) -> bool:
-        """Whether a read of that name would return without waiting."""
+        """Return True if a read of that name would return without waiting."""
         return self.slot(name).done.done()
 
     def values(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class StateReader:
 
     @property
     def awaits(self) -> bool:
-        """Whether the program is an `async def`."""
+        """True if the program is an `async def`."""
         return self._program.awaits
 
     @property

@@ -36,7 +36,7 @@ def as_terms(productions: Productions) -> Productions:
 
 
 def is_terminal(productions: Productions, *accepted: str) -> bool:
-    """Whether one terminal reads each of the texts."""
+    """Return True if one terminal reads each of the texts."""
     return any(all(matches(regex, text) for text in accepted) for regex in terminals(productions))
 
 

@@ -18,7 +18,7 @@ MOST_ORDERS = 32
 
 
 class TextChecker:
-    """Whether some spelling of a value is a sentence: any order of keys, numbers as written or as plain decimals."""
+    """Finds a spelling of a value that is a sentence: any order of keys, numbers as written or as plain decimals."""
 
     def __init__(self, normal: NormalSchema) -> None:
         self._graph = normal._graph

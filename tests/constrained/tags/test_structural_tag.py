@@ -62,7 +62,7 @@ def read(form: Format, options: StructuredOptions = OPTIONS) -> Productions:
 
 
 class Judges:
-    """Whether a text is a sentence, asked three times."""
+    """Return True if a text is a sentence, asked three times."""
 
     def __init__(self, form: Format, vocabulary: Vocabulary, *, ask_xgrammar: bool) -> None:
         productions = read(form)

@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 
 def within(part: Any, value: Any) -> bool:
-    """Whether `part` is a beginning of `value`."""
+    """Return True if `part` is a beginning of `value`."""
     if part is NOTHING:
         return True
     if isinstance(value, str):

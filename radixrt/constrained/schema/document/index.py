@@ -48,7 +48,7 @@ class Resource:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the dynamic scope, of which this resource becomes a part, can change the target of a reference."""
+        """True if the dynamic scope, of which this resource becomes a part, can change the target of a reference."""
         return bool(self.dynamic_anchors) or self.recursive_anchor
 
 

@@ -112,12 +112,12 @@ class Plan(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the node has no children."""
+        """True if the node has no children."""
         return not (self.arrays or self.objects or self.union)
 
     @property
     def has_scalars(self) -> bool:
-        """Whether the node has a single value, a string, a number, a boolean or null."""
+        """True if the node has a single value, a string, a number, a boolean or null."""
         return bool(self.texts or self.values or self.strings or self.numbers or self.null or self.booleans)
 
     def children(self) -> Iterator[Node]:

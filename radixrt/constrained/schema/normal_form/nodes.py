@@ -144,7 +144,7 @@ class Expansion(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no alternative; an alternative without values still counts as one."""
+        """True if there is no alternative; an alternative without values still counts as one."""
         if self.union is not None:
             return not self.union
         parts = (self.values, self.booleans, self.numbers, self.strings, self.arrays, self.objects)
