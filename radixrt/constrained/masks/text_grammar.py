@@ -76,16 +76,17 @@ class GrammarTemplate:
         Raises:
             RequestError: one of them is text, or has a meaning of its own in the constraint.
         """
-        own = set(stop_token_ids).intersection(range(self.vocabulary.vocab_size)).difference(self.vocabulary.eos_ids)
+        vocabulary = self.vocabulary
+        own = {token for token in stop_token_ids if 0 <= token < vocabulary.vocab_size} - set(vocabulary.eos_ids)
         for token in sorted(own):
-            if self.vocabulary.table[token] or token in self.specials:
-                what = "text" if self.vocabulary.table[token] else "a token of the constraint"
+            if vocabulary.table[token] or token in self.specials:
+                what = "text" if vocabulary.table[token] else "a token of the constraint"
                 raise RequestError(
                     f"stop_token_ids: {token} is {what} and would end the output before it is complete; beside a "
                     "constraint only other control tokens can end it",
                     param="stop_token_ids",
                 )
-        return TextGrammar(self, self.vocabulary.mask_of(own) if own else None)
+        return TextGrammar(self, vocabulary.mask_of(own) if own else None)
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
