@@ -11,8 +11,9 @@ The device answers at once, with random tokens.
                90th percentiles of the parts (benchmarks.host.chain)
     gaps       pauses of running streams while the tokenizer process encodes long prompts, at once or in its thread
                (benchmarks.host.gaps)
+    chunks     the main process alone: microseconds for each streamed chunk of each route (benchmarks.host.chunks)
 
-Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [gaps] [--rows 1 64 256 512] [--profile]
+Run: python -m benchmarks.host [steps] [workloads] [busy] [chain] [gaps] [chunks] [--rows 1 64 256 512] [--profile]
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import zmq
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import percentile, table
 from benchmarks.host.chain import PARTS, SPANS, measure_chain
+from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.gaps import measure_gaps
 from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
@@ -206,7 +208,9 @@ def _settle() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["steps", "workloads", "busy", "chain", "gaps"], default=["steps"])
+    parser.add_argument(
+        "what", nargs="*", choices=["steps", "workloads", "busy", "chain", "gaps", "chunks"], default=["steps"]
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 512])
     parser.add_argument("--workloads", nargs="+", choices=list(MAKERS), default=list(MAKERS))
     parser.add_argument("--steps", type=int, default=200)
@@ -214,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--detokenize", action="store_true", help="make texts too, not ids alone")
     parser.add_argument("--prompts", type=int, default=256, help="gaps: number of long prompts")
     parser.add_argument("--words", type=int, default=27_000, help="gaps: words of each, about 1.1 tokens a word")
+    parser.add_argument("--streams", type=int, default=16, help="chunks: streams that are open at once")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     args = parser.parse_args(argv)
     folder = shape_folder(SHAPE)
@@ -259,6 +264,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"\nmilliseconds between two tokens of a stream, while {args.prompts} prompts of {args.words} words come\n"
         )
         print(table(["prompts", "encoded", "median", "99th percentile", "longest", "s for all"], rows), flush=True)
+    if "chunks" in args.what:
+        rows = []
+        for route in BODIES:
+            costs = measure_chunks(route, args.streams, args.steps)
+            rows.append([route, f"{costs.loop * 1e6:.1f}", f"{costs.dispatch * 1e6:.1f}"])
+        print(f"\nmicroseconds for a chunk of one of {args.streams} streams\n")
+        print(table(["route", "event loop", "dispatch"], rows), flush=True)
     return 0
 
 

@@ -20,6 +20,7 @@ from benchmarks.host.__main__ import (
     submit,
 )
 from benchmarks.host.chain import PARTS, SPANS, measure_chain
+from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.device import RandomTokens
 from benchmarks.host.gaps import STREAMS, measure_gaps
 from benchmarks.host.pipeline import Pipe, Times
@@ -114,3 +115,10 @@ def test_gaps_are_those_of_the_streams(chat: bool) -> None:
     assert len(measured.gaps) >= STREAMS
     assert 0 <= min(measured.gaps) <= max(measured.gaps)
     assert measured.encoded_s > 0
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_chunks_of_a_route(route: str) -> None:
+    costs = measure_chunks(route, streams=2, chunks=3)
+    assert costs.loop > 0
+    assert costs.dispatch > 0
