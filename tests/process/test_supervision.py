@@ -6,34 +6,19 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 import radixrt
 from radixrt.engine.engine_folder import remove_stale_folders
 from radixrt.errors import EngineError
-from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for
-
-LONG = {"temperature": 0, "max_tokens": 20000, "ignore_eos": True}
-
-
-def socket_folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("radixrt-*"))
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+from tests.process.chaos.faults import COMPILER, processes
+from tests.process.helpers import generate, gone, program_with_engine, socket_folders, wait_requests, workers
+from tests.server_process import LIMIT_S, ServerProcess, wait_for
 
 
 @pytest.fixture
@@ -49,36 +34,12 @@ def tiny_server(long_model: Path, request: pytest.FixtureRequest) -> Iterator[Se
         server.process.wait()
 
 
-def workers(server: ServerProcess) -> dict[str, psutil.Process]:
-    """By kind: tokenizer, scheduler, runner."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return {c.cmdline()[-1]: c for c in children if "radixrt.engine.process" in c.cmdline()}
-
-
-def wait_requests(server: ServerProcess, number: int, state: str = "requests_running") -> None:
-    """Until so many requests are "requests_running" (told four times a second), or at least "open_requests"."""
-    assert wait_for(lambda: f"radixrt_{state} {number}.0" in metrics(server.url))
-
-
 def draining(server: ServerProcess) -> bool:
     """Return True if the server takes no more requests, or is gone already."""
     try:
         return httpx.get(f"{server.url}/ready", timeout=LIMIT_S).status_code == 503
     except httpx.TransportError:
         return True
-
-
-def generate(server: ServerProcess, **body: object) -> httpx.Response:
-    payload = {"text": "hello", "sampling_params": {"temperature": 0, "max_tokens": 4}, **body}
-    return httpx.post(f"{server.url}/generate", json=payload, timeout=LIMIT_S)
-
-
-def test_stopped_child_of_a_killed_worker_goes_with_it(tiny_server: ServerProcess) -> None:
-    scheduler = workers(tiny_server)["scheduler"]
-    with subprocess.Popen(["sleep", "600"], process_group=scheduler.pid) as child:  # as a compile worker that starts
-        child.send_signal(signal.SIGSTOP)
-        scheduler.kill()
-        assert child.wait(LIMIT_S) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("tiny_server", ["600"], indirect=True)
@@ -113,14 +74,28 @@ def test_requests_that_outlast_the_grace_time_are_ended(tiny_server: ServerProce
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_however_the_main_process_ends_nothing_stays(tiny_server: ServerProcess, how: signal.Signals) -> None:
+def test_sigint_leaves_nothing(tiny_server: ServerProcess) -> None:
     before = workers(tiny_server)
     folders = socket_folders()
-    tiny_server.process.send_signal(how)
-    tiny_server.process.wait(LIMIT_S)
-    assert wait_for(lambda: all(gone(p.pid) for p in before.values()))
-    assert (len(socket_folders()) < len(folders)) is (how != signal.SIGKILL)
+    tiny_server.process.send_signal(signal.SIGINT)
+    tiny_server.wait()
+    assert wait_for(lambda: all(gone(process.pid) for process in before.values()))
+    assert len(socket_folders()) < len(folders)
+
+
+def test_a_killed_main_leaves_no_process_not_even_a_stopped_one(tiny_server: ServerProcess) -> None:
+    schema = {"json_schema": json.dumps({"type": "object"}), "temperature": 0, "max_tokens": 4}
+    assert generate(tiny_server, sampling_params=schema).status_code == 200
+    found = processes(tiny_server.process.pid)
+    assert found[COMPILER]
+    everything = [process for each in found.values() for process in each]
+    folders = socket_folders()
+    for process in (*found[COMPILER], *found["scheduler"]):
+        process.send_signal(signal.SIGSTOP)
+    tiny_server.process.kill()
+    tiny_server.wait()
+    assert wait_for(lambda: all(gone(process.pid) for process in everything))
+    assert len(socket_folders()) == len(folders)
     remove_stale_folders()  # as the next engine does
     assert len(socket_folders()) < len(folders)
 
@@ -143,18 +118,17 @@ def test_the_offline_engine_reports_a_killed_runner_once_the_restarts_are_spent(
             engine.generate("hello")
 
 
-def test_an_engine_that_nobody_closed_leaves_nothing(long_model: Path) -> None:
-    script = (
-        "import json, radixrt\n"
-        f"e = radixrt.Engine({str(long_model)!r}, dtype='float32', kv_cache_tokens=4096, show_progress=False)\n"
-        "print(json.dumps(e.pids), flush=True)\n"
-    )
+@pytest.mark.parametrize("then", ["", "sys.stdin.read()"], ids=["ends", "is terminated"])
+def test_no_worker_outlives_a_program_that_closed_no_engine(long_model: Path, then: str) -> None:
     folders = socket_folders()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    pids = json.loads(done.stdout)
+    program, pids = program_with_engine(long_model, then)
     assert len(pids) == 3
+    if then:
+        program.terminate()  # the program has no handler of its own
+    program.communicate(timeout=LIMIT_S)
     assert wait_for(lambda: all(gone(pid) for pid in pids.values()))
-    assert socket_folders() <= folders
+    if not then:
+        assert socket_folders() <= folders
 
 
 def test_garbage_on_a_socket_is_dropped(long_model: Path) -> None:

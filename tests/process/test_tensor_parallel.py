@@ -16,7 +16,7 @@ import pytest
 import radixrt
 from radixrt.errors import EngineError
 from tests.equivalence.reference import greedy
-from tests.process.test_supervision import generate, gone, socket_folders
+from tests.process.helpers import generate, gone, socket_folders
 from tests.server_process import LIMIT_S, ServerProcess, wait_for
 
 OPTIONS = {"dtype": "float32", "kv_cache_tokens": 4096, "num_threads": 1, "show_progress": False}
