@@ -91,6 +91,7 @@ def test_without_the_option_the_start_is_refused(bare: Path) -> None:
         start(bare, executor="mp")
 
 
+@pytest.mark.parametrize("folder", ["qwen2"], indirect=True)
 def test_the_server_without_a_tokenizer(bare: Path) -> None:
     """It answers requests for ids, names the field of others, and starts no process for constraints."""
     server = ServerProcess("--model", str(bare), "--kv-cache-tokens", "2048", "--skip-tokenizer-init")

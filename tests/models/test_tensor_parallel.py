@@ -17,7 +17,7 @@ from radixrt.models.model_config import load_model_spec
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import CASES, sequences
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import KINDS, make_tiny_model
 
 
 def logits(folder: Path, group: ThreadGroup | None = None, **options: Any) -> list[torch.Tensor]:
@@ -41,7 +41,7 @@ def test_two_ranks_equal_one(case: str, tmp_path: Path) -> None:
     assert_equal(make_tiny_model(tmp_path / "m", kind, **overrides), 2)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_more_ranks_than_key_value_heads(kind: str, tmp_path: Path) -> None:
     assert_equal(make_tiny_model(tmp_path / "m", kind), 4)
 

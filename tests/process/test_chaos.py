@@ -20,7 +20,7 @@ def test_no_request_is_lost_to_random_faults(long_model: Path) -> None:
     with watched_folders(folders):
         server = start_server(long_model)
         try:
-            result = Campaign(server, seed=18, second_faults=False).run(KILLS)
+            result = Campaign(server, seed=18, clients=4, second_faults=False).run(KILLS)
         finally:
             if server.process.poll() is None:
                 server.process.kill()
