@@ -36,7 +36,8 @@ def test_on_the_cpu_of_this_machine() -> None:
 
 
 def test_as_text_and_with_no_cache_folder(tmp_path: Path) -> None:
-    result = doctor("--device", "cpu", RADIXRT_CACHE=str(tmp_path / "none" / "yet"))
+    # Without a compiler, so that no kernels are compiled for that folder.
+    result = doctor("--device", "cpu", RADIXRT_CACHE=str(tmp_path / "none" / "yet"), PATH=str(tmp_path), CXX="")
     assert result.returncode == 0
     assert f"{tmp_path / 'none' / 'yet' / 'grammars'}: compiled grammars, 0.0 MiB" in result.stdout
     assert "Serving works here, on the CPU." in result.stdout
