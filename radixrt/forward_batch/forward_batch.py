@@ -170,23 +170,27 @@ class BatchBuilder:
     Args:
         sample_sizes: ascending sizes to which the number of sampling rows of an EXTEND step is padded. On CUDA, a GEMM
             with a new number of rows may wait until the device is idle while cuBLAS loads a kernel for that size.
+        max_given: maximum number of input ids for `give`.
 
     Attributes:
         req_to_token: int32 [max_requests + 1, context_length], slots of each row's positions.
-        future_token_ids: int64 [max_requests + 1], the token that each row sampled last, by req_pool_idx; -1 (CUDA: 0)
-            before the first one.
+        future_token_ids: int64 [max_requests + 1 + max_given], the token that each row sampled last, by req_pool_idx;
+            -1 (CUDA: 0) before the first one. Behind them is the place of `give`.
     """
 
     def __init__(
-        self, max_requests: int, context_length: int, device: torch.device, sample_sizes: Sequence[int] = ()
-    ) -> None:
+        self, max_requests: int, context_length: int, device: torch.device, sample_sizes: Sequence[int] = (),
+        max_given: int = 0,
+    ) -> None:  # fmt: skip
         self.sample_sizes = sample_sizes
         self._uploader = Uploader(device)
         self.req_to_token = torch.zeros(max_requests + 1, context_length, dtype=torch.int32, device=device)
         # A step after a failed one may gather a token that was never sampled. On the CPU the index -1 raises and ends
         # that step; on CUDA it would end the process, and the answer is dropped anyway.
         nothing = 0 if device.type == "cuda" else -1
-        self.future_token_ids = torch.full((max_requests + 1,), nothing, dtype=torch.int64, device=device)
+        size = max_requests + 1 + max_given
+        self.future_token_ids = torch.full((size,), nothing, dtype=torch.int64, device=device)
+        self._given = self.future_token_ids[max_requests + 1 :].view(torch.uint8)
         self._write_many = _write_kernel() if device.type == "cuda" else None
 
     def write_rows(self, writes: list[RowWrite]) -> None:
@@ -207,6 +211,20 @@ class BatchBuilder:
             count = len(write.slots) // 4
             self.req_to_token[write.req_pool_idx, write.start : write.start + count] = slots[first : first + count]
             first += count
+
+    def give(self, ids: Int32Array) -> Int32Array:
+        """Store input ids behind the future tokens, for a captured step that gathers its ids there (CUDA only).
+
+        Args:
+            ids: int32 [T], T at most max_given; replaces the ids of the previous call.
+
+        Returns:
+            int32 [T], their indices in future_token_ids.
+        """
+        given = ids.astype(np.int64)
+        self._uploader.upload_into(self._given[: given.nbytes], [given], [0])
+        first = len(self.future_token_ids) - self._given.numel() // given.itemsize
+        return np.arange(first, first + len(ids), dtype=I32)
 
     def build(self, step: ForwardStep, *, narrow: bool = False) -> ForwardBatch:
         """Create the batch of a step and write its new slots into req_to_token.
@@ -331,6 +349,14 @@ def graph_buckets(max_rows: int) -> list[int]:
         else:
             n += 2 ** (n.bit_length() - 4)
     return [*buckets, max_rows]
+
+
+def max_graph_rows(max_requests: int) -> int:
+    """Return the largest number of tokens of a step that captured decode steps compute, one row each.
+
+    Beyond the rows that decode, there is room for the tokens that jump-forward appends and for short prompts.
+    """
+    return max(max_requests, min(max(2 * max_requests, 64), 512))
 
 
 def token_buckets(max_tokens: int) -> list[int]:

@@ -23,7 +23,8 @@ from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query
 from radixrt.attention.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.executor.mask_buffer import MaskReader
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode, SharedGroups, graph_buckets
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode, graph_buckets, max_graph_rows
+from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
 from radixrt.messages.wire import Int32Array, unpack_i32
@@ -135,8 +136,9 @@ class ModelRunner:
     def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
         c = self._config
         self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, kv_dtype, self.device)
-        sizes = graph_buckets(max_requests) if self.device.type == "cuda" else ()
-        self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes)
+        on_cuda = self.device.type == "cuda"
+        sizes, max_given = (graph_buckets(max_requests), max_graph_rows(max_requests)) if on_cuda else ([], 0)
+        self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes, max_given)
         self._tables = SamplingTables(max_requests, self.vocab_size, self.device)
         self._sampler = Sampler(self._tables)
         self._scorer = PromptScorer(self._model.compute_logits)
@@ -183,7 +185,8 @@ class ModelRunner:
         c = self._config
         self._attention: AttentionBackend = make_backend(
             c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
-            max_rows=c.max_running_requests, context_length=c.context_length, kernel_cache=Path(c.kernel_cache),
+            max_rows=max_graph_rows(c.max_running_requests), context_length=c.context_length,
+            kernel_cache=Path(c.kernel_cache),
             dependent_launch=supports_dependent_launch(self.device),
         )  # fmt: skip
 
@@ -199,7 +202,9 @@ class ModelRunner:
             return
         self._graphs = CudaGraphRunner(
             self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
-            max_rows=self._config.max_running_requests, device=self.device, group=self._group,
+            max_samples=self._config.max_running_requests, max_rows=max_graph_rows(self._config.max_running_requests),
+            token_bytes=bytes_per_token(self._model.attention_layers, self._kv_cache.dtype),
+            device=self.device, group=self._group,
         )  # fmt: skip
         self._prompt_graphs = PromptGraphRunner(
             self._model, self._attention, self.batches, max_tokens=self._config.max_step_tokens, dtype=self.dtype,
@@ -224,7 +229,7 @@ class ModelRunner:
         tokens = min(c.max_step_tokens, self.max_total_num_tokens, c.max_running_requests * c.context_length)
         step = largest_step(c.max_running_requests, tokens, c.context_length)
         hidden = self._run_once(step).hidden_states
-        rows = [n for n in graph_buckets(c.max_running_requests) if n <= hidden.shape[0]]
+        rows = [n for n in graph_buckets(max_graph_rows(c.max_running_requests)) if n <= hidden.shape[0]]
         load_gemm_kernels(self._model, hidden, rows, self._logits_buffer)
         torch.cuda.synchronize(self.device)
 
@@ -244,15 +249,22 @@ class ModelRunner:
         for row in step.sampling_rows:
             self._tables.write(row)
             self._scorer.write(row)
-        if self._graphs is not None and step.mode == ForwardMode.DECODE:
-            idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
-            shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
-            inputs = self._sampler.plain_inputs(idx, seq_lens)
-            staged = self._graphs.stage(idx, seq_lens, unpack_i32(step.out_cache_loc), shared, *inputs)
-            if staged is not None:
-                return staged
+        staged = self._stage(step)
+        if staged is not None:
+            return staged
         is_captured = self._prompt_graphs is not None and self._prompt_graphs.has(len(step.out_cache_loc) // 4)
         return self.batches.build(step, narrow=self._model.narrows and not is_captured)
+
+    def _stage(self, step: ForwardStep) -> StagedStep | None:
+        """Stage a step of few tokens for a CUDA graph; None if there is no graph for it."""
+        if self._graphs is None or len(step.out_cache_loc) // 4 > self._graphs.max_rows:
+            return None
+        rows = TokenRows.of(step)
+        if rows is None:
+            return None
+        samples = slice(rows.num_samples)
+        inputs = self._sampler.plain_inputs(rows.req_pool_idx[samples], rows.seq_lens[samples])
+        return self._graphs.stage(rows, *inputs)
 
     def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
         """Run the model over a batch; an IDLE batch runs nothing and has no logits."""
@@ -289,6 +301,9 @@ class ModelRunner:
         Only rank 0 returns results.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+        if step.mode == ForwardMode.EXTEND:
+            sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
+            idx, seq_lens = idx[sampled], seq_lens[sampled]
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
             masked = mask is not None and bool(mask.rows)
@@ -298,9 +313,6 @@ class ModelRunner:
                     self._sampler.apply_mask(self._graphs.logits(batch), allowed)
                 return self._sampled(self._graphs.sample(batch))
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, mask))
-        if step.mode == ForwardMode.EXTEND:
-            sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
-            idx, seq_lens = idx[sampled], seq_lens[sampled]
         scored = self._scorer.prompts(output.hidden_states, batch, step)
         scores = self._scorer.targets(output.hidden_states, step)
         if len(idx) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from radixrt import Engine
 from radixrt.attention.prompt_cascade import PromptPlan
 from radixrt.errors import RadixRTError
 from radixrt.forward_batch import forward_batch
+from radixrt.runner.graphs import cuda_graph_runner
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from tests.scheduler.fake_runner import FREE
 from tests.tiny_models import make_tiny_model
@@ -80,6 +82,7 @@ def test_one_row_is_the_same_however_its_steps_run(
 ) -> None:
     """Graphs or not, one or two steps in flight: a row alone meets the same kernels, so the tokens are the same."""
     monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: None)  # they pad, and round differently
+    monkeypatch.setattr(cuda_graph_runner, "MAX_REREAD_BYTES", 0)  # prompts meet the kernel for single queries
     one = PROMPTS[5:6]
     expected = greedy(model(kind), one, cuda_graph="off", max_inflight_steps=1)
     assert greedy(model(kind), one, cuda_graph="off", max_inflight_steps=2) == expected
@@ -111,6 +114,49 @@ def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Pat
     assert len(found[0]) > 2000
     assert np.abs(found[0] - found[1]).max() < 0.1
     assert np.abs(found[0] - found[1]).mean() < 0.01
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_short_steps_are_captured_decode_steps(
+    kind: str, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens behind cached and shared prefixes, and one token beside a decoding row: each first token's
+    log-probability is that of an uncaptured step, and no step is computed piece by piece."""
+    rng = np.random.default_rng(0)
+    roots = [rng.integers(3, 400, n).tolist() for n in (70, 200)]
+    turns = [root + rng.integers(3, 400, n).tolist() for root in roots for n in (1, 2, 5, 9, 3)]
+    params = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True, "logprobs": 1}
+    found: dict[str, list[Any]] = {}
+    pieces: list[int] = []
+    for how in ("off", "start"):
+        with Engine(str(model(kind)), **{**OPTIONS, "cuda_graph": how, "max_running_requests": 16}) as engine:
+            engine.generate(roots, {**params, "max_tokens": 1})
+            if how == "start":
+                monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: pieces.append(batch.num_tokens))
+            found[how] = engine.generate(turns, params)
+            found[how] += [engine.generate([*turn, 7, 8], params) for turn in turns]
+            engine.check_invariants()
+    assert not [tokens for tokens in pieces if tokens <= 32]
+    first = {how: np.array([a.logprobs[0].logprob for a in answers]) for how, answers in found.items()}
+    assert np.abs(first["off"] - first["start"]).max() < 0.1
+    tokens = {how: [a.token_ids for a in answers] for how, answers in found.items()}
+    assert agreement(tokens["off"], tokens["start"]) > 0.7
+
+
+def test_forced_tokens_are_steps_of_captured_rows(model: Callable[[str], Path]) -> None:
+    """Jump-forward with graphs gives the text that it gives without them."""
+    regexes = ["(ab{3}c[0-9]d){6}", "(x[a-z]yyyy){6}", "[a-z]{20}"]
+    params = [{"temperature": 0.0, "max_tokens": 60, "regex": regexes[i % 3]} for i in range(12)]
+    texts = []
+    for how in ("off", "start"):
+        with Engine(str(model("llama")), **{**OPTIONS, "cuda_graph": how, "max_running_requests": 16}) as engine:
+            answers = engine.generate(PROMPTS, params)
+            texts.append([a.text for a in answers])
+            assert sum(a.constraint.forced_tokens for a in answers if a.constraint is not None) > 50
+            engine.check_invariants()
+    for which, texts_of_one in enumerate(zip(*texts, strict=True)):
+        assert all(re.fullmatch(regexes[which % 3], text) for text in texts_of_one)
+    assert sum(a == b for a, b in zip(*texts, strict=True)) >= 6  # random weights part ways in bfloat16
 
 
 def test_padded_graphs_agree_with_uncaptured_steps(model: Callable[[str], Path]) -> None:

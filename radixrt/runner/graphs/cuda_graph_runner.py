@@ -1,6 +1,9 @@
 """`CudaGraphRunner`: decode steps as CUDA graphs, one pair for each bucket of rows and each tile of shared prefixes.
 
-The first graph of a pair computes logits from the future tokens; the second samples from the logits and writes the next
+An EXTEND step of few tokens is such a step too, with a row for each of its tokens (`TokenRows`): so the tokens that
+jump-forward appends and the few new ones behind a cached prefix cost what decoded ones cost, and a launch.
+
+The first graph of a pair computes logits from the input tokens; the second samples from the logits and writes the next
 future tokens. Between the two graphs the runner may apply a grammar mask, or replace the second graph by the uncaptured
 sampler for rows with filters. With tensor parallelism on one machine, the first graph leaves each rank its columns of
 the logits, from which the second graph samples; the columns are gathered only for work that needs all of them. Both
@@ -24,11 +27,11 @@ from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.forward_batch import (
     BatchBuilder,
     ForwardBatch,
-    SharedGroups,
     bucket_for,
     graph_buckets,
     padded,
 )
+from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.forward_batch.upload import Uploader, layout, view
 from radixrt.messages.wire import Int32Array
 from radixrt.models.registry import Model
@@ -47,13 +50,19 @@ CAPTURE_BESIDE_AT_STEP = 24
 MAX_PADDING = 4
 """Largest ratio between the rows of a larger bucket that replaces a missing one and the rows of the missing one."""
 
+MAX_REREAD_BYTES = 4 << 30
+"""Maximum bytes of keys and values that an EXTEND step reads more than once because its tokens are rows of their own.
+An H200 reads them in a millisecond; launching the step piece by piece takes the host four."""
+
 
 class _Inputs:
     """Static buffers of one bucket: one allocation on the device, filled by one copy.
 
     Attributes:
         req_pool_idx, seq_lens, slots: int64 [rows].
-        uniforms, temperature: float64 and float32 [rows].
+        id_rows: int64 [rows], indices of the input tokens in future_token_ids.
+        targets: int64 [samples], indices of the sampled tokens there: the req_pool_idx of the sampling rows.
+        uniforms, temperature: float64 and float32 [samples].
         planned: the attention backend's numbers, see `FlashInferBackend.plan_graph`.
     """
 
@@ -62,7 +71,8 @@ class _Inputs:
         self._offsets, size = layout(like)
         self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
         views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, like, strict=True)]
-        self.req_pool_idx, self.seq_lens, self.slots, self.uniforms, self.temperature, *self.planned = views
+        self.req_pool_idx, self.seq_lens, self.slots, self.id_rows, self.targets, *rest = views
+        self.uniforms, self.temperature, *self.planned = rest
 
     def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
         """Copy arrays of the same shapes and dtypes into the buffers."""
@@ -74,7 +84,7 @@ class _Captured:
     """The graphs of one bucket, ready to be replayed.
 
     Attributes:
-        logits: float32 [rows, vocab].
+        logits: float32 [samples, vocab].
         own: this rank's columns of the logits, if the graph does not gather them.
     """
 
@@ -91,36 +101,42 @@ class StagedStep:
     """A decode step whose numbers are in the static buffers of its bucket; valid until the next step is staged."""
 
     captured: _Captured
-    num_rows: int
+    num_samples: int
 
     @property
     def sample_rows(self) -> torch.Tensor:
-        """int64 [B], the req_pool_idx of each row."""
-        return self.captured.inputs.req_pool_idx[: self.num_rows]
+        """int64 [S], the req_pool_idx of each sampling row."""
+        return self.captured.inputs.targets[: self.num_samples]
 
 
 class CudaGraphRunner:
     """Captures and replays decode steps; see the module's docstring.
 
+    Attributes:
+        max_rows: maximum number of tokens of a step.
+
     Args:
-        max_rows: maximum number of rows of a step.
+        max_samples: maximum number of sampling rows of a step.
+        token_bytes: bytes of the keys and values of one token, of all layers.
         group: ranks that share the model. All ranks capture the same buckets at the same points of their sequence of
             steps, because the steps alone decide when a bucket is captured.
     """
 
     def __init__(
         self, model: Model, attention: FlashInferBackend, sampler: Sampler, builder: BatchBuilder, *, vocab_size: int,
-        max_rows: int, device: torch.device, group: TPGroup,
+        max_samples: int, max_rows: int, token_bytes: int, device: torch.device, group: TPGroup,
     ) -> None:  # fmt: skip
         self._group = group
+        self.max_rows = max_rows
+        self._max_samples, self._max_reread = max_samples, MAX_REREAD_BYTES // token_bytes
         self._model, self._attention, self._sampler, self._builder = model, attention, sampler, builder
         self._device = device
         self._buckets = graph_buckets(max_rows)
         self._captures: Captures[_Key, _Captured] = Captures("decode steps", _describe, alone=group.size == 1)
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._logits = torch.empty(max_rows, vocab_size, dtype=torch.float32, device=device)
-        self._workspace = sampler.workspace(max_rows)
+        self._logits = torch.empty(max_samples, vocab_size, dtype=torch.float32, device=device)
+        self._workspace = sampler.workspace(max_samples)
 
     def capture_next(self) -> bool:
         """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
@@ -130,36 +146,33 @@ class CudaGraphRunner:
         return self._captures.make_next([(rows, None) for rows in self._buckets], self._capture)
 
     def stage(
-        self, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, shared: SharedGroups | None,
-        temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
-    ) -> StagedStep | None:  # fmt: skip
-        """Copy a decode step's numbers into the static buffers of its bucket.
+        self, rows: TokenRows, temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64]
+    ) -> StagedStep | None:
+        """Copy a step's numbers into the static buffers of its bucket.
 
         Args:
-            req_pool_idx, seq_lens, slots: int32 [B].
-            shared: groups of rows that share prefixes.
-            temperature, uniforms: [B], of `Sampler.plain_inputs`.
+            temperature, uniforms: [S], of `Sampler.plain_inputs`.
 
         Returns:
             None if no graph fits the step, or none is captured yet.
         """
-        rows = bucket_for(len(seq_lens), self._buckets)
-        if rows is None or self._captures.failed or not self._attention.fits_graph(seq_lens):
+        bucket = bucket_for(len(rows.slots), self._buckets)
+        if bucket is None or self._captures.failed or rows.reread > self._max_reread:
             return None
-        plan = self._attention.plan_shared(shared, req_pool_idx)
+        if not self._attention.fits_graph(rows.seq_lens):
+            return None
+        plan = self._attention.plan_shared(rows.shared, rows.req_pool_idx)
         tile = None if plan is None else plan.tile
-        captured = self._captures.get((rows, tile)) or self._capture_or_substitute(rows, tile)
+        captured = self._captures.get((bucket, tile)) or self._capture_or_substitute(bucket, tile)
         if captured is None:
             return None
         if plan is not None:
             self._attention.upload_shared(plan)
         ends = None if plan is None else plan.ends
-        inputs = captured.inputs
-        inputs.fill(
-            self._uploader,
-            self._padded_numbers(inputs.rows, req_pool_idx, seq_lens, slots, ends, temperature, uniforms),
+        captured.inputs.fill(
+            self._uploader, self._padded_numbers(captured.inputs.rows, rows, ends, temperature, uniforms)
         )
-        return StagedStep(captured, len(seq_lens))
+        return StagedStep(captured, rows.num_samples)
 
     def logits_for(self, rows: int) -> torch.Tensor | None:
         """Return float32 [rows, vocab], a buffer in which an uncaptured step may leave its logits; None for more rows
@@ -171,12 +184,12 @@ class CudaGraphRunner:
         step.captured.forward.replay()
 
     def logits(self, step: StagedStep) -> torch.Tensor:
-        """Return float32 [B, vocab] of a step after `forward`; the next step overwrites it. It is a collective call:
+        """Return float32 [S, vocab] of a step after `forward`; the next step overwrites it. It is a collective call:
         either all ranks make it, or none."""
         captured = step.captured
         if captured.own is not None:
             self._group.all_gather_columns(captured.own, captured.logits.shape[1], captured.logits)
-        return captured.logits[: step.num_rows]
+        return captured.logits[: step.num_samples]
 
     def samples_gathered(self, step: StagedStep) -> bool:
         """Return whether `sample` reads the tensor that `logits` returns, so that a mask applied there takes effect."""
@@ -186,18 +199,23 @@ class CudaGraphRunner:
         """Sample a step after `forward`; all of its rows must be plain (see `Sampler.plain`)."""
         step.captured.sample.replay()
         result = step.captured.result
-        return SampleResult(result.token_ids[: step.num_rows], result.best[: step.num_rows])
+        return SampleResult(result.token_ids[: step.num_samples], result.best[: step.num_samples])
 
     def _padded_numbers(
-        self, rows: int, req_pool_idx: Int32Array, seq_lens: Int32Array, slots: Int32Array, ends: Int32Array | None,
-        temperature: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64],
+        self, size: int, rows: TokenRows, ends: Int32Array | None, temperature: npt.NDArray[np.float32],
+        uniforms: npt.NDArray[np.float64],
     ) -> list[npt.NDArray[Any]]:  # fmt: skip
         """Return the arrays for `_Inputs.fill` in order, padded to this many rows."""
-        lens = padded(seq_lens, rows, 1, np.int32)
-        starts = np.zeros(rows, np.int32) if ends is None else padded(ends, rows, dtype=np.int32)
+        samples = min(size, self._max_samples)
+        idx, id_rows = rows.req_pool_idx, rows.req_pool_idx
+        if rows.given is not None and (rows.given >= 0).any():
+            id_rows = np.where(rows.given < 0, idx, self._builder.give(rows.given))
+        lens = padded(rows.seq_lens, size, 1, np.int32)
+        starts = np.zeros(size, np.int32) if ends is None else padded(ends, size, dtype=np.int32)
         return [
-            padded(req_pool_idx, rows, dtype=np.int64), lens.astype(np.int64), padded(slots, rows, dtype=np.int64),
-            padded(uniforms, rows, dtype=np.float64), padded(temperature, rows, dtype=np.float32),
+            padded(idx, size, dtype=np.int64), lens.astype(np.int64), padded(rows.slots, size, dtype=np.int64),
+            padded(id_rows, size, dtype=np.int64), padded(idx[: rows.num_samples], samples, dtype=np.int64),
+            padded(uniforms, samples, dtype=np.float64), padded(temperature, samples, dtype=np.float32),
             *self._attention.plan_graph(starts, lens),
         ]  # fmt: skip
 
@@ -215,14 +233,13 @@ class CudaGraphRunner:
     def _capture(self, key: _Key) -> _Captured:
         rows, tile = key
         nothing = np.zeros(0, np.int32)
-        padding = self._padded_numbers(
-            rows, nothing, nothing, nothing, None, np.zeros(0, np.float32), np.zeros(0, np.float64)
-        )
+        none = TokenRows(nothing, nothing, nothing, None, 0, None)
+        padding = self._padded_numbers(rows, none, None, np.zeros(0, np.float32), np.zeros(0, np.float64))
         inputs = _Inputs(padding, self._device)
         inputs.fill(self._uploader, padding)
         part = self._attention.graph_part(tile, inputs.req_pool_idx, inputs.seq_lens, inputs.planned)
         batch = self._builder.build_captured(inputs.req_pool_idx, inputs.seq_lens, inputs.slots)
-        logits = self._logits[:rows]
+        logits = self._logits[: len(inputs.targets)]
         forward_graph, own = self._record(lambda: self._forward(inputs, part, batch, logits))
         sample_graph, result = self._record(lambda: self._sample(inputs, logits, own))
         return _Captured(inputs, forward_graph, sample_graph, logits, own, result)
@@ -248,11 +265,11 @@ class CudaGraphRunner:
     ) -> torch.Tensor | None:
         """Fill `logits`; or return this rank's columns, where the ranks can sample without gathering them."""
         table = self._builder.req_to_token
-        ids = self._builder.future_token_ids[inputs.req_pool_idx]
+        ids = self._builder.future_token_ids[inputs.id_rows]
         positions = inputs.seq_lens - 1
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         self._attention.begin_graph(batch, part)
-        hidden = self._model.forward(ids, positions, batch, self._attention)
+        hidden = self._model.forward(ids, positions, batch, self._attention)[: len(logits)]
         own = self._model.compute_local_logits(hidden)
         if own is None:
             made = self._model.compute_logits(hidden, logits)
@@ -262,7 +279,7 @@ class CudaGraphRunner:
 
     def _sample(self, inputs: _Inputs, logits: torch.Tensor, own: torch.Tensor | None) -> SampleResult:
         """Sample every row, and make the tokens its future tokens."""
-        rows = inputs.rows
+        rows = len(inputs.targets)
         numbers = (inputs.temperature, inputs.uniforms, self._workspace)
         if own is not None and self._group.communicator is not None:
             found = SampleResult(*self._group.communicator.sample(own, logits.shape[1], *numbers))
@@ -272,7 +289,7 @@ class CudaGraphRunner:
             if self._group.rank == 0:
                 found = self._sampler.sample_plain(logits, *numbers)
             chosen = self._group.broadcast(found.token_ids)
-        self._builder.future_token_ids[inputs.req_pool_idx] = chosen
+        self._builder.future_token_ids[inputs.targets] = chosen
         return found
 
 

@@ -1,0 +1,84 @@
+"""`TokenRows`: a step as one row for each of its new tokens, which is how captured decode steps compute it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixrt.forward_batch.forward_batch import COUNT, FIRST, ForwardMode, SharedGroups
+from radixrt.messages.runner import ForwardStep
+from radixrt.messages.wire import I32, Int32Array, unpack_i32
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """T rows with one new token each. The S rows that sample come first, in the order of the step's sampling rows.
+
+    A layer stores the keys and values of all rows before any row attends, so several tokens of one sequence can be rows
+    of their own: each attends to the positions before it and to itself.
+
+    Attributes:
+        req_pool_idx: int32 [T], row of req_to_token of each token's sequence.
+        seq_lens: int32 [T], number of positions that each token attends to; its own position is the last one.
+        slots: int32 [T], slots for the new keys and values.
+        given: int32 [T], token ids; -1 stands for the future token of the sequence. None if all are future tokens.
+        num_samples: S.
+        shared: groups of rows whose common prefix should be computed once; None if there are none.
+        reread: number of positions that are attended to by more than one token of the same sequence, counted each time
+            but the first.
+    """
+
+    req_pool_idx: Int32Array
+    seq_lens: Int32Array
+    slots: Int32Array
+    given: Int32Array | None
+    num_samples: int
+    shared: SharedGroups | None
+    reread: int = 0
+
+    @staticmethod
+    def of(step: ForwardStep) -> TokenRows | None:
+        """Return the rows of a step; None if it scores tokens, or none of its rows samples."""
+        if step.logprob_rows or step.score_index:
+            return None
+        req_pool_idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
+        slots = unpack_i32(step.out_cache_loc)
+        shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
+        if step.mode == ForwardMode.DECODE:
+            return TokenRows(req_pool_idx, seq_lens, slots, None, len(slots), shared)
+        sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
+        if not sampled.any():
+            return None
+        extend_lens = unpack_i32(step.extend_lens)
+        ends = np.cumsum(extend_lens, dtype=I32)
+        last = (ends - 1)[sampled]
+        rest = np.ones(len(slots), bool)
+        rest[last] = False
+        order = np.concatenate([last, np.flatnonzero(rest)])
+        attended = np.arange(1, len(slots) + 1, dtype=I32) + np.repeat(seq_lens - ends, extend_lens)
+        return TokenRows(
+            np.repeat(req_pool_idx, extend_lens)[order], attended[order], slots[order],
+            unpack_i32(step.input_ids)[order], len(last),
+            None if shared is None else _of_tokens(shared, extend_lens, ends, order),
+            int(attended.sum()) - int(seq_lens.sum()),
+        )  # fmt: skip
+
+
+def _of_tokens(shared: SharedGroups, extend_lens: Int32Array, ends: Int32Array, order: Int32Array) -> SharedGroups:
+    """Return the groups with all tokens of a row in its place.
+
+    Args:
+        extend_lens, ends: int32 [B], new tokens of each row, and their sums up to it.
+        order: int [T], the step's token that becomes each of the new rows.
+    """
+    number = np.empty(len(order), I32)
+    number[order] = np.arange(len(order), dtype=I32)
+    counts = extend_lens[shared.rows]
+    before = np.concatenate([[0], np.cumsum(counts)]).astype(I32)
+    tokens = np.arange(before[-1], dtype=I32) + np.repeat((ends - extend_lens)[shared.rows] - before[:-1], counts)
+    segments = shared.segments.copy()
+    first, count = shared.segments[:, FIRST], shared.segments[:, COUNT]
+    segments[:, FIRST] = before[first]
+    segments[:, COUNT] = before[first + count] - before[first]
+    return SharedGroups(segments, number[tokens])

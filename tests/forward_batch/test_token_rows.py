@@ -1,0 +1,65 @@
+"""A step with a row for each of its tokens: order, lengths, input ids, and shared prefixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radixrt.forward_batch.forward_batch import SharedGroups
+from radixrt.forward_batch.token_rows import TokenRows
+from radixrt.messages.runner import ForwardStep
+from radixrt.messages.wire import pack_i32
+
+
+def extend(**more: object) -> ForwardStep:
+    """Three new tokens of row 7, which samples; two of row 4, inside a prompt; and row 9's future token."""
+    return ForwardStep(
+        step_id=0, mode=1, req_pool_idx=pack_i32([7, 4, 9]), seq_lens=pack_i32([10, 2, 5]),
+        out_cache_loc=pack_i32([70, 71, 72, 40, 41, 90]), extend_lens=pack_i32([3, 2, 1]),
+        input_ids=pack_i32([11, 12, 13, 14, 15, -1]), samples=bytes([1, 0, 1]), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_sampling_tokens_come_first_and_attend_to_all_before_them() -> None:
+    rows = TokenRows.of(extend())
+    assert rows is not None
+    assert rows.num_samples == 2
+    assert rows.req_pool_idx.tolist() == [7, 9, 7, 7, 4, 4]
+    assert rows.seq_lens.tolist() == [10, 5, 8, 9, 1, 2]
+    assert rows.slots.tolist() == [72, 90, 70, 71, 40, 41]
+    assert rows.given is not None
+    assert rows.given.tolist() == [13, -1, 11, 12, 14, 15]
+    assert rows.reread == (8 + 9 + 10 - 10) + (1 + 2 - 2)
+
+
+def test_a_decode_step_has_its_rows_as_they_are() -> None:
+    step = ForwardStep(0, 2, pack_i32([3, 5]), pack_i32([8, 9]), pack_i32([30, 50]))
+    rows = TokenRows.of(step)
+    assert rows is not None
+    assert (rows.req_pool_idx.tolist(), rows.seq_lens.tolist(), rows.slots.tolist()) == ([3, 5], [8, 9], [30, 50])
+    assert (rows.given, rows.num_samples, rows.shared, rows.reread) == (None, 2, None, 0)
+
+
+@pytest.mark.parametrize(
+    "more", [{"logprob_rows": pack_i32([0])}, {"score_index": pack_i32([1])}], ids=["prompt_logprobs", "scores"]
+)
+def test_steps_that_score_tokens_are_left_out(more: dict[str, bytes]) -> None:
+    assert TokenRows.of(extend(**more)) is None
+
+
+def test_steps_that_sample_nothing_are_left_out() -> None:
+    step = ForwardStep(0, 1, pack_i32([3]), pack_i32([2]), pack_i32([1, 2]), pack_i32([2]), pack_i32([5, 6]), b"\0")
+    assert TokenRows.of(step) is None
+
+
+def test_all_tokens_of_a_row_share_what_the_row_shares() -> None:
+    segments, members = [[0, 1, 0, 3], [1, 3, 0, 2]], [2, 0, 1]  # rows 2, 0, 1 share a token; 2 and 0 three more
+    rows = TokenRows.of(extend(shared_segments=pack_i32(np.array(segments).ravel()), shared_rows=pack_i32(members)))
+    assert rows is not None
+    assert rows.shared is not None
+    assert rows.shared.segments.tolist() == [[0, 1, 0, 6], [1, 3, 0, 4]]
+    assert rows.shared.rows.tolist() == [1, 2, 3, 0, 4, 5]
+    assert rows.req_pool_idx[rows.shared.rows].tolist() == [9, 7, 7, 7, 4, 4]
+    whole = SharedGroups(np.array(segments, np.int32), np.array(members, np.int32)).ends(3)
+    by_row = dict(zip([7, 4, 9], whole.tolist(), strict=True))
+    assert rows.shared.ends(6).tolist() == [by_row[i] for i in rows.req_pool_idx.tolist()]
