@@ -29,48 +29,52 @@ settings.load_profile("suite")
 LONGEST = (
     "tests/process/test_chaos.py",
     "tests/equivalence/test_constrained.py",
+    "tests/process/test_restarts.py",
     "tests/examples/test_programs.py",
     "tests/kernels/test_triton_tensor_parallel.py",
-    "tests/equivalence/test_tiny_models.py",
+    "tests/server/test_openai_client.py",
     "tests/process/test_tensor_parallel.py",
-    "tests/server/test_tool_tokens.py",
-    "tests/process/test_restarts.py",
-    "tests/process/test_supervision.py",
-    "tests/process/test_runner_recovery.py",
     "tests/equivalence/test_smollm2.py",
-    "tests/constrained/compile/test_grammar_manager.py",
-    "tests/test_cli.py",
-    "tests/engine/test_skip_tokenizer.py",
+    "tests/examples/test_language_doc.py",
+    "tests/process/test_supervision.py",
+    "tests/equivalence/test_tiny_models.py",
+    "tests/server/test_structured_client.py",
+    "tests/server/test_tool_tokens.py",
+    "tests/process/test_runner_recovery.py",
     "tests/kernels/test_triton_compiles.py",
+    "tests/server/test_mutated_requests.py",
+    "tests/constrained/compile/test_grammar_manager.py",
     "tests/equivalence/test_tensor_parallel.py",
-    "tests/constrained/test_maskbench.py",
-    "tests/runner/test_narrowed_steps.py",
+    "tests/test_cli.py",
+    "tests/process/test_load.py",
     "tests/doctor/test_probes.py",
     "tests/scheduler/test_overload.py",
-    "tests/scheduler/test_state_machine.py",
-    "tests/examples/test_language_doc.py",
-    "tests/constrained/schema/test_equivalence.py",
-    "tests/server/test_openai_client.py",
-    "tests/server/test_structured_client.py",
+    "tests/lang/backends/test_endpoint.py",
     "tests/lang/backends/test_default.py",
+    "tests/constrained/test_maskbench.py",
+    "tests/runner/test_narrowed_steps.py",
+    "tests/examples/test_extract.py",
+    "tests/engine/test_engine.py",
+    "tests/lang/backends/test_openai.py",
+    "tests/equivalence/test_narrowed.py",
+    "tests/scheduler/test_state_machine.py",
+    "tests/equivalence/test_scoring.py",
+    "tests/constrained/schema/test_equivalence.py",
+    "tests/equivalence/test_cascade.py",
+    "tests/server/test_run.py",
+    "tests/benchmarks/soak/test_soak.py",
+    "tests/engine/test_skip_tokenizer.py",
+    "tests/process/test_keys_and_tls.py",
     "tests/mem_cache/test_radix_cache_model.py",
     "tests/constrained/tags/test_tools.py",
-    "tests/server/test_mutated_requests.py",
+    "tests/explain/test_command.py",
     "tests/lang/observe/test_replay.py",
-    "tests/constrained/test_fuzz.py",
-    "tests/process/test_load.py",
-    "tests/benchmarks/soak/test_soak.py",
     "tests/runner/test_memory.py",
+    "tests/constrained/test_fuzz.py",
     "tests/lang/core/test_token_state.py",
-    "tests/lang/backends/test_endpoint.py",
     "tests/constrained/backends/test_rust_regex.py",
     "tests/models/loading/test_gguf.py",
-    "tests/examples/test_extract.py",
-    "tests/lang/backends/test_openai.py",
-    "tests/explain/test_command.py",
     "tests/constrained/regex/test_algebra.py",
-    "tests/server/test_run.py",
-    "tests/equivalence/test_scoring.py",
 )
 """The slowest test files. Workers run them first, so that none is left for the end, when other workers are idle."""
 
@@ -102,9 +106,15 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Converted models and compiled kernels of this run, apart from the user's. RADIXRT_TEST_CACHE keeps them."""
+    """Converted models and compiled kernels of this run, apart from the user's. RADIXRT_TEST_CACHE keeps them.
+
+    The workers of pytest-xdist share it, as servers of one user do.
+    """
     kept = os.environ.get("RADIXRT_TEST_CACHE")
-    folder = Path(kept) if kept else tmp_path_factory.mktemp("radixrt-cache")
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = Path(kept) if kept else run / "radixrt-cache"
+    folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("RADIXRT_CACHE")
     os.environ["RADIXRT_CACHE"] = str(folder)
     yield folder

@@ -103,7 +103,7 @@ def test_parse_with_a_pydantic_model(client: openai.OpenAI, model_name: str) -> 
     assert list(json.loads(answer.choices[0].message.content or "")) == ["city", "kind", "degrees"]
 
 
-@pytest.mark.parametrize("max_tokens", [24, 32, 60])
+@pytest.mark.parametrize("max_tokens", [24, 48])
 def test_whatever_is_sampled_is_valid_even_if_it_is_cut(chat: Callable, max_tokens: int) -> None:
     answer = chat(response_format=json_schema(SCHEMA), max_tokens=max_tokens, temperature=1.5, n=4, seed=max_tokens)
     for choice in answer.choices:
@@ -271,7 +271,7 @@ def test_stream_helper_of_the_client(client: openai.OpenAI, model_name: str) -> 
     assert isinstance(call.function.parsed_arguments, Weather)
 
 
-@pytest.mark.parametrize("max_tokens", [22, 26, 32, 45])
+@pytest.mark.parametrize("max_tokens", [22, 26, 45])
 def test_a_call_is_never_cut(chat: Callable, max_tokens: int) -> None:
     answer = chat(tools=TOOLS, tool_choice="required", max_tokens=max_tokens, temperature=1.5, n=3, seed=max_tokens)
     for choice in answer.choices:
