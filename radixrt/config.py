@@ -115,7 +115,7 @@ class ExecutorConfig:
     num_threads: int | None = option(None, "threads of the CPU runner; default: OMP_NUM_THREADS, or the cores", low=1)
     step_timeout_s: float = option(
         120.0,
-        "a step that takes longer than this, and than steps of its size did before, counts as a hung runner",
+        "on a GPU, whose first steps may compile kernels: a step that takes longer than this counts as a hung runner",
         low=0.1,
     )
     start_timeout_s: float = option(600.0, "starting and loading take at most this long", low=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -15,12 +16,18 @@ T = TypeVar("T")
 
 
 class TaskThread(Generic[K, T]):
-    """A thread that runs tasks in order; `take` returns their results in the thread of the caller."""
+    """A thread that runs tasks in order; `take` returns their results in the thread of the caller.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the thread.
+        clock: monotonic clock, in seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._tasks: queue.SimpleQueue[tuple[K, Callable[[], T]] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[K, T | Exception]] = queue.SimpleQueue()
-        self._busy_since: float | None = None
+        self._clock = clock
+        self._due = math.inf
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -42,10 +49,13 @@ class TaskThread(Generic[K, T]):
         """Readable when there are results."""
         return self._event
 
-    def busy_s(self) -> float:
-        """Return for how many seconds the task that runs now has been running; 0 if none runs."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
+    def expect(self, seconds: float) -> None:
+        """Announce, in a task, that its next part takes at most so long."""
+        self._due = self._clock() + seconds
+
+    def is_overdue(self) -> bool:
+        """Return whether a task has taken longer than it announced."""
+        return self._clock() > self._due
 
     def stop(self) -> None:
         """End the thread once the tasks submitted so far are done; `take` still gives their results."""
@@ -60,12 +70,11 @@ class TaskThread(Generic[K, T]):
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             key, call = task
-            self._busy_since = time.monotonic()
             result: T | Exception
             try:
                 result = call()
             except Exception as error:
                 result = error
-            self._busy_since = None
+            self._due = math.inf
             self._results.put((key, result))
             os.eventfd_write(self._event, 1)

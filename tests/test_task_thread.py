@@ -38,15 +38,29 @@ def test_an_exception_is_a_result_and_the_thread_goes_on() -> None:
     tasks.close()
 
 
-def test_the_running_task_is_seen() -> None:
-    tasks: TaskThread[str, bool] = TaskThread("tasks")
-    begun, go_on = threading.Event(), threading.Event()
-    assert tasks.busy_s() == 0.0
-    tasks.submit("a", lambda: begun.set() or go_on.wait(60))
-    assert begun.wait(60)
-    assert tasks.busy_s() > 0.0
-    go_on.set()
+def test_a_task_is_overdue_once_its_part_takes_longer_than_announced() -> None:
+    now = 100.0
+    tasks: TaskThread[str, bool] = TaskThread("tasks", clock=lambda: now)
+    parts = [threading.Event(), threading.Event()]
+    go_on = [threading.Event(), threading.Event()]
+
+    def task() -> bool:
+        for begun, end, seconds in zip(parts, go_on, (5.0, 2.0), strict=True):
+            tasks.expect(seconds)
+            begun.set()
+            assert end.wait(60)
+        return True
+
+    assert not tasks.is_overdue()
+    tasks.submit("a", task)
+    for begun, end, seconds in zip(parts, go_on, (5.0, 2.0), strict=True):
+        assert begun.wait(60)
+        now += seconds
+        assert not tasks.is_overdue()
+        now += 0.1
+        assert tasks.is_overdue()
+        end.set()
     assert select.select([tasks.fileno()], [], [], 60)[0]
     assert tasks.take() == [("a", True)]
-    assert tasks.busy_s() == 0.0
+    assert not tasks.is_overdue()
     tasks.close()

@@ -141,11 +141,11 @@ def run_runner(setup: WorkerSetup) -> NoReturn:
     worker = assembly.make_runner_worker(
         config, setup.settings, answers, rank_info, mask_path=endpoints.masks, progress=setup.heartbeat.beat
     )
-    worker.start()
-    setup.loaded()
     allowance = StepAllowance(
         config.recovery.hang_timeout_s, config.executor.step_timeout_s, compiles=worker.compiles_kernels
     )
+    worker.start(setup.heartbeat, allowance)
+    setup.loaded()
     while True:
         serve_steps(worker, inbox, setup.heartbeat, allowance, until=functools.partial(notices.ended, epoch))
         epoch = notices.epoch

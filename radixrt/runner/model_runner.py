@@ -219,11 +219,13 @@ class ModelRunner:
         return any(each is not None and each.capture_next() for each in graphs)
 
     def warm_up(self) -> None:
-        """Allocate memory and load kernels that a later step would otherwise load, which synchronizes with the device.
+        """Allocate memory and load kernels that a later step would otherwise load; on CUDA that synchronizes with the
+        device.
 
         The dummy steps write rows and slots that no request holds yet.
         """
         if self.device.type != "cuda":
+            self.run_smallest_step()
             return
         c = self._config
         tokens = min(c.max_step_tokens, self.max_total_num_tokens, c.max_running_requests * c.context_length)
@@ -232,6 +234,10 @@ class ModelRunner:
         rows = [n for n in graph_buckets(max_graph_rows(c.max_running_requests)) if n <= hidden.shape[0]]
         load_gemm_kernels(self._model, hidden, rows, self._logits_buffer)
         torch.cuda.synchronize(self.device)
+
+    def run_smallest_step(self) -> None:
+        """Run a dummy step of one token; see `warm_up`."""
+        self._run_once(largest_step(1, 1, self._config.context_length))
 
     def idle_work(self) -> bool:
         """Capture one more graph while there is no step; return False if none is left.

@@ -9,12 +9,13 @@ MARGIN = 5.0
 class StepAllowance:
     """Allowances by the size of steps, in tokens, from the pauses between layers that were measured so far.
 
-    A layer of a long prompt takes seconds on a slow CPU, and a step of a size that has not run yet may compile kernels.
+    A layer of a long prompt takes seconds on a slow CPU. On a GPU a step of a size that has not run yet may compile or
+    load kernels; on a CPU all of them are compiled before the first step.
 
     Args:
         base_s: the least allowance.
-        step_timeout_s: allowance of steps of which nothing is known yet.
-        compiles: the first step of each size compiles or loads kernels.
+        step_timeout_s: allowance of the first step of each size, where it may compile or load kernels.
+        compiles: the first step of each size may do so.
 
     Attributes:
         base_s: the least allowance; that of everything but steps.
@@ -23,7 +24,7 @@ class StepAllowance:
 
     def __init__(self, base_s: float, step_timeout_s: float, *, compiles: bool = False) -> None:
         self.base_s = base_s
-        self.unknown_s = max(base_s, step_timeout_s)
+        self.unknown_s = max(base_s, step_timeout_s) if compiles else base_s
         self._compiles = compiles
         self._longest_s: dict[int, float] = {}  # by the number of bits of the step's tokens
 

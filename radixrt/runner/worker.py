@@ -96,8 +96,11 @@ class Worker:
         self._trace_path = trace_path
         self._trace: StepTrace | None = None
 
-    def start(self) -> None:
+    def start(self, heartbeat: Heartbeat | None = None, allowance: StepAllowance | None = None) -> None:
         """Initialize the runner, then report that it is ready.
+
+        Args:
+            heartbeat, allowance: those of `serve_steps`; the allowance learns how long a small step pauses.
 
         Raises:
             RadixRTError: the model cannot be loaded, or does not fit.
@@ -105,6 +108,13 @@ class Worker:
         self._runner.initialize()
         if self._trace_path is not None:
             self._trace = StepTrace(self._trace_path, self._runner.device)
+        if heartbeat is not None and allowance is not None and not self.compiles_kernels:
+            heartbeat.beat()
+            heartbeat.lap()
+            with torch.inference_mode():
+                self._runner.run_smallest_step()
+            heartbeat.beat()
+            allowance.measured(1, heartbeat.lap())
         self._announce()
 
     def reconnect(self, answers: Outbox[FromRunner]) -> None:

@@ -11,13 +11,12 @@ from radixrt.heartbeat import IDLE_WAKE_S, Heartbeat
 from radixrt.messages.client import ToTokenizer
 from radixrt.tokenizer.worker import TokenizerWorker
 
-STUCK_S = 60.0
-"""A prompt that is encoded for longer counts as a hang of the process: the heartbeat ends. Limits of length and of
-rendering keep all prompts far below this."""
-
 
 def serve(worker: TokenizerWorker, inbox: ZmqInbox[ToTokenizer], heartbeat: Heartbeat) -> NoReturn:
-    """Handle messages as they come, and start requests as soon as their prompts are encoded."""
+    """Handle messages as they come, and start requests as soon as their prompts are encoded.
+
+    The heartbeat stands for both threads: it stops while the encoding of a text takes longer than it can.
+    """
     poller = zmq.Poller()
     poller.register(inbox.socket, zmq.POLLIN)
     encoded = worker.queue.fileno()
@@ -30,5 +29,5 @@ def serve(worker: TokenizerWorker, inbox: ZmqInbox[ToTokenizer], heartbeat: Hear
             worker.poll()
         else:
             worker.handle(message)
-        if worker.queue.busy_s() < STUCK_S:
+        if not worker.queue.is_overdue():
             heartbeat.beat()

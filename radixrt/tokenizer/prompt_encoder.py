@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +24,13 @@ MAX_CHOICES = 10_000
 """Largest number of choices in one scoring request."""
 
 
+def needs_encoding(req: GenerateReq) -> bool:
+    """Return whether the prompt has a text; otherwise it is token ids."""
+    if req.parts is not None:
+        return any(not isinstance(part, list) for part in req.parts)
+    return req.input_ids is None
+
+
 def max_input_tokens(context_length: int, num_slots: int) -> int:
     """Length of the longest prompt that can be served: one output token must fit in the context and in the KV pool."""
     return max(min(context_length, num_slots) - 1, 0)
@@ -34,14 +42,23 @@ class PromptEncoder:
     Args:
         vocab_size: token ids of prompts must be below this.
         context_length: longest sequence of the model, in tokens.
+        announce: called before a text is encoded, with its number of characters.
 
     Attributes:
         max_input_tokens: length of the longest prompt; lowered once the size of the KV pool is known.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, context_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        context_length: int,
+        announce: Callable[[int], None] = lambda chars: None,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._parts = PartsEncoder(tokenizer)
+        self._announce = announce
+        self._parts = PartsEncoder(tokenizer, announce=announce)
         self._chats: dict[tuple[str, ...], PartsEncoder] = {}  # by the answer markers, of which a model has few
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -163,7 +180,7 @@ class PromptEncoder:
         markers = tuple(chat.answer_markers)
         if markers not in self._chats:
             controls = self._tokenizer.control_tokens.keys() - set(markers)
-            self._chats[markers] = PartsEncoder(self._tokenizer, controls)
+            self._chats[markers] = PartsEncoder(self._tokenizer, controls, self._announce)
         return self._chats[markers]
 
     def _chat_parts(self, chat: ChatPrompt) -> list[PromptPart]:
@@ -189,6 +206,7 @@ class PromptEncoder:
         self._check_length(_num_bytes(text, "messages"), "messages")
         if chat.allow_control_tokens:
             return [TemplateText(text)]
+        self._announce(len(text))
         parts: list[PromptPart] | None = None
         with contextlib.suppress(RequestError):
             parts = template.render_parts(**options, answer_markers=chat.answer_markers)
@@ -211,6 +229,7 @@ class PromptEncoder:
 
     def _encode(self, text: str, param: str) -> list[int]:
         self._check_length(_num_bytes(text, param), param)
+        self._announce(len(text))
         return self._tokenizer.encode(text)
 
     def _check_length(self, num_bytes: int, param: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate, groupby
 
 from radixrt.errors import RequestError
@@ -29,10 +29,17 @@ class PartsEncoder:
 
     Args:
         control_tokens: texts of the added tokens that a user's text cannot write; default: the special tokens.
+        announce: called before a text is encoded, with its number of characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, control_tokens: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        control_tokens: Collection[str] | None = None,
+        announce: Callable[[int], None] = lambda chars: None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._announce = announce
         texts = tokenizer.special_texts.values() if control_tokens is None else control_tokens
         ordered = sorted(texts, key=len, reverse=True)  # the longest first, as the library
         self._control = re.compile("|".join(map(re.escape, ordered))) if ordered else None
@@ -58,7 +65,7 @@ class PartsEncoder:
             _check_unicode(text, name)
         ids: list[int] = []
         for piece, num_control in self._cut(run):
-            encoded = self._tokenizer.encode(piece, add_special_tokens=False)
+            encoded = self._encode(piece)
             if sum(token in self._never for token in encoded) > num_control:
                 self._check_users_texts(run)
             ids += encoded
@@ -90,13 +97,17 @@ class PartsEncoder:
                 at = match.end()
         yield joined[start:], count
 
+    def _encode(self, piece: str) -> list[int]:
+        self._announce(len(piece))
+        return self._tokenizer.encode(piece, add_special_tokens=False)
+
     def _check_users_texts(self, run: Sequence[Text]) -> None:
         """Refuse users' texts that the tokenizer reads as control tokens although they are spelled differently."""
         for name, text, is_template in run:
             if is_template:
                 continue
             for piece, _ in self._cut([(name, text, is_template)]):
-                ids = self._tokenizer.encode(piece, add_special_tokens=False)
+                ids = self._encode(piece)
                 found = next((token for token in ids if token in self._never), None)
                 if found is not None:
                     raise RequestError(

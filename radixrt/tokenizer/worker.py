@@ -2,8 +2,9 @@
 scheduler and to the client.
 
 Every TokenizedReq sent to the scheduler is valid: its parameters are within bounds, its token ids within the
-vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish. Requests reach the
-scheduler in the order in which they came; outputs overtake prompts (see `PromptQueue`).
+vocabulary, and its prompt is neither empty nor too long. Every request gets exactly one finish. Requests with texts
+reach the scheduler in the order in which they came; outputs and requests of token ids overtake them (see
+`PromptQueue`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from radixrt.messages.scheduler import (
 )
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens
-from radixrt.tokenizer.prompt_queue import Prepare, PromptQueue, Start
+from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
+from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
 from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreState
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -81,13 +82,15 @@ class TokenizerWorker:
         queue: PromptQueue | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._prompts = PromptEncoder(tokenizer, vocab_size=vocab_size, context_length=context_length)
+        self.queue = queue or PromptQueue(threaded=False)
+        self._prompts = PromptEncoder(
+            tokenizer, vocab_size=vocab_size, context_length=context_length, announce=self.queue.announce
+        )
         self._model = model
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._to_scheduler = to_scheduler
         self._to_main = to_main
-        self.queue = queue or PromptQueue(threaded=False)
         self._live: dict[str, RequestState | ScoreState] = {}
 
     @property
@@ -100,7 +103,9 @@ class TokenizerWorker:
         if isinstance(message, TokenBatch):
             self._detokenize(message)
         elif isinstance(message, GenerateReq):
-            self._submit(message.rid, partial(self._generate, message))
+            program = EVERYTHING if message.program is None else message.program.program
+            encodes = needs_encoding(message)
+            self._submit(message.rid, partial(self._generate, message), encodes=encodes, program=program)
         elif isinstance(message, ScoreReq):
             self._submit(message.rid, partial(self._score, message))
         elif isinstance(message, (TokenizeReq, DetokenizeReq)):
@@ -108,7 +113,8 @@ class TokenizerWorker:
         elif isinstance(message, AbortReq):
             self._abort(message)
         elif isinstance(message, (ReleaseReq, ControlReq)):
-            self.queue.submit_action(partial(self._to_scheduler.send, message))
+            program = message.program if isinstance(message, ReleaseReq) else EVERYTHING
+            self.queue.submit_action(partial(self._to_scheduler.send, message), program)
         elif isinstance(message, (ControlReply, SchedulerStats)):
             self._to_main.send(message)
         elif isinstance(message, SchedulerReady):
@@ -133,13 +139,13 @@ class TokenizerWorker:
                 logger.exception("request %s failed in the tokenizer", rid)
                 self._refuse(rid, FinishError(f"the request failed in the tokenizer: {error!r:.300}"))
 
-    def _submit(self, rid: str, prepare: Prepare) -> None:
+    def _submit(self, rid: str, prepare: Prepare, *, encodes: bool = True, program: str = EVERYTHING) -> None:
         """Queue a request; an exception of `prepare`, or of what it returns, ends this request only."""
         if rid in self._live or rid in self.queue:
             # The client still waits for the older request with this id; an answer would end that one.
             logger.error("dropped a request: its id %.128r is that of a live one", rid)
             return
-        self.queue.submit(rid, prepare)
+        self.queue.submit(rid, prepare, encodes=encodes, program=program)
 
     def _generate(self, req: GenerateReq) -> Start:
         _check_envelope(req)

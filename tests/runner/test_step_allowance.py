@@ -7,9 +7,11 @@ from radixrt.runner.step_allowance import MARGIN, StepAllowance
 BASE_S, TIMEOUT_S = 10.0, 120.0
 
 
-def test_nothing_is_known_of_the_first_step() -> None:
-    assert StepAllowance(BASE_S, TIMEOUT_S).of(1) == TIMEOUT_S
-    assert StepAllowance(200.0, TIMEOUT_S).of(1) == 200.0
+def test_the_first_step_has_more_time_only_where_it_may_compile() -> None:
+    assert StepAllowance(BASE_S, TIMEOUT_S, compiles=True).of(1) == TIMEOUT_S
+    assert StepAllowance(200.0, TIMEOUT_S, compiles=True).of(1) == 200.0
+    allowance = StepAllowance(BASE_S, TIMEOUT_S)
+    assert allowance.of(1024) == allowance.unknown_s == BASE_S
 
 
 def test_fast_steps_leave_the_least_allowance() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from radixrt.config import make_config
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
+from radixrt.heartbeat import Heartbeat
 from radixrt.messages.runner import RunnerReady, StepOutput
 from radixrt.runner.profile_run import largest_step
+from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import SampledStep
 from radixrt.runner.worker import Worker
 from tests.tiny_models import COMMON, save_random_model
@@ -23,12 +27,13 @@ from tests.tiny_models import COMMON, save_random_model
 STEP = largest_step(2, 8, 64)
 
 
-def make_worker(folder: Path, answers: LocalChannel, **given: Any) -> Worker:
+def make_worker(folder: Path, answers: LocalChannel, *, start: bool = True, **given: Any) -> Worker:
     options = {"dtype": "float32", "num_threads": 1, "kv_cache_tokens": 64, "executor": "uni"}
     config, settings = resolve_settings(make_config(model=str(folder), **options), show_progress=False)
     worker = assembly.make_runner_worker(config, settings, answers, **given)
-    worker.start()
-    assert isinstance(answers.recv(), RunnerReady)
+    if start:
+        worker.start()
+        assert isinstance(answers.recv(), RunnerReady)
     return worker
 
 
@@ -45,6 +50,20 @@ def test_each_layer_reports_progress(tiny_model: Callable[[str], Path], tmp_path
     assert layers_seen(tiny_model("llama")) == layers - 1, "the last one is followed by the end of the step"
     other = save_random_model(tmp_path, transformers.PhiConfig(**COMMON))
     assert layers_seen(other) == layers
+
+
+def test_a_cpu_runner_knows_the_pause_of_a_small_step_before_its_first(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowance = StepAllowance(0.0, 120.0)
+    heartbeat = Heartbeat()
+    answers: LocalChannel = LocalChannel()
+    worker = make_worker(tiny_model("llama"), answers, start=False, progress=heartbeat.beat)
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)  # each beat is one second after the last
+    worker.start(heartbeat, allowance)
+    assert isinstance(answers.recv(), RunnerReady)
+    assert 0.0 < allowance.of(1) < 120.0
+    assert allowance.of(1024) == 1024 * allowance.of(1)
 
 
 def test_another_scheduler_gets_no_answers_to_the_steps_of_the_first(

@@ -1,4 +1,4 @@
-"""Prompts that are encoded in a thread: outputs overtake them, and nothing else does."""
+"""Prompts that are encoded in a thread: outputs and requests of token ids overtake them, and nothing else does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from radixrt.errors import RequestError
 from radixrt.messages.client import DetokenizeReq, GenerateReq, ScoreReq, TokenizeReq
-from radixrt.messages.parts import Finish
+from radixrt.messages.parts import Finish, ProgramHint
 from radixrt.messages.scheduler import AbortReq, ControlReq, ReleaseReq, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.tokenizer.prompt_queue import PromptQueue
+from radixrt.tokenizer.prompt_queue import ENCODED_CHARS_PER_S, TASK_S, PromptQueue
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.worker_bench import Bench
 
@@ -38,10 +38,11 @@ class ThreadedBench(Bench):
             return encode(text, *args, **options)
 
         monkeypatch.setattr(tokenizer, "encode", stopping)
-        super().__init__(tokenizer, queue=PromptQueue(threaded=True))
+        self.now = 100.0
+        super().__init__(tokenizer, queue=PromptQueue(threaded=True, clock=lambda: self.now), context_length=10**6)
 
-    def begin_long(self, rid: str = "long") -> None:
-        self.handle(GenerateReq(rid, OK, prompt="long"))
+    def begin_long(self, rid: str = "long", chars: int = 4) -> None:
+        self.handle(GenerateReq(rid, OK, prompt="long".ljust(chars)))
         assert self.encoding.wait(LIMIT_S)
 
     def sent(self, count: int) -> list[Any]:
@@ -99,7 +100,7 @@ def test_requests_keep_their_order(bench: ThreadedBench) -> None:
     bench.handle(GenerateReq("b", OK, prompt="hi"))
     bench.handle(ScoreReq("c", ["yes", "no"], prompt="hi "))
     bench.handle(ReleaseReq("program"))
-    bench.handle(GenerateReq("d", OK, input_ids=pack_i32([5])))
+    bench.handle(GenerateReq("d", OK, prompt="ho"))
     bench.handle(ControlReq("1", "drain"))
     assert bench.scheduler.recv() is None
     bench.go_on.set()
@@ -109,6 +110,60 @@ def test_requests_keep_their_order(bench: ThreadedBench) -> None:
     ]  # fmt: skip
     assert [message.rid for message in requests if not isinstance(message, ReleaseReq)] == ["long", "b", "c", "d"]
     assert drain == ControlReq("1", "drain")
+
+
+IDS = {"input_ids": pack_i32([5])}
+
+
+@pytest.mark.parametrize("prompt", [IDS, {"parts": [[5], [6]]}], ids=["input_ids", "parts"])
+def test_token_ids_overtake_texts(bench: ThreadedBench, prompt: dict[str, Any]) -> None:
+    bench.begin_long()
+    bench.handle(GenerateReq("a", OK, **prompt))
+    assert [message.rid for message in bench.sent(1)] == ["a"]
+    bench.handle(GenerateReq("b", OK, parts=[[5], "text"]))
+    bench.handle(ScoreReq("c", ["yes", "no"], **prompt))
+    assert bench.scheduler.recv() is None
+    bench.handle(GenerateReq("a", OK, **prompt))
+    assert bench.scheduler.recv() is None, "an id of a live request"
+    bench.handle(GenerateReq("d", OK, input_ids=pack_i32([10**6])))
+    (refused,) = bench.deltas()
+    assert (refused.rid, refused.finish.error.param) == ("d", "input_ids")
+    bench.go_on.set()
+    assert [message.rid for message in bench.sent(3)] == ["long", "b", "c"]
+
+
+def test_token_ids_do_not_overtake_actions_that_concern_them(bench: ThreadedBench) -> None:
+    bench.begin_long()
+    bench.handle(ReleaseReq("p"))
+    bench.handle(GenerateReq("same", OK, **IDS, program=ProgramHint("p")))
+    bench.handle(GenerateReq("other", OK, **IDS, program=ProgramHint("q")))
+    bench.handle(GenerateReq("none", OK, **IDS))
+    assert [message.rid for message in bench.sent(2)] == ["other", "none"]
+    bench.handle(ControlReq("1", "flush_cache"))
+    bench.handle(GenerateReq("late", OK, **IDS))
+    assert bench.scheduler.recv() is None
+    bench.go_on.set()
+    long, release, same, flush, late = bench.sent(5)
+    assert (release, flush) == (ReleaseReq("p"), ControlReq("1", "flush_cache"))
+    assert [long.rid, same.rid, late.rid] == ["long", "same", "late"]
+    bench.go_on.clear()
+    bench.encoding.clear()
+    bench.begin_long("long again")
+    bench.handle(GenerateReq("again", OK, **IDS, program=ProgramHint("p")))
+    assert [message.rid for message in bench.sent(1)] == ["again"], "the actions are over"
+
+
+@pytest.mark.parametrize("chars", [4, 500_000])
+def test_encoding_is_overdue_after_a_time_in_proportion_to_the_text(bench: ThreadedBench, chars: int) -> None:
+    assert not bench.worker.queue.is_overdue()
+    bench.begin_long(chars=chars)
+    bench.now += TASK_S + chars / ENCODED_CHARS_PER_S
+    assert not bench.worker.queue.is_overdue()
+    bench.now += 0.1
+    assert bench.worker.queue.is_overdue()
+    bench.go_on.set()
+    bench.sent(1)
+    assert not bench.worker.queue.is_overdue()
 
 
 def test_questions_are_answered_in_order(bench: ThreadedBench) -> None:
@@ -180,4 +235,4 @@ def test_without_a_thread_an_exception_is_a_result() -> None:
     queue.submit("a", refuse)
     ((rid, error),) = queue.take()
     assert (rid, str(error)) == ("a", "no")
-    assert (queue.fileno(), queue.busy_s(), queue.take()) == (None, 0.0, [])
+    assert (queue.fileno(), queue.is_overdue(), queue.take()) == (None, False, [])
