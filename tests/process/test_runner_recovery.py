@@ -16,7 +16,7 @@ from tests.process.chaos.requests import KINDS
 from tests.process.deadly.sitecustomize import DEADLY
 from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for, wait_idle
 
-CLIENTS = 8
+CLIENTS = 5
 KILLER = {"input_ids": [20, 21, 22, DEADLY, DEADLY, DEADLY, 23], "sampling_params": {"max_tokens": 8}}
 
 
