@@ -20,7 +20,7 @@ from tests.constrained.schema.strategies import documents, has_endless_reference
 from tests.constrained.schema.text_checker import TextChecker, written
 
 SETTINGS = settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
