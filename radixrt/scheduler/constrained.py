@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import time
 
+from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
 from radixrt.messages.scheduler import TokenizedReq
+from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import KVManager
@@ -100,7 +102,7 @@ class ConstrainedRequests:
         try:
             need = max(len(grammar.closing()), 1)
         except Exception as error:
-            return FinishError(f"the request's grammar failed: {error}", code="constraint_failed")
+            return _failure(message.rid, message.sampling, error)
         if need <= (room if asked is None else min(asked, room)):
             return None
         shortest = f"the shortest output that satisfies the constraint has {need} tokens"
@@ -269,8 +271,18 @@ class ConstrainedRequests:
 
 
 def _failed(req: Req, error: Exception) -> Finish:
-    logger.error("request %s: its grammar failed: %s: %s", req.rid, type(error).__name__, error)
-    return _error(f"the request's grammar failed: {error}")
+    return Finish(FINISH_ERROR, error=_failure(req.rid, req.sampling, error))
+
+
+def _failure(rid: str, sampling: SamplingParams, error: Exception) -> FinishError:
+    """Return the error of a request whose grammar cannot go on: the client's if it is too complex for its library."""
+    if isinstance(error, GrammarError):
+        kind = None if sampling.constraint is None else sampling.constraint.kind
+        logger.info("request %s: its grammar is too complex: %s", rid, error)
+        message = f"{kind or 'the constraint'} cannot be enforced any further: {error}"
+        return FinishError(message, param=kind, code="grammar_too_complex", status=400)
+    logger.error("request %s: its grammar failed: %s: %s", rid, type(error).__name__, error)
+    return FinishError(f"the request's grammar failed, a defect of radixrt: {error}", code="constraint_failed")
 
 
 def _error(message: str) -> Finish:

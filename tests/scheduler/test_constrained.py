@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.grammar import Bitmask
 from radixrt.constraint import StructuredOptions
+from radixrt.errors import InvariantError
 from radixrt.messages.parts import ConstraintInfo
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import pack_i32, unpack_i32
@@ -209,6 +211,29 @@ def test_a_grammar_that_raises_ends_its_own_request(where, jumps, depth):
         assert "is broken" in h.finishes["bad"].error.message
     else:
         assert h.outputs["bad"] == [1, 2, 3, 4]
+
+
+@DEPTHS
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(GrammarError, 400, "grammar_too_complex"), (InvariantError, 500, "constraint_failed")],
+)
+def test_a_grammar_that_is_too_complex_is_the_clients_to_mend(error, status, code, depth):
+    class Complex(FixedSequence):
+        def mask(self) -> Bitmask:
+            if self.at == 2:
+                raise error("too many options")
+            return super().mask()
+
+    h = Harness(depth=depth)
+    given = {"regex": "x", "structured": StructuredOptions(jump_forward=False)}
+    h.add("complex", [1], max_tokens=9, grammar=Complex([1, 2, 3, 4]), **given)
+    h.drain()
+    found = h.finishes["complex"].error
+    assert (found.status, found.code) == (status, code)
+    assert "too many options" in found.message
+    assert (found.param == "regex") == (status == 400)
+    assert h.outputs["complex"] == [1, 2]
 
 
 @DEPTHS

@@ -28,10 +28,11 @@ from typing import Final, Literal
 
 import numpy as np
 
+from radixrt.constrained.backends.lark import MAX_OPTIONS
 from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
-from radixrt.constrained.productions import NotExpressible, Productions, Rep, Term
+from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep, Term
 from radixrt.constrained.regex import Regex
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
 from radixrt.constrained.vocabulary import Vocabulary
@@ -149,10 +150,16 @@ def is_plain(productions: Productions) -> bool:
     """Return True if llguidance can have no trouble with a grammar, however large it is.
 
     What is repeated a counted number of times is small or single characters, and terminals are no intersections; only
-    listed words may be excluded from them.
+    listed words may be excluded from them. Each rule, and each option of a choice, can be an item of the same row of
+    llguidance's parser.
     """
+    items = len(productions.rules)
     for expr in productions.layout.order:
-        if isinstance(expr, Rep):
+        if isinstance(expr, Alt):
+            items += len(expr.options)
+            if items > MAX_OPTIONS:
+                return False
+        elif isinstance(expr, Rep):
             if max(expr.low, expr.high or 0) > MAX_PLAIN_COUNT:
                 return False
         elif isinstance(expr, Term) and not _is_plain_regex(expr.regex):

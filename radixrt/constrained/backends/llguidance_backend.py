@@ -9,6 +9,7 @@ error for `consume_token`, but not for `try_consume_tokens`, as long as the id e
 from __future__ import annotations
 
 import ctypes
+import re
 
 import llguidance
 
@@ -24,6 +25,9 @@ LIMITS = llguidance.LLParserLimits(
 )
 """Work of one mask: about 40 ms of it at most. Lexer states (1.4 KB each) are shared by all matchers of one loaded
 grammar, and so is their limit. Errors do not repeat the grammar, which is the client's own text."""
+
+
+TOO_MANY_ITEMS = re.compile(r"row has (\d+) items; max is (\d+)")
 
 
 class LlguidanceBackend(GrammarBackend):
@@ -93,5 +97,12 @@ class LlguidanceMatcher(Matcher):
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    lines = matcher.get_error().strip().splitlines()
+    text = matcher.get_error().strip()
+    row = TOO_MANY_ITEMS.search(text)
+    if row is not None:
+        return (
+            f"its choices leave {row[1]} alternatives open at one place, and {row[2]} are the most; offer fewer "
+            "options there, or let them begin differently"
+        )
+    lines = text.splitlines()
     return lines[0][:200] if lines else "no reason given"

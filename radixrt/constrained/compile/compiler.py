@@ -7,6 +7,7 @@ is dead, too slow or too large is refused here and not in the middle of an answe
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,8 +42,10 @@ from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json, read_regex
 from radixrt.constraint import Constraint
-from radixrt.errors import RadixRTError, RequestError, shown
+from radixrt.errors import InvariantError, RadixRTError, RequestError, shown
 from radixrt.messages.parts import FinishError
+
+logger = logging.getLogger(__name__)
 
 MAX_SHORTEST_CHARS = 1_000_000
 
@@ -162,16 +165,31 @@ def make_completions(productions: Productions, vocabulary: Vocabulary) -> Comple
     return Completions(Recognizer(productions, vocabulary.control_tokens), vocabulary)
 
 
-def refusal(error: RadixRTError, constraint: Constraint) -> tuple[FinishError, str]:
-    """The error that a request ends with, and the keyword at fault for the metrics."""
-    if not isinstance(error, RequestError):
-        error = RequestError(f"{constraint.kind}: {error}", param=constraint.kind, code="grammar_too_complex")
-    keyword: str = constraint.kind
+def refusal(error: Exception, constraint: Constraint) -> tuple[FinishError, str]:
+    """Return the error that a request ends with, and the keyword at fault for the metrics.
+
+    Whatever a constraint makes a library or Python refuse is the client's to mend (400). Anything else is a defect of
+    radixrt, which is logged and named as one (500).
+    """
+    kind = constraint.kind
+    if isinstance(error, RequestError):
+        refused = error
+    elif isinstance(error, MemoryError):
+        refused = RequestError(f"{kind} takes too much memory to compile; make it smaller", code="too_complex")
+    elif isinstance(error, RecursionError):
+        refused = RequestError(f"{kind} is nested too deeply", code="too_complex")
+    elif isinstance(error, RadixRTError) and not isinstance(error, InvariantError):
+        refused = RequestError(f"{kind} cannot be enforced: {error}", code="grammar_too_complex")
+    else:
+        logger.error("a constraint of kind %s could not be compiled", kind, exc_info=error)
+        reason = f"{kind} could not be compiled, because of a defect of radixrt ({type(error).__name__})"
+        refused = RequestError(reason, code="constraint_failed", status=500)
+    keyword: str = kind
     if isinstance(error, SchemaRefused) and error.errors:
         keyword = error.errors[0].keyword
     elif isinstance(error, Unsupported):
         keyword = error.keyword
-    finish = FinishError(error.message, param=error.param or constraint.kind, code=error.code, status=error.status)
+    finish = FinishError(refused.message, param=refused.param or kind, code=refused.code, status=refused.status)
     return finish, keyword
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixrt.constrained.backends.choice import Backends
-from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.compile.cache import TemplateCache
 from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
@@ -29,7 +28,6 @@ from radixrt.constrained.masks.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
-from radixrt.errors import RadixRTError, RequestError
 from radixrt.messages.parts import ConstraintInfo, FinishError
 from radixrt.messages.scheduler import GrammarStats, TokenizedReq
 from radixrt.task_thread import TaskThread
@@ -245,7 +243,7 @@ class GrammarManager:
             self._compiled(compilation, compiled)
             template = load(compiled, self._backends)
         except Exception as error:
-            self._failed(compilation, *refusal(_known(error), compilation.constraint), now)
+            self._failed(compilation, *refusal(error, compilation.constraint), now)
             return
         self._usable(compilation, template, now + time.monotonic() - started)
 
@@ -278,7 +276,7 @@ class GrammarManager:
             try:
                 template = load(compiled, backends)
             except Exception as error:
-                self._failed(compilation, *refusal(_known(error), compilation.constraint), now)
+                self._failed(compilation, *refusal(error, compilation.constraint), now)
             else:
                 self._usable(compilation, template, now)
         else:
@@ -290,7 +288,7 @@ class GrammarManager:
             if isinstance(result, GrammarTemplate):
                 self._usable(compilation, result, now)
             else:
-                self._failed(compilation, *refusal(_known(result), compilation.constraint), now)
+                self._failed(compilation, *refusal(result, compilation.constraint), now)
             return
         if isinstance(result, Backends):
             self._backends = self._backends or result
@@ -331,12 +329,9 @@ class GrammarManager:
                 marker = marker_of(template.vocabulary, options.reasoning_end)
                 marker.check_stops(stops)
                 grammar = ReasoningGrammar(marker, grammar, options.reasoning_budget)
-        except RequestError as error:
-            refusal = FinishError(error.message, param=error.param, code=error.code, status=error.status)
-            return ReadyGrammar(waiting.message, error=refusal)
         except Exception as error:
-            logger.error("request %s: its grammar could not be made: %r", waiting.message.rid, error)
-            return ReadyGrammar(waiting.message, error=FinishError(str(_known(error)), code="constraint_failed"))
+            refused, _ = refusal(error, self._constraint(waiting.message))
+            return ReadyGrammar(waiting.message, error=refused)
         info = ConstraintInfo(
             backend=compiled.backend, ignored=compiled.ignored, compile_s=max(now - waiting.since, 0.0), cached=cached
         )
@@ -346,14 +341,6 @@ class GrammarManager:
         backends = Backends(self._make_vocabulary())
         backends.get("llguidance").load('start: "a"')
         return backends
-
-
-def _known(error: object) -> RadixRTError:
-    """The error itself if it is a RadixRTError; any other becomes one, so that a defect ends only its requests."""
-    if isinstance(error, RadixRTError):
-        return error
-    logger.error("a grammar could not be made", exc_info=error if isinstance(error, BaseException) else None)
-    return GrammarError(f"it could not be made into a grammar ({type(error).__name__})")
 
 
 @dataclass

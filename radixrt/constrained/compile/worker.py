@@ -37,7 +37,7 @@ from radixrt.constrained.compile.protocol import (
 )
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint
-from radixrt.errors import RadixRTError, RequestError
+from radixrt.errors import RadixRTError
 from radixrt.logs import configure_logging
 from radixrt.messages.parts import FinishError
 
@@ -128,19 +128,9 @@ class CompileWorker:
         try:
             deadline = time.monotonic() + job.timeout_s
             compiled = compile_constraint(job.constraint, self._backends, deadline, thorough=job.thorough)
-        except RadixRTError as error:
+        except Exception as error:
             refused, keyword = refusal(error, job.constraint)
             return CompileResult(job.id, error=refused, keyword=keyword)
-        except MemoryError:
-            too_large = RequestError(
-                f"{job.constraint.kind} takes too much memory to compile", param=job.constraint.kind
-            )
-            refused, keyword = refusal(too_large, job.constraint)
-            return CompileResult(job.id, error=refused, keyword=keyword)
-        except Exception as error:
-            logger.exception("a constraint of kind %s could not be compiled", job.constraint.kind)
-            reason = f"{job.constraint.kind} could not be compiled ({type(error).__name__})"
-            return CompileResult(job.id, error=FinishError(reason, param=job.constraint.kind, status=500))
         return CompileResult(job.id, compiled)
 
     def _announce_import(self) -> None:

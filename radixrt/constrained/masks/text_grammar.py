@@ -21,7 +21,7 @@ from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.constrained.masks.closing import ClosingTracker, Completions, ParserState
 from radixrt.constrained.masks.mask_cache import CachedState, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
-from radixrt.errors import RequestError
+from radixrt.errors import InvariantError, RequestError
 
 T = TypeVar("T")
 
@@ -256,7 +256,7 @@ class TextGrammar(Grammar):
         try:
             self._catch_up()
             return question(self._matcher)
-        except GrammarError:
+        except (GrammarError, InvariantError):
             self._template.renew(self._generation)
             self._generation = self._template.generation
             self._matcher = self._template.matcher()
@@ -268,5 +268,5 @@ class TextGrammar(Grammar):
     def _catch_up(self) -> None:
         if self._behind:
             if not all(map(self._matcher.accept, self._tokens[-self._behind :])):
-                raise GrammarError("the grammar's library refuses a token that its mask allowed")
+                raise InvariantError("the grammar's library refuses a token that its mask allowed")
             self._behind = 0

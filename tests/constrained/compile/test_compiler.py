@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from radixrt.constrained.backends.choice import Backends, is_plain
-from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load
-from radixrt.constrained.productions import Lit, Productions, Rep, Term
+from radixrt.constrained.backends.matcher import GrammarError
+from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
+from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Term, alt
 from radixrt.constrained.regex import complement, intersect, parse_regex
 from radixrt.constraint import Constraint, StructuredOptions
-from radixrt.errors import RequestError
+from radixrt.errors import InvariantError, RequestError
 from tests.constrained.vocabularies import small_vocabulary, text_of
 
 PERSON = json.dumps(
@@ -111,6 +112,49 @@ def test_grammars_with_slow_masks_are_refused(backends: Backends, monkeypatch: p
         compiled("regex", "([a-z]+ ){3}", backends)
 
 
+def lists(key: str, count: int = 700) -> dict[str, Any]:
+    """A schema of lists that begin with an object that has one of so many keys."""
+    one = [
+        {"type": "object", "properties": {f"{key}{i}": {"type": "null"}}, "required": [f"{key}{i}"]}
+        for i in range(count)
+    ]
+    return {
+        "type": "array",
+        "prefixItems": [{"anyOf": [{**each, "additionalProperties": False} for each in one]}],
+        "items": False,
+    }
+
+
+def test_choices_that_only_together_are_too_many_are_refused(backends: Backends) -> None:
+    """llguidance has a limit for the alternatives that are open at one place of a text, here behind its first "["."""
+    compiled("json_schema", json.dumps(lists("a")), backends)
+    with pytest.raises(RequestError) as refused:
+        compiled("json_schema", json.dumps({"anyOf": [lists(key) for key in "abc"]}), backends)
+    assert (refused.value.status, refused.value.param, refused.value.code) == (
+        400,
+        "json_schema",
+        "grammar_too_complex",
+    )
+    assert "alternatives open at one place" in refused.value.message
+    assert "offer fewer options" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (GrammarError("too many states"), 400, "cannot be enforced: too many states"),
+        (MemoryError(), 400, "memory"),
+        (RecursionError(), 400, "nested too deeply"),
+        (InvariantError("a symbol is missing"), 500, "defect of radixrt (InvariantError)"),
+        (KeyError("x"), 500, "defect of radixrt (KeyError)"),
+    ],
+)
+def test_only_a_defect_of_ours_is_not_the_clients_error(error: Exception, status: int, words: str) -> None:
+    refused, keyword = refusal(error, Constraint(kind="ebnf", source="x", options=StructuredOptions()))
+    assert (refused.status, refused.param, keyword) == (status, "ebnf", "ebnf")
+    assert words in refused.message
+
+
 def test_plain_grammars_are_not_probed() -> None:
     for plain in ("[a-z]+", '"[^"]{0,200}"', "(yes|no)( [a-z]{1,9}){0,3}"):
         assert is_plain(Productions({"start": Term(parse_regex(plain, search=False))})), plain
@@ -121,6 +165,10 @@ def test_plain_grammars_are_not_probed() -> None:
     assert is_plain(Productions({"start": Term(intersect(words, complement(excluded)))}))
     both = intersect(parse_regex(".*ab1.*", search=False), parse_regex(".*cd2.*", search=False))
     assert not is_plain(Productions({"start": Term(both)}))
+    choices = [Ref(f"r{i}") for i in range(3)]
+    rules = {f"r{i}": alt(*(Lit(f"{i} {j}") for j in range(800))) for i in range(3)}
+    assert is_plain(Productions({"start": choices[0], "r0": rules["r0"]}))
+    assert not is_plain(Productions({"start": alt(*choices), **rules}))
 
 
 def test_bombs_are_refused_or_compiled_in_time(backends: Backends) -> None:

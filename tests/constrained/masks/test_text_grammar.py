@@ -18,7 +18,7 @@ from radixrt.constrained.masks.text_grammar import GrammarTemplate, TextGrammar
 from radixrt.constrained.productions import Lit, Productions, Ref, Rep, Seq, Special, Term, alt, optional, postorder
 from radixrt.constrained.regex import ANY, integer_range, json_string, parse_regex
 from radixrt.constrained.vocabulary import Vocabulary, split_utf8
-from radixrt.errors import RequestError
+from radixrt.errors import InvariantError, RequestError
 from tests.constrained.vocabularies import allowed, small_vocabulary, text_of
 
 STRING = Term(json_string(ANY))
@@ -473,7 +473,7 @@ def test_a_library_that_goes_on_failing_at_them_is_an_error(backends: Backends) 
     grammar = behind(common, backends.vocabulary)
     grammar._matcher = Failing(False)
     common._load = lambda: Failing(False)
-    with pytest.raises(GrammarError, match="refuses a token that its mask allowed"):
+    with pytest.raises(InvariantError, match="refuses a token that its mask allowed"):
         grammar.settle()
 
 
