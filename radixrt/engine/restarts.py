@@ -68,8 +68,9 @@ class RestartPolicy:
         """Return the reaction to the failure of these processes, and count it as a restart if it is one.
 
         One dead rank restarts all ranks: the others wait for it in a collective. The tokenizer and the scheduler are
-        restarted together, because each of them holds a part of every request. A rank survives the restart of the
-        scheduler only if it is the only one: several ranks may have received different steps.
+        restarted together, because each of them holds a part of every request. Ranks outlive the scheduler. Several
+        ranks do so once: a scheduler may have died between sending a step to one rank and to the next, and then the new
+        scheduler fails before it serves, or a rank hangs in that step.
 
         Args:
             scheduler_serves: the scheduler has been ready, so that it can wait for new ranks.
@@ -86,7 +87,7 @@ class RestartPolicy:
         others = tuple(kind for kind in self._kinds if not is_runner(kind))
         if scheduler_serves and all(is_runner(kind) for kind in failed):
             restart, ends_requests = runners, False
-        elif len(runners) == 1 and not any(is_runner(kind) for kind in failed):
+        elif (scheduler_serves or len(runners) == 1) and not any(is_runner(kind) for kind in failed):
             restart, ends_requests = others, True
         else:
             restart, ends_requests = self._kinds, True

@@ -6,8 +6,8 @@ ZMQ would deliver what is queued for a dead process to its successor. Old proces
 
 - ModelRunners fail: all ranks are killed and started anew with as many KV slots as before, and the scheduler, which
   learns of it by `RunnerRestarted`, resumes every request.
-- The tokenizer or the scheduler fails: both are started anew, and open requests end with an error. A single ModelRunner
-  goes on living: it connects to the new scheduler.
+- The tokenizer or the scheduler fails: both are started anew, and open requests end with an error. The ModelRunners go
+  on living: they connect to the new scheduler.
 
 The kernel kills a worker when the thread that started it ends, so all of them are started by this thread.
 """

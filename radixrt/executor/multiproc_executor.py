@@ -81,6 +81,12 @@ class MultiprocExecutor(Executor):
                 raise EngineError(f"runner {message.rank} failed to start: {message.error}")
             if isinstance(message, RunnerReady):
                 self._ready[message.rank] = message
+        executed = sorted({ready.executed for ready in self._ready.values()})
+        if len(executed) > 1:
+            raise EngineError(
+                f"the ranks have executed different steps of the last scheduler ({executed[0]} to {executed[-1]} "
+                "messages), so that they must start anew"
+            )
         return self._ready[0]
 
     def restart(self, epoch: int) -> None:

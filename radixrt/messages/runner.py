@@ -180,6 +180,8 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         cascade: costs of computing shared prefixes once on this rank's device; None if no layer can share.
+        executed: number of steps and masks that this rank has executed, those of earlier schedulers. Ranks that have
+            executed equally many have executed the same ones, because each scheduler sends all ranks the same messages.
     """
 
     rank: int
@@ -188,6 +190,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     device: str
     dtype: str
     cascade: CascadeCosts | None = None
+    executed: int = 0
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):

@@ -49,6 +49,9 @@ PEER_DEATH_S = 0.5
 """Delay before a failed rank reports its error. It also fails when another rank has died; then main ends it before."""
 IDLE_BEFORE_WORK_S = 0.25
 """Time without a message after which the runner starts idle work."""
+LAST_MESSAGE_S = 0.1
+"""Time after which nothing more comes from a dead scheduler: what it had sent is in this machine's sockets. A rank that
+misses a message nevertheless is found out by `RunnerReady.executed`."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Worker:
         self._answers = answers
         self._rank = rank
         self._alone = alone
+        self._executed = 0
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[Unanswered] = deque()
         self._step_timeout_s = step_timeout_s
@@ -131,7 +135,9 @@ class Worker:
         r = self._runner
         dtype = str(r.dtype).removeprefix("torch.")
         self._answers.send(
-            RunnerReady(self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.cascade)
+            RunnerReady(
+                self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.cascade, self._executed
+            )
         )
 
     def handle(self, message: ToRunner) -> None:
@@ -145,7 +151,8 @@ class Worker:
         elif isinstance(message, DebugReq):
             rows, lens = unpack_i32(message.rows), unpack_i32(message.lens)
             self._answers.send(DebugReply(pack_i32(self._runner.mirror_rows(rows, lens))))
-
+        if isinstance(message, (ForwardStep, GrammarMask)):
+            self._executed += 1
         self.answer_ready()
 
     @property
@@ -257,15 +264,20 @@ def serve_steps(
     Args:
         heartbeat: reports the loop's progress; default: nobody watches.
         allowance: longest pauses of steps; needed with a heartbeat.
-        until: the loop ends when this returns True; asked every `IDLE_WAKE_S` at least.
+        until: asked every `IDLE_WAKE_S` at least. Once it returns True, the scheduler is dead, and the loop ends with
+            the last message that it had sent: all ranks execute all of them, because they wait for each other in steps.
     """
     heartbeat = heartbeat or Heartbeat()
     allowance = allowance or StepAllowance(0.0, 0.0)
     idle_work = True
-    while not until():
+    while True:
+        ended = until()
         # The loop spins while a step is not answered, so that a message and an answer are both handled at once.
-        message = inbox.recv(0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else IDLE_WAKE_S)
+        wait_s = 0.0 if worker.is_waiting else IDLE_BEFORE_WORK_S if idle_work else IDLE_WAKE_S
+        message = inbox.recv(LAST_MESSAGE_S if ended else wait_s)
         heartbeat.beat()
+        if message is None and ended:
+            return
         if isinstance(message, ForwardStep):
             _handle_step(worker, message, heartbeat, allowance)
         elif message is not None:

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.errors import EngineError
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 from radixrt.messages.runner import ForwardStep, GrammarMask, RunnerReady, StepOutput, ToRunner
@@ -31,8 +32,8 @@ class Life:
         self.inboxes: list[ZmqInbox[ToRunner]] = [ZmqInbox(context, each, ToRunner) for each in endpoints.ranks]
         self.answers: ZmqOutbox[Any] = ZmqOutbox(context, endpoints.answers)
 
-    def ready(self, rank: int) -> None:
-        self.answers.send(RunnerReady(rank, 100, 512, "cpu", "float32"))
+    def ready(self, rank: int, executed: int = 0) -> None:
+        self.answers.send(RunnerReady(rank, 100, 512, "cpu", "float32", executed=executed))
 
     def close(self) -> None:
         for each in (*self.inboxes, self.answers):
@@ -85,6 +86,19 @@ def test_a_new_life_of_the_ranks_hears_nothing_of_the_one_before(bench: Bench) -
     second.answers.send(StepOutput(2, b""))
     assert bench.executor.take(LIMIT_S) == StepOutput(2, b"")
     second.close()
+
+
+@pytest.mark.parametrize("executed", [(7, 7), (7, 8)])
+def test_ranks_of_a_dead_scheduler_must_have_executed_the_same(bench: Bench, executed: tuple[int, int]) -> None:
+    life = bench.start(0)
+    for rank, count in enumerate(executed):
+        life.ready(rank, count)
+    if len(set(executed)) == 1:
+        assert bench.executor.wait_ready(LIMIT_S).executed == 7
+    else:
+        with pytest.raises(EngineError, match=r"different steps .* \(7 to 8 messages\)"):
+            bench.executor.wait_ready(LIMIT_S)
+    life.close()
 
 
 def test_masks_are_in_the_messages_where_the_file_system_is_full(

@@ -68,6 +68,26 @@ def test_a_killed_rank_ends_the_engine_by_name(rank: int, long_model: Path) -> N
     assert socket_folders() <= folders
 
 
+def test_ranks_outlive_the_scheduler(long_model: Path) -> None:
+    """If the scheduler died between sending a step to the one rank and to the other, all processes start anew."""
+    params = {"temperature": 0, "max_tokens": 64, "ignore_eos": True}
+    with radixrt.Engine(str(long_model), tp=2, max_restarts=100, **OPTIONS) as engine:
+        expected = [c.token_ids for c in engine.generate(["hello", "go on"], params)]
+        for _ in range(3):
+            before = engine.pids
+            stream = engine.stream("hello", {"max_tokens": 4000, "ignore_eos": True})
+            next(stream)
+            os.kill(before["scheduler"], signal.SIGKILL)
+            with pytest.raises(EngineError, match=r"scheduler process .* signal 9"):
+                list(stream)
+            assert [c.token_ids for c in engine.generate(["hello", "go on"], params)] == expected
+            kept = [engine.pids[f"ModelRunner {rank}"] == before[f"ModelRunner {rank}"] for rank in range(2)]
+            assert kept in ([True, True], [False, False])
+            if kept[0]:
+                return
+        pytest.fail("all ranks were started anew three times")
+
+
 def test_the_server_runs_over_two_ranks(tiny_model: Callable[[str], Path]) -> None:
     server = ServerProcess(
         "--model", str(tiny_model("llama")), "--dtype", "float32", "--kv-cache-tokens", "4096", "--num-threads", "1",

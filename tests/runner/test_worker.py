@@ -17,11 +17,12 @@ from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
 from radixrt.heartbeat import Heartbeat
-from radixrt.messages.runner import RunnerReady, StepOutput
+from radixrt.messages.runner import GrammarMask, RunnerReady, StepOutput, ToRunner
+from radixrt.messages.wire import pack_i32
 from radixrt.runner.profile_run import largest_step
 from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import SampledStep
-from radixrt.runner.worker import Worker
+from radixrt.runner.worker import Worker, serve_steps
 from tests.tiny_models import COMMON, save_random_model
 
 STEP = largest_step(2, 8, 64)
@@ -82,6 +83,30 @@ def test_another_scheduler_gets_no_answers_to_the_steps_of_the_first(
     worker.handle(STEP)
     assert isinstance(second.recv(), StepOutput)
     assert first.recv() is second.recv() is None
+
+
+class Messages:
+    """An inbox with messages that have arrived, and no more to come."""
+
+    def __init__(self, *messages: ToRunner) -> None:
+        self._messages = list(messages)
+
+    def recv(self, timeout_s: float) -> ToRunner | None:
+        return self._messages.pop(0) if self._messages else None
+
+
+def test_the_last_messages_of_a_dead_scheduler_are_executed_and_counted(tiny_model: Callable[[str], Path]) -> None:
+    first: LocalChannel = LocalChannel()
+    worker = make_worker(tiny_model("llama"), first)
+    mask = GrammarMask(STEP.step_id, pack_i32([]), pack_i32([]), b"")
+    inbox: Any = Messages(STEP, STEP, mask)
+    serve_steps(worker, inbox, until=lambda: True)
+    assert [type(first.recv()) for _ in range(2)] == [StepOutput, StepOutput]
+    second: LocalChannel = LocalChannel()
+    worker.reconnect(second)
+    ready = second.recv()
+    assert isinstance(ready, RunnerReady)
+    assert ready.executed == 3
 
 
 def test_a_device_that_does_not_complete_a_step_ends_the_worker(

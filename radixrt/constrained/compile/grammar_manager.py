@@ -287,7 +287,7 @@ class GrammarManager:
             compilation = self._compilations[key]
             if isinstance(result, GrammarTemplate):
                 self._usable(compilation, result, now)
-            else:
+            elif isinstance(result, Exception):
                 self._failed(compilation, *refusal(result, compilation.constraint), now)
             return
         if isinstance(result, Backends):
