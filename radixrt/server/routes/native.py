@@ -4,7 +4,7 @@ Request (see `NativeRequest` and `NativeSampling`):
 
     text | input_ids | input_parts
                         exactly one. str or [str]; [int] or [[int]]; or one prompt in parts, each a str (a user's text,
-                        in which nothing is a control token), [int] (token ids, as they are) or {"template": str} (text
+                        in which nothing is a special token), [int] (token ids, as they are) or {"template": str} (text
                         of the chat template). Neighbouring texts are tokenized as one. The model's bos comes before a
                         user's text that begins the prompt, as with `text`
     return_prompt_ids   answer with the prompt's token ids
