@@ -15,13 +15,22 @@ from pathlib import Path
 
 import llguidance
 import numpy as np
+import numpy.typing as npt
 
 from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.constrained.regex.charset import LAST, CharSet
 from radixrt.errors import RequestError
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 GUARD = "\n"
 """Written before a text whose tokenizer would otherwise put a space there."""
+
+TokenSet = bytes
+"""A byte for each id of a vocabulary: 1 for the tokens of the set, else 0."""
+MAX_TOKEN_SETS = 64
+"""Most sets that `Vocabulary.tokens_of` keeps."""
+LAST_ASCII = 0x7F
+_NOT_ASCII = CharSet.span(LAST_ASCII + 1, LAST)
 
 
 class Vocabulary:
@@ -49,6 +58,7 @@ class Vocabulary:
         self.eos_mask = self.mask_of(self.eos_ids)
         self._texts: list[str | None] = [None] * vocab_size  # of those seen; strings, which the collector never walks
         self._parts: dict[int, tuple[str | None, bytes]] = {}
+        self._token_sets: dict[CharSet, TokenSet] = {}
         self._guard_ids = self._find_guard()
 
     @classmethod
@@ -154,6 +164,41 @@ class Vocabulary:
             else:
                 self._parts[token] = found
         return found
+
+    def tokens_of(self, chars: CharSet) -> TokenSet:
+        """Text tokens that consist of some of these characters alone.
+
+        A token with a character outside of ASCII is among them only if the set has all such characters.
+        """
+        found = self._token_sets.get(chars)
+        if found is None:
+            table = np.zeros(256, bool)
+            for first, last in chars.pairs():
+                table[first : min(last, LAST_ASCII) + 1] = True
+            whole = chars & _NOT_ASCII == _NOT_ASCII
+            table[LAST_ASCII + 1 :] = whole
+            data, starts = self._joined
+            others = np.concatenate([[0], np.cumsum(~table[data])])
+            good = (others[starts[1:]] == others[starts[:-1]]) & (starts[1:] > starts[:-1])
+            if whole:
+                good &= self._is_whole
+            while len(self._token_sets) >= MAX_TOKEN_SETS:
+                self._token_sets.pop(next(iter(self._token_sets)))
+            found = self._token_sets[chars] = good.astype(np.uint8).tobytes()
+        return found
+
+    @cached_property
+    def _joined(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes of all tokens, and where each token's begin, the last one's end included."""
+        starts = np.cumsum([0, *map(len, self.table)])
+        return np.frombuffer(b"".join(self.table), np.uint8), starts
+
+    @cached_property
+    def _is_whole(self) -> npt.NDArray[np.bool_]:
+        """The tokens that neither begin nor end inside a character."""
+        return np.array(
+            [data.isascii() or split_utf8(data) == (data.decode(errors="ignore"), b"") for data in self.table]
+        )
 
     @cached_property
     def by_bytes(self) -> tuple[dict[bytes, int], int]:

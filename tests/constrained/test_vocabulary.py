@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from radixrt.constrained.regex.charset import LAST, CharSet
 from radixrt.constrained.vocabulary import Vocabulary, split_utf8
 from tests.constrained.vocabularies import SMALL, bits, small_vocabulary, text_of
 
+NOT_ASCII = CharSet.span(0x80, LAST)
 TEXTS = ["", "a", " a", '{"name":"Ada", "age": 36}', "two  spaces", "naïve café", "\n\n\tx\n", "日本語 🙂👍🏽", "12345"]
 
 
@@ -84,3 +86,20 @@ def test_the_fingerprint_tells_vocabularies_apart(vocabulary: Vocabulary, model_
 )
 def test_split_utf8(data: bytes, text: str | None, rest: bytes) -> None:
     assert split_utf8(data) == (text, rest)
+
+
+@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize(
+    "pairs", [[], [(0x61, 0x7A)], [(0, 0x21), (0x23, LAST)], [(0x20, 0xFF)], [(0, LAST)], [(0x80, LAST)]]
+)
+def test_tokens_of_characters(family: str, pairs: list[tuple[int, int]]) -> None:
+    vocabulary, chars = small_vocabulary(family), CharSet.ranges(pairs)
+    found = vocabulary.tokens_of(chars)
+    assert len(found) == vocabulary.vocab_size
+    assert vocabulary.tokens_of(CharSet.ranges(pairs)) is found
+    for inside, data in zip(found, vocabulary.table, strict=True):
+        text, rest = split_utf8(data)
+        is_of_them = bool(data) and text is not None and not rest and all(ord(char) in chars for char in text)
+        if is_of_them and not data.isascii() and chars & NOT_ASCII != NOT_ASCII:
+            continue  # may be left out
+        assert bool(inside) == is_of_them, data

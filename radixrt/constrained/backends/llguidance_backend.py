@@ -72,6 +72,12 @@ class LlguidanceMatcher(Matcher):
             raise GrammarError(f"llguidance cannot go on with the grammar: {_reason(self._matcher)}")
         return accepted
 
+    def accept_all(self, tokens: list[int]) -> bool:
+        accepted = self._matcher.try_consume_tokens(tokens) == len(tokens)
+        if self._matcher.is_error():
+            raise GrammarError(f"llguidance cannot go on with the grammar: {_reason(self._matcher)}")
+        return accepted
+
     def rollback(self, num_tokens: int) -> None:
         if not self._matcher.rollback(num_tokens):
             raise GrammarError(f"llguidance cannot undo {num_tokens} tokens: {_reason(self._matcher)}")

@@ -35,6 +35,10 @@ class Matcher(ABC):
     def accept(self, token: int) -> bool:
         """Advance over a token that is not an end token; False, and nothing changed, if the grammar forbids it."""
 
+    def accept_all(self, tokens: list[int]) -> bool:
+        """Advance over tokens that the masks allow; False if the library refuses one of them nevertheless."""
+        return all(map(self.accept, tokens))
+
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
         """Undo the last num_tokens accepted tokens."""

@@ -1,16 +1,16 @@
 """Closing suffixes: the tokens of a shortest completion, so that an output that must be cut is still valid.
 
-`ClosingTracker.fits` promises that `closing` has at most so many tokens. Both use the same completion, so the promise
-holds exactly. A token costs about 2 us while the end is far: the recognizer follows its text, and the characters of a
-shortest completion are compared with the remaining budget, because no token is shorter than a byte. Only when that
-comparison does not decide, the completion is written out and tokenized, once for each parser state.
+The recognizer follows a text, and the characters of a shortest completion bound its tokens from above (`bound`),
+because no token is shorter than a byte. Only where that does not tell that the remaining budget suffices, the
+completion is written out and tokenized (`closing`).
 """
 
 from __future__ import annotations
 
 from radixrt.constrained.productions import Special
 from radixrt.constrained.recognizer import Recognizer, State
-from radixrt.constrained.vocabulary import Vocabulary, split_utf8
+from radixrt.constrained.regex.charset import CharSet
+from radixrt.constrained.vocabulary import TokenSet, Vocabulary, split_utf8
 from radixrt.errors import InvariantError
 
 MAX_CHAR_BYTES = 4
@@ -60,14 +60,18 @@ class Completions:
             parser_state if state is parser_state[0] and pending == parser_state[1] else (state, pending)
         )  # the same object, which costs no memory
 
-    def fits(self, parser_state: ParserState, remaining: int) -> bool:
-        """Return True if `closing` has at most `remaining` tokens."""
+    def bound(self, parser_state: ParserState) -> int | None:
+        """A number of tokens that `closing` does not exceed, at little cost; None inside a character."""
         state, pending = parser_state
-        if state.complete and not pending:
-            return remaining >= 0
-        if MAX_CHAR_BYTES * (self._recognizer.closing_length(state) + 1) <= remaining and not pending:
-            return True
-        return len(self.closing(parser_state)) <= remaining
+        if pending:
+            return None
+        return 0 if state.complete else MAX_CHAR_BYTES * (self._recognizer.closing_length(state) + 1)
+
+    def looping_tokens(self, parser_state: ParserState) -> TokenSet:
+        """Text tokens after which the parser state is the same."""
+        state, pending = parser_state
+        chars = CharSet(()) if pending else self._recognizer.looping_chars(state)
+        return self._vocabulary.tokens_of(chars)
 
     def closing(self, parser_state: ParserState) -> list[int]:
         """Tokens of a shortest completion; read-only."""
@@ -101,41 +105,6 @@ class Completions:
         """A character that begins with these bytes and that the grammar allows here."""
         low, high = code_points(pending)
         return self._recognizer.first_char(state, low, high)
-
-
-class ClosingTracker:
-    """Follows one text, token by token."""
-
-    def __init__(self, exit: Completions) -> None:
-        self._completions = exit
-        self._states = [exit.start]
-        self._ahead: ParserState | None = None  # the state after the token of the last `fits`
-        self._ahead_token = -1
-
-    def fits(self, token: int, remaining: int) -> bool:
-        """Return True if the closing after `token` has at most `remaining` tokens, or the grammar forbids `token`."""
-        self._ahead_token = token
-        self._ahead = self._completions.advance(self._states[-1], token)
-        return self._ahead is None or self._completions.fits(self._ahead, remaining)
-
-    def accept(self, token: int) -> ParserState:
-        """Advance over a token that the masks allow; returns the new parser state."""
-        after = self._ahead if token == self._ahead_token else self._completions.advance(self._states[-1], token)
-        if after is None:
-            raise InvariantError("the recognizer refuses a token that the masks allow")
-        self._states.append(after)
-        self._ahead, self._ahead_token = None, -1
-        return after
-
-    def rollback(self, num_tokens: int) -> ParserState:
-        """Undo the last num_tokens accepted tokens; returns the new parser state."""
-        del self._states[len(self._states) - num_tokens :]
-        self._ahead, self._ahead_token = None, -1
-        return self._states[-1]
-
-    def closing(self) -> list[int]:
-        """Tokens of a shortest completion."""
-        return list(self._completions.closing(self._states[-1]))
 
 
 def code_points(pending: bytes) -> tuple[int, int]:

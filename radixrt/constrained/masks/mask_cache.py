@@ -1,38 +1,64 @@
-"""`MaskCache`: masks and forced tokens by parser state, shared by all requests that reach the state.
+"""`MaskCache`: masks, forced tokens and transitions by parser state, shared by all requests that reach the state.
 
 Everything that may follow a text depends on its parser state alone. Requests with one schema, and the characters of a
 long string, reach the same few states again and again. A mask then costs a lookup instead of a walk through the
-vocabulary, and all rows in that state share one array.
+vocabulary, all rows in that state share one array, and a token that was followed before costs another lookup.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
+import numpy as np
+
 from radixrt.constrained.grammar import Bitmask
 from radixrt.constrained.masks.closing import ParserState
+from radixrt.constrained.vocabulary import TokenSet
 
 MAX_BYTES = 64 * 1024 * 1024
 STATE_BYTES = 512
 """Approximate size of a state without its mask."""
+MAX_EDGES = 200_000
+"""Remembered transitions of all states, at most: some 20 MB. Then all are forgotten."""
+UNKNOWN = 1 << 62
 
 
 class CachedState:
-    """Results for one parser state; None where nothing was computed yet.
+    """Results for one parser state; None where nothing was computed yet. Compare by identity.
 
     Attributes:
+        state: the parser state; None at the beginning of a text.
         row: the mask, read only.
         forced: the tokens that the grammar forces.
         may_end, must_end: see `Matcher`.
+        safe: with this many remaining tokens or more the text can be completed; an upper bound until `is_exact`.
+        after: the states after tokens that the mask allows, of those that were followed.
+        loops: the text tokens that the mask allows and that lead back to this state.
     """
 
-    __slots__ = ("forced", "may_end", "must_end", "row")
+    __slots__ = ("after", "forced", "is_exact", "loops", "may_end", "must_end", "row", "safe", "state")
 
-    def __init__(self) -> None:
+    def __init__(self, state: ParserState | None) -> None:
+        self.state = state
         self.row: Bitmask | None = None
         self.forced: list[int] | None = None
         self.may_end: bool | None = None
         self.must_end: bool | None = None
+        self.safe = UNKNOWN
+        self.is_exact = False
+        self.after: dict[int, CachedState] = {}
+        self.loops: TokenSet | None = None
+
+    def follow(self, token: int) -> CachedState | None:
+        """The state after a token that the mask allows; None if it is not known."""
+        after = self.after.get(token)
+        if after is None and self.loops is not None and 0 <= token < len(self.loops) and self.loops[token]:
+            return self
+        return after
+
+    def allows(self, token: int) -> bool:
+        """The mask allows a token of the vocabulary; False while there is no mask."""
+        return self.row is not None and bool(self.row[token >> 5] >> (token & 31) & 1)
 
     def remember(self, row: Bitmask) -> None:
         """Store the mask, which is read-only from now on."""
@@ -44,13 +70,17 @@ class MaskCache:
     """An LRU cache of the parser states of all grammars of one vocabulary. Belongs to the scheduler's thread.
 
     Args:
-        max_bytes: approximate size of all states.
+        max_bytes: approximate size of all states; the one used last stays however large it is.
+        max_edges: remembered transitions, at most.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, max_edges: int = MAX_EDGES) -> None:
         self._max_bytes = max_bytes
+        self._max_edges = max_edges
         self._known: OrderedDict[ParserState, CachedState] = OrderedDict()
         self._num_bytes = 0
+        self._with_edges: list[CachedState] = []
+        self._num_edges = 0
 
     def at(self, state: ParserState) -> CachedState:
         """The entry of a parser state, made if need be. States of different recognizers are different keys."""
@@ -58,7 +88,7 @@ class MaskCache:
         if known is not None:
             self._known.move_to_end(state)
             return known
-        known = self._known[state] = CachedState()
+        known = self._known[state] = CachedState(state)
         self._num_bytes += STATE_BYTES
         self._shrink()
         return known
@@ -71,12 +101,35 @@ class MaskCache:
         self._shrink()
         return known
 
+    def connect(self, state: CachedState, token: int, after: CachedState) -> None:
+        """Remember the state after a token that the mask of the first state allows."""
+        if self._num_edges >= self._max_edges:
+            for each in self._with_edges:
+                each.after.clear()
+            self._with_edges.clear()
+            self._num_edges = 0
+        if not state.after:
+            self._with_edges.append(state)
+        state.after[token] = after
+        self._num_edges += 1
+
+    def put_loops(self, state: CachedState, tokens: TokenSet) -> None:
+        """Store which of these tokens, each of which leads from the state back to it, its mask allows."""
+        assert state.row is not None
+        allowed = np.unpackbits(state.row.view(np.uint8), count=len(tokens), bitorder="little")
+        state.loops = (np.frombuffer(tokens, np.uint8) & allowed).tobytes()
+        if state.state is not None and self._known.get(state.state) is state:
+            self._num_bytes += len(tokens)
+            self._shrink()
+
     def _shrink(self) -> None:
-        while self._num_bytes > self._max_bytes and self._known:
+        while self._num_bytes > self._max_bytes and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
             self._num_bytes -= STATE_BYTES + (0 if oldest.row is None else oldest.row.nbytes)
+            self._num_bytes -= 0 if oldest.loops is None else len(oldest.loops)
+            oldest.row = oldest.loops = None  # transitions to it may be remembered for some time
 
     @property
     def num_bytes(self) -> int:
-        """Approximate size of all entries."""
+        """Approximate size of all entries, without their transitions."""
         return self._num_bytes

@@ -4,8 +4,9 @@ The matcher fills masks. A mask is reduced to text tokens, and end tokens, the m
 allowed exactly where the text may end. The recognizer follows the same productions and finds shortest completions
 (`closing`).
 
-A mask depends on the parser state alone and is cached by it (`mask_cache`). While the text moves between cached states
-the matcher is not called, and tokens are not passed to it: it catches up in `settle`, or at a state that is new.
+A mask depends on the parser state alone and is cached by it (`mask_cache`), and so are the states after each token.
+While the text moves between cached states, a token costs a look-up; neither the matcher nor the recognizer is called.
+The matcher catches up in `settle`, or at a state that is new.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ import numpy as np
 
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.masks.closing import ClosingTracker, Completions, ParserState
-from radixrt.constrained.masks.mask_cache import CachedState, MaskCache
+from radixrt.constrained.masks.closing import Completions
+from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import InvariantError, RequestError
 
 T = TypeVar("T")
 
+
+SETTLE_AFTER = 8
+"""The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
+number for each request, so that those of a batch do not all do so after the same step."""
 
 SLOW_FILL_S = 0.0005
 """A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
@@ -61,7 +66,8 @@ class GrammarTemplate:
         self.allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
         self.generation = 0
         self.building_s = 0.0
-        self.start = CachedState()
+        self.start = CachedState(None)
+        self._num_made = 0
         self._load = load
         self._prototype = load()
         self._make_completions = make_completions
@@ -86,7 +92,9 @@ class GrammarTemplate:
                     "constraint only other control tokens can end it",
                     param="stop_token_ids",
                 )
-        return TextGrammar(self, vocabulary.mask_of(own) if own else None)
+        self._num_made += 1
+        settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
+        return TextGrammar(self, vocabulary.mask_of(own) if own else None, settle_at)
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
@@ -112,33 +120,39 @@ class TextGrammar(Grammar):
 
     Args:
         own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.
+        settle_at: tokens that the matcher may be behind after `settle`.
     """
 
-    def __init__(self, template: GrammarTemplate, own_ends: Bitmask | None = None) -> None:
+    def __init__(self, template: GrammarTemplate, own_ends: Bitmask | None, settle_at: int) -> None:
         self._own_ends = own_ends
+        self._settle_at = settle_at
         self._template = template
         self._vocabulary = template.vocabulary
         self._matcher = template.matcher()
         self._generation = template.generation
         self._tokens: list[int] = []
+        self._path = [template.start]  # the states before and after each token
         self._behind = 0  # how many of the last tokens the matcher has not consumed
         self._ended = False
-        self._tracker: ClosingTracker | None = None
-        self._state: ParserState | None = None  # None before the first token
-        self._here = template.start  # its entry
+        self._ahead: tuple[int, CachedState] | None = None  # the token of the last `fits`, and the state after it
 
     def mask(self) -> Bitmask:
         if self._ended:
             return self._vocabulary.eos_mask
-        row = self._here.row
+        row = self._path[-1].row
         if row is None:
-            row = self._compute_mask()
+            row = self._find_mask()
         if self._own_ends is not None and self._may_end():
             return row | self._own_ends
         return row
 
-    def _compute_mask(self) -> Bitmask:
+    def _find_mask(self) -> Bitmask:
         """The mask of this parser state, common to all requests of the constraint."""
+        state = self._path[-1].state
+        if state is not None:
+            known = self._path[-1] = self._template.masks.at(state)  # this entry may have been evicted
+            if known.row is not None:
+                return known.row
         row = np.full_like(self._vocabulary.eos_mask, 0xFFFFFFFF)
         started = time.perf_counter()
         self._asking(lambda matcher: matcher.fill(row))
@@ -150,37 +164,66 @@ class TextGrammar(Grammar):
             np.bitwise_or(row, self._vocabulary.eos_mask, out=row)
         elif not np.count_nonzero(row):
             raise GrammarError("no token of this model can go on with the text as the constraint asks")
-        if self._state is None:
-            self._here.remember(row)
+        if state is None:
+            self._path[-1].remember(row)
         else:
-            self._here = self._template.masks.put(self._state, row)
+            self._template.masks.put(state, row)
         return row
 
     def accept(self, token: int) -> bool:
         if self._ended:
             return False
-        if self._is_end(token):
-            self._ended = self._may_end()
-            return self._ended
+        here = self._path[-1]
+        after = here.follow(token)
+        if after is None:
+            if self._is_end(token):
+                self._ended = self._may_end()
+                return self._ended
+            return self._accept_new(here, token)
+        self._push(token, after)
+        self._behind += 1
+        return True
+
+    def _accept_new(self, here: CachedState, token: int) -> bool:
+        """Accept a token that was not followed from this state before, and remember it if the mask allows it."""
         if not 0 <= token < self._vocabulary.vocab_size:
             return False
-        row = self._here.row
-        is_masked_in = row is not None and bool(row[token >> 5] >> (token & 31) & 1)
-        if not is_masked_in:  # the library may still take it: where text is forced it masks all but one way to write it
+        allowed = here.allows(token)
+        if not allowed:  # the library may still take it: where text is forced it masks all but one way to write it
             if not (self._vocabulary.table[token] or token in self._template.specials):
                 return False
             if not self._asking(lambda matcher: matcher.accept(token)):
                 return False
-        state = self._follow().accept(token)
-        self._tokens.append(token)
-        self._behind += is_masked_in
-        if state is not self._state:
-            self._state = state
-            self._here = self._template.masks.at(state)
+        after = self._state_after(token)
+        if after is None:
+            raise InvariantError("the recognizer refuses a token that the masks allow")
+        self._push(token, after)
+        if allowed:
+            self._behind += 1
+            if after is here and here.loops is None and here.state is not None:
+                loops = self._template.completions.looping_tokens(here.state)
+                self._template.masks.put_loops(here, loops)
+            else:
+                self._template.masks.connect(here, token, after)
         return True
 
+    def _push(self, token: int, after: CachedState) -> None:
+        self._tokens.append(token)
+        self._path.append(after)
+        self._ahead = None
+
+    def _state_after(self, token: int) -> CachedState | None:
+        """The state after a token that is no end token; None if the recognizer refuses it."""
+        if self._ahead is not None and self._ahead[0] == token:
+            return self._ahead[1]
+        completions, here = self._template.completions, self._path[-1]
+        state = completions.advance(completions.start if here.state is None else here.state, token)
+        if state is None:
+            return None
+        return here if state is here.state else self._template.masks.at(state)
+
     def settle(self) -> None:
-        if self._behind:
+        if self._behind >= self._settle_at:
             self._asking(lambda matcher: None)
 
     def _is_end(self, token: int) -> bool:
@@ -192,13 +235,13 @@ class TextGrammar(Grammar):
     def is_terminated(self) -> bool:
         if self._ended:
             return True
-        here = self._here
+        here = self._path[-1]
         if here.must_end is None:
             here.must_end = self._asking(lambda matcher: matcher.must_end())
         return here.must_end
 
     def _may_end(self) -> bool:
-        here = self._here
+        here = self._path[-1]
         if here.may_end is None:
             here.may_end = self._asking(lambda matcher: matcher.may_end())
         return here.may_end
@@ -214,14 +257,13 @@ class TextGrammar(Grammar):
         if num_tokens > unseen:
             self._matcher.rollback(num_tokens - unseen)
         del self._tokens[-num_tokens:]
-        state = self._follow().rollback(num_tokens)
-        self._state = state if self._tokens else None
-        self._here = self._template.masks.at(state) if self._tokens else self._template.start
+        del self._path[-num_tokens:]
+        self._ahead = None
 
     def forced_continuation(self) -> list[int]:
         if self._ended:
             return []
-        here = self._here
+        here = self._path[-1]
         if here.forced is None:
             here.forced = self._asking(lambda matcher: matcher.forced())
         return list(here.forced)
@@ -234,19 +276,37 @@ class TextGrammar(Grammar):
         return None if tokens[0] == last or len(tokens) > 1 + len(forced) else tokens
 
     def fits(self, token: int, remaining: int) -> bool:
-        if self._ended or self._is_end(token):
+        if self._ended:
             return True
-        return self._follow().fits(token, remaining)
+        after = self._path[-1].follow(token)
+        if after is None:
+            if self._is_end(token):
+                return True
+            self._ahead = None
+            after = self._state_after(token)
+            if after is None:
+                return True
+            self._ahead = token, after
+        return remaining >= after.safe or self._fits_exactly(after, remaining)
+
+    def _fits_exactly(self, after: CachedState, remaining: int) -> bool:
+        """As `fits`, for a state whose upper bound is unknown or does not tell."""
+        if after.is_exact:
+            return False
+        completions = self._template.completions
+        state = completions.start if after.state is None else after.state
+        if after.safe == UNKNOWN:
+            bound = completions.bound(state)
+            after.safe = UNKNOWN if bound is None else bound
+        if remaining < after.safe:
+            after.safe, after.is_exact = len(completions.closing(state)), True
+        return remaining >= after.safe
 
     def closing(self) -> list[int]:
+        state = self._path[-1].state
         if self._ended:
             return []
-        return self._follow().closing() if self._tokens else list(self._template.shortest)
-
-    def _follow(self) -> ClosingTracker:
-        if self._tracker is None:
-            self._tracker = ClosingTracker(self._template.completions)
-        return self._tracker
+        return list(self._template.shortest if state is None else self._template.completions.closing(state))
 
     def _asking(self, question: Callable[[Matcher], T]) -> T:
         """The matcher's answer once it has consumed the whole text.
@@ -260,13 +320,13 @@ class TextGrammar(Grammar):
             self._template.renew(self._generation)
             self._generation = self._template.generation
             self._matcher = self._template.matcher()
-            if not all(map(self._matcher.accept, self._tokens)):
+            if not self._matcher.accept_all(self._tokens):
                 raise
             self._behind = 0
             return question(self._matcher)
 
     def _catch_up(self) -> None:
         if self._behind:
-            if not all(map(self._matcher.accept, self._tokens[-self._behind :])):
+            if not self._matcher.accept_all(self._tokens[-self._behind :]):
                 raise InvariantError("the grammar's library refuses a token that its mask allowed")
             self._behind = 0

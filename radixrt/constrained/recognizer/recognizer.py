@@ -180,6 +180,22 @@ class Recognizer:
             state.closing = Closing(joined(pieces), length)
         return state.closing
 
+    def looping_chars(self, state: State) -> CharSet:
+        """The characters that lead from the state back to it, where they are known to be few kinds."""
+        found = CharSet(())
+        if len(state.items) > _MAX_SKIP_ITEMS:
+            return found
+        sets: list[CharSet] = []
+        for node, progress, _ in state.items:
+            if isinstance(progress, Regex):
+                sets.extend(progress.classes())
+            elif node.kind == TEXT:
+                sets.append(CharSet.of(node.text[progress]))
+        for one in partition(sets):
+            if self._step(state, chr(one.edges[0])) is state:
+                found = found | one
+        return found
+
     def first_char(self, state: State, low: int, high: int) -> str | None:
         """A character from code point low to high that may come next, one with the shortest completion."""
         best: tuple[int, str] | None = None
@@ -253,18 +269,7 @@ class Recognizer:
 
     def _make_skip(self, state: State) -> re.Pattern[str]:
         """A pattern for the characters that lead from the state back to itself."""
-        found = CharSet(())
-        if len(state.items) <= _MAX_SKIP_ITEMS:
-            sets: list[CharSet] = []
-            for node, progress, _ in state.items:
-                if isinstance(progress, Regex):
-                    sets.extend(progress.classes())
-                elif node.kind == TEXT:
-                    sets.append(CharSet.of(node.text[progress]))
-            for one in partition(sets):
-                if self._step(state, chr(one.edges[0])) is state:
-                    found = found | one
-        state.skip = _pattern(found)
+        state.skip = _pattern(self.looping_chars(state))
         return state.skip
 
     def _can_read(self, item: Item) -> bool:
