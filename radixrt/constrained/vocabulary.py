@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import llguidance
@@ -22,6 +22,8 @@ from radixrt.constrained.regex.charset import LAST, CharSet
 from radixrt.errors import RequestError
 from radixrt.tokenizer.tokenizer import Tokenizer
 
+MAX_SHORT_BYTES = 64
+"""Texts up to this length, such as the beginnings of JSON, are tokenized once for llguidance; 1,024 are kept."""
 GUARD = "\n"
 """Written before a text whose tokenizer would otherwise put a space there."""
 
@@ -228,9 +230,10 @@ class _ForLlguidance:
         self.special_token_ids = sorted(set(names) | set(vocabulary.eos_ids))
         self.eos_token_id = vocabulary.eos_ids[0]
         self.bos_token_id = None
+        self._encode_short = lru_cache(maxsize=1024)(vocabulary.encode_bytes)
 
     def __call__(self, data: bytes) -> list[int]:
-        return self._vocabulary.encode_bytes(data)
+        return self._encode_short(data) if len(data) <= MAX_SHORT_BYTES else self._vocabulary.encode_bytes(data)
 
 
 def split_utf8(data: bytes) -> tuple[str | None, bytes]:

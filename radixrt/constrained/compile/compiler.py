@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 
 from radixrt.constrained.backends.choice import BackendName, Backends
-from radixrt.constrained.backends.matcher import GrammarError, Matcher
-from radixrt.constrained.grammar import bitmask_words
+from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.productions import EmptyLanguage, Lit, Productions, Ref, Special, Term, alt, optional, seq
@@ -140,18 +138,13 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
     """A template for the requests of this process.
 
     Raises:
-        GrammarError: the library refuses what it took when the constraint was compiled.
+        GrammarError: the library refuses what it took when the constraint was compiled, or gives up on it.
     """
     vocabulary = backends.vocabulary
     backend = backends.get(compiled.backend)
 
-    def prototype() -> Matcher:
-        matcher = backend.load(compiled.source, compiled.serialized)
-        matcher.fill(np.empty(bitmask_words(vocabulary.vocab_size), np.uint32))  # forks find it computed
-        return matcher
-
     return GrammarTemplate(
-        prototype,
+        lambda: backend.load(compiled.source, compiled.serialized),
         vocabulary,
         shortest=compiled.shortest,
         specials=compiled.specials,

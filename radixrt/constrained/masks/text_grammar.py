@@ -51,7 +51,10 @@ class GrammarTemplate:
     Attributes:
         generation: how often the grammar was renewed.
         building_s: seconds of slow masks since it was loaded.
-        start: entry of the parser state before the first token; the other states are in `masks`.
+        start: entry of the parser state before the first token, with its mask; the other states are in `masks`.
+
+    Raises:
+        GrammarError: no token can begin a text, or the library gave up on this grammar.
     """
 
     def __init__(
@@ -63,13 +66,17 @@ class GrammarTemplate:
         self.masks = MaskCache() if masks is None else masks
         self.shortest = list(shortest)
         self.specials = frozenset(specials) - set(vocabulary.eos_ids)
-        self.allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
+        self._allowed_mask = vocabulary.text_mask
+        if self.specials:
+            self._allowed_mask = vocabulary.text_mask | vocabulary.mask_of(self.specials)
         self.generation = 0
         self.building_s = 0.0
         self.start = CachedState(None)
         self._num_made = 0
         self._load = load
         self._prototype = load()
+        row, self.start.may_end = self.mask_of(self._prototype)
+        self.start.remember(row)
         self._make_completions = make_completions
         self._completions: Completions | None = None
 
@@ -99,6 +106,26 @@ class GrammarTemplate:
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
         return self._prototype.fork()
+
+    def mask_of(self, matcher: Matcher) -> tuple[Bitmask, bool]:
+        """The mask of a matcher's parser state, and whether the text may end there.
+
+        Raises:
+            GrammarError: the library gave up on this grammar, or no token can continue the text.
+        """
+        row = np.full_like(self.vocabulary.eos_mask, 0xFFFFFFFF)
+        started = time.perf_counter()
+        matcher.fill(row)
+        taken = time.perf_counter() - started
+        if taken > SLOW_FILL_S:
+            self.building_s += taken
+        np.bitwise_and(row, self._allowed_mask, out=row)
+        may_end = matcher.may_end()
+        if may_end:
+            np.bitwise_or(row, self.vocabulary.eos_mask, out=row)
+        elif not np.count_nonzero(row):
+            raise GrammarError("no token of this model can go on with the text as the constraint asks")
+        return row, may_end
 
     def renew(self, generation: int) -> None:
         """Load the grammar afresh if a matcher of this generation cannot continue, and none of a later one was made."""
@@ -153,21 +180,12 @@ class TextGrammar(Grammar):
             known = self._path[-1] = self._template.masks.at(state)  # this entry may have been evicted
             if known.row is not None:
                 return known.row
-        row = np.full_like(self._vocabulary.eos_mask, 0xFFFFFFFF)
-        started = time.perf_counter()
-        self._asking(lambda matcher: matcher.fill(row))
-        taken = time.perf_counter() - started
-        if taken > SLOW_FILL_S:
-            self._template.building_s += taken
-        np.bitwise_and(row, self._template.allowed_mask, out=row)
-        if self._may_end():
-            np.bitwise_or(row, self._vocabulary.eos_mask, out=row)
-        elif not np.count_nonzero(row):
-            raise GrammarError("no token of this model can go on with the text as the constraint asks")
+        row, may_end = self._asking(self._template.mask_of)
         if state is None:
             self._path[-1].remember(row)
         else:
             self._template.masks.put(state, row)
+        self._path[-1].may_end = may_end
         return row
 
     def accept(self, token: int) -> bool:
