@@ -12,7 +12,6 @@ could be read in place of the first of them is written in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import pairwise
 
 from radixrt.constrained.productions import NO_TEXT, Expr, Lit, NotExpressible, Productions, Ref, Seq, Term, alt
@@ -20,7 +19,8 @@ from radixrt.constrained.productions.maximal_munch import Terminal, followers, t
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, chars, derive
 from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
 from radixrt.constrained.regex.derivatives import first
-from radixrt.constrained.regex.nodes import Complement, Intersect, Words
+from radixrt.constrained.regex.nodes import Intersect
+from radixrt.constrained.regex.search import without_listed
 
 # --- cutting literals ---
 
@@ -60,7 +60,7 @@ class _Pieces:
         self._languages = languages
         self._bits = bits
         self._ends: dict[str, set[int]] = {}
-        self._beginning: dict[int, dict[int, list[Regex]]] = {}
+        self._beginning: dict[int, dict[int, dict[Regex, frozenset[str]]]] = {}
 
     def cut(self) -> bool:
         """Cut the pieces as they are now, once; False if there was nothing to cut."""
@@ -93,23 +93,26 @@ class _Pieces:
             languages = self._beginning_with(self._bits[piece[0]])
             if languages:
                 places = [(at, self._bits[char]) for at, char in enumerate(piece) if at]
-                for follow, regexes in languages.items():
-                    missing = [at for at, bit in places if follow & bit and at not in found]
-                    for regex in regexes:
-                        if not missing:
-                            break
-                        found.update(_ends_within(regex, piece, missing))
-                        missing = [at for at in missing if at not in found]
+                for follow, wholes in languages.items():
+                    for whole, listed in wholes.items():
+                        missing = [at for at, bit in places if follow & bit and at not in found]
+                        if missing:
+                            found.update(at for at in _ends_within(whole, piece, missing) if piece[:at] not in listed)
         return found
 
-    def _beginning_with(self, bit: int) -> dict[int, list[Regex]]:
-        """The languages that begin with a character, by the bits that may follow them."""
+    def _beginning_with(self, bit: int) -> dict[int, dict[Regex, frozenset[str]]]:
+        """The languages that begin with a character, by the bits that may follow them.
+
+        Languages that differ only in strings that are excluded from them are one, without the strings that all exclude.
+        """
         languages = self._beginning.get(bit)
         if languages is None:
             languages = self._beginning[bit] = {}
             for regex, begins, follow in self._languages:
                 if begins & bit:
-                    languages.setdefault(follow, []).append(regex)
+                    whole, listed = without_listed(regex) if isinstance(regex, Intersect) else (regex, frozenset[str]())
+                    wholes = languages.setdefault(follow, {})
+                    wholes[whole] = wholes.get(whole, listed) & listed
         return languages
 
 
@@ -117,34 +120,13 @@ def _begins(terminal: Terminal, bits: dict[str, int]) -> int:
     if isinstance(terminal, str):
         return bits[terminal[0]]
     begins = first(terminal)
-    return sum(bit for char, bit in bits.items() if char in begins)
-
-
-@lru_cache(maxsize=1024)
-def _without_words(regex: Intersect) -> tuple[Regex, frozenset[str]]:
-    """A language and listed words that are excluded from it; the language itself and none where it is not of that form.
-
-    The names of undeclared members are such languages, and following all of them apart would take long.
-    """
-    kept = [item for item in regex.items if not isinstance(item, Complement)]
-    words: set[str] = set()
-    for item in regex.items:
-        if isinstance(item, Complement):
-            if isinstance(item.item, Words):
-                words.update(item.item.words)
-            elif item.item.text is not None:
-                words.add(item.item.text)
-            else:
-                return regex, frozenset()
-    return (kept[0], frozenset(words)) if len(kept) == 1 else (regex, frozenset())
+    if len(begins) < len(bits):
+        return sum([bits.get(char, 0) for char in begins])
+    return sum([bit for char, bit in bits.items() if char in begins])
 
 
 def _ends_within(regex: Regex, text: str, offsets: list[int]) -> list[int]:
     """The offsets, in order, at which a string of the language may end."""
-    if isinstance(regex, Intersect):
-        whole, listed = _without_words(regex)
-        if whole is not regex:
-            return [offset for offset in _ends_within(whole, text, offsets) if text[:offset] not in listed]
     found: list[int] = []
     at = 0
     for offset in offsets:

@@ -142,28 +142,30 @@ class Productions:
         return len(reached) == len(self.rules)
 
     def encode(self) -> bytes:
-        """MessagePack for another process; shared expressions stay shared."""
+        """MessagePack for another process; shared expressions and parts of regular languages stay shared."""
+        order = self.layout.order
+        regexes, places = regular.encode(dict.fromkeys([expr.regex for expr in order if isinstance(expr, Term)]))
         table: list[tuple[Any, ...]] = []
-        known: dict[object, int] = {}
+        known: dict[tuple[Any, ...], int] = {}
         rows: list[int] = []
-        for expr, below in zip(self.layout.order, self.layout.below):
-            row = _row(expr, [rows[one] for one in below])
-            key = expr if isinstance(expr, Term) else row
-            index = known.get(key)
+        for expr, below in zip(order, self.layout.below):
+            row = ("term", places[expr.regex]) if isinstance(expr, Term) else _row(expr, [rows[one] for one in below])
+            index = known.get(row)
             if index is None:
-                index = known[key] = len(table)
-                table.append(("term", regular.encode(expr.regex)) if isinstance(expr, Term) else row)
+                index = known[row] = len(table)
+                table.append(row)
             rows.append(index)
         rules = [(name, rows[row]) for name, row in self.layout.bodies.items()]
-        return msgspec.msgpack.encode([self.start, rules, table])
+        return msgspec.msgpack.encode([self.start, rules, table, regexes])
 
     @staticmethod
     def decode(data: bytes) -> Productions:
         """The productions of `encode`. Only for trusted bytes: a malformed message raises any exception."""
-        start, rules, table = msgspec.msgpack.decode(data)
+        start, rules, table, encoded = msgspec.msgpack.decode(data)
+        regexes = regular.decode(encoded)
         made: list[Expr] = []
         for row in table:
-            made.append(_from_row(row, made))
+            made.append(_from_row(row, made, regexes))
         return Productions({name: made[index] for name, index in rules}, start)
 
 
@@ -259,17 +261,16 @@ def _row(expr: Expr, below: list[int]) -> tuple[Any, ...]:
         return ("seq", *below)
     if isinstance(expr, Alt):
         return ("alt", *below)
-    if isinstance(expr, Rep):
-        return ("rep", str(expr.low), None if expr.high is None else str(expr.high), *below)
-    return ("term",)
+    assert isinstance(expr, Rep)
+    return ("rep", str(expr.low), None if expr.high is None else str(expr.high), *below)
 
 
-def _from_row(row: list[Any], made: list[Expr]) -> Expr:
+def _from_row(row: list[Any], made: list[Expr], regexes: list[regular.Regex]) -> Expr:
     kind, *rest = row
     if kind == "lit":
         return Lit(rest[0])
     if kind == "term":
-        return Term(regular.decode(rest[0]))
+        return Term(regexes[rest[0]])
     if kind == "ref":
         return Ref(rest[0])
     if kind == "special":

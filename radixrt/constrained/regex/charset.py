@@ -36,6 +36,12 @@ class CharSet:
         return CharSet.ranges((ord(char), ord(char)) for char in text)
 
     @staticmethod
+    @lru_cache(maxsize=4096)
+    def single(char: str) -> CharSet:
+        """One character."""
+        return CharSet.of(char)
+
+    @staticmethod
     def span(first: int, last: int) -> CharSet:
         """The code points from first to last, both included."""
         return CharSet.ranges([(first, last)])
@@ -141,15 +147,19 @@ def partition(sets: Iterable[CharSet]) -> list[CharSet]:
     for bit, charset in enumerate(distinct):
         for edge in charset.edges:
             changes[edge] = changes.get(edge, 0) ^ (1 << bit)
-    groups: dict[int, list[tuple[int, int]]] = {}
+    groups: dict[int, list[int]] = {}
     signature = 0
     points = sorted(changes)
     for at, point in enumerate(points):
         signature ^= changes[point]
-        until = points[at + 1] - 1 if at + 1 < len(points) else LAST
         if point <= LAST and point != 0xD800:
-            groups.setdefault(signature, []).append((point, until))
-    return [CharSet.ranges(pairs) for pairs in groups.values()]
+            edges = groups.setdefault(signature, [])
+            if edges and edges[-1] == point:
+                edges.pop()
+            else:
+                edges.append(point)
+            edges.append(points[at + 1] if at + 1 < len(points) else LAST + 1)
+    return [CharSet(tuple(edges)) for edges in groups.values()]
 
 
 NONE: Final = CharSet(())

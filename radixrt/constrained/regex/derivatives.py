@@ -163,6 +163,9 @@ def _derive_remainder(node: Remainder, char: str) -> Regex:
 @lru_cache(maxsize=4096)
 def first(node: Regex) -> CharSet:
     """Characters with which a string of the language can begin; possibly more where has_boolean."""
+    if isinstance(node, Intersect):
+        kept = [item for item in node.items if not isinstance(item, Complement)]
+        return reduce(CharSet.intersection, map(first, kept), EVERY)
     found: dict[Regex, CharSet] = {}
     for part in subterms(node):
         if isinstance(part, Complement):
@@ -225,11 +228,11 @@ def _filter_words(finite: Regex, items: list[Regex]) -> Regex:
 
 def _merge(items: list[Regex]) -> Regex | None:
     """Joins two of the items into one, if their shapes allow it."""
-    for at, left in enumerate(items):
-        for right in items[at + 1 :]:
-            joined = _pair(left, right)
-            if joined is None:
-                joined = _pair(right, left)
+    for left in items:
+        if not isinstance(left, Chars) and not (isinstance(left, Repeat) and isinstance(left.item, Chars)):
+            continue
+        for right in items:
+            joined = None if right is left else _pair(left, right)
             if joined is not None:
                 return both(joined, *[item for item in items if item is not left and item is not right])
     return None

@@ -355,10 +355,10 @@ def remainder_node(divisor: int, carry: int, scale: int | None, point: bool, pen
     return _intern((5, *fields), Remainder, *fields)
 
 
-def subterms(node: Regex) -> list[Regex]:
-    """The node and everything that it is built from, parts before wholes."""
-    found = {node}
-    pending = [node]
+def subterms(*roots: Regex) -> list[Regex]:
+    """The nodes and everything that they are built from, parts before wholes."""
+    found = set(roots)
+    pending = list(roots)
     while pending:
         for part in pending.pop().parts():
             if part not in found:
@@ -384,9 +384,9 @@ def first_sets(node: Regex) -> dict[CharSet, None]:
         if isinstance(whole, Chars):
             sets[whole.charset] = None
         elif isinstance(whole, Words):
-            sets.update((CharSet.of(char), None) for char in whole.suffixes())
+            sets.update((CharSet.single(char), None) for char in whole.suffixes())
         elif isinstance(whole, Remainder):
-            sets.update((CharSet.of(char), None) for char in "0123456789.")
+            sets.update((CharSet.single(char), None) for char in "0123456789.")
         for part in needed(whole):
             if part not in seen:
                 seen.add(part)

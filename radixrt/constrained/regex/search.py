@@ -7,6 +7,7 @@ lower bound of the missing characters, within a budget; results for a state are 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Final
 
@@ -17,6 +18,7 @@ from radixrt.constrained.regex.nodes import (
     EPSILON,
     Alternate,
     Chars,
+    Complement,
     Concat,
     Intersect,
     Regex,
@@ -114,6 +116,7 @@ def _length(pair: tuple[int, Regex]) -> int:
     return pair[0]
 
 
+@lru_cache(maxsize=4096)
 def _plain_char(charset: CharSet) -> str:
     """A character of the class, a letter or digit where there is one."""
     for char in "a0A _-":
@@ -133,6 +136,10 @@ def _search(start: Regex, *, exact: bool) -> bool:
     Raises:
         RegexTooComplex: over MAX_STEPS derivatives would have to be looked at.
     """
+    text = _unlisted(start)
+    if text is not None:
+        start.ending = text
+        return True
     came_from: dict[Regex, tuple[Regex, str]] = {}
     costs = {start: 0}
     queue: list[tuple[int, int, int, Regex]] = [(0, start.min_length, start.serial, start)]
@@ -164,6 +171,36 @@ def _search(start: Regex, *, exact: bool) -> bool:
     for state in costs:
         state.dead = True
     return False
+
+
+def _unlisted(node: Regex) -> str | None:
+    """A shortest string of a plain language from which listed strings are excluded, if none of those is as short."""
+    if not isinstance(node, Intersect):
+        return None
+    whole, listed = without_listed(node)
+    if whole.has_boolean or whole.min_length > MAX_TEXT:
+        return None
+    text = _spell(whole)
+    return None if text in listed else text
+
+
+@lru_cache(maxsize=1024)
+def without_listed(node: Intersect) -> tuple[Regex, frozenset[str]]:
+    """A language and the listed strings that are excluded from it; the node itself and none if it is not of that form.
+
+    The names of undeclared members are such languages, and following all listed strings apart would take long.
+    """
+    kept = [item for item in node.items if not isinstance(item, Complement)]
+    listed: set[str] = set()
+    for item in node.items:
+        if isinstance(item, Complement):
+            if isinstance(item.item, Words):
+                listed.update(item.item.words)
+            elif item.item.text is not None:
+                listed.add(item.item.text)
+            else:
+                return node, frozenset()
+    return (kept[0], frozenset(listed)) if len(kept) == 1 else (node, frozenset())
 
 
 def _keep(start: Regex, came_from: dict[Regex, tuple[Regex, str]], state: Regex) -> None:

@@ -6,8 +6,7 @@ strings, lists and None only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from radixrt.constrained.regex import nodes
@@ -15,15 +14,14 @@ from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.nodes import EMPTY, EPSILON, Regex, subterms
 
 
-@lru_cache(maxsize=1024)
-def encode(node: Regex) -> tuple[Any, ...]:
-    """A table of nodes; the last is the expression."""
+def encode(regexes: Iterable[Regex]) -> tuple[list[Any], dict[Regex, int]]:
+    """A table of the nodes of all these expressions, and the place of each node in it."""
     place: dict[Regex, int] = {}
     table: list[Any] = []
-    for part in subterms(node):
+    for part in subterms(*regexes):
         place[part] = len(table)
         table.append(_row(part, place))
-    return tuple(table)
+    return table, place
 
 
 def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
@@ -44,12 +42,12 @@ def _wide(number: int) -> int | str:
     return number if number < 2**63 else str(number)
 
 
-def decode(table: Sequence[Any]) -> Regex:
-    """The expression that `encode` was given: the same object, in the same process."""
+def decode(table: Sequence[Any]) -> list[Regex]:
+    """The expressions at all places of a table: the same objects as before, in the same process."""
     made: list[Regex] = []
     for kind, *row in table:
         made.append(_node(kind, row, made))
-    return made[-1]
+    return made
 
 
 def _node(kind: str, row: list[Any], made: list[Regex]) -> Regex:
