@@ -44,6 +44,8 @@ MAX_OPTIONS: Final = 1_900
 """Each option is an item of a row of llguidance's parser, which has 2,000 items at most."""
 MAX_COUNT: Final = 2**31 - 1
 _MAX_NESTING: Final = 6
+_MAX_REPEATED: Final = 12
+"""Characters of an expression that is written out at each of its uses; a longer one becomes a rule of its own."""
 _MAX_CALL_DEPTH: Final = 400
 _MAX_STATES: Final = 24
 _MAX_ELIMINATED: Final = 1500
@@ -104,8 +106,15 @@ class _Writer:
     def write(self) -> str:
         layout = self._productions.layout
         texts: list[_Text] = []
-        for expr, below in zip(layout.order, layout.below):
-            texts.append(self._expression(expr, [texts[one] for one in below]))
+        uses = [0] * len(layout.order)
+        for below in layout.below:
+            for one in below:
+                uses[one] += 1
+        for expr, below, used in zip(layout.order, layout.below, uses):
+            written = self._expression(expr, [texts[one] for one in below])
+            if used > 1 and below and len(written.text) > _MAX_REPEATED:
+                written = self._as_rule(written)
+            texts.append(written)
         for rule, row in layout.bodies.items():
             self._lines[self._names[rule]] = texts[row].text
         symbols = len(self._lines) + len(self._terminal_lines)
@@ -113,11 +122,13 @@ class _Writer:
             raise NotExpressible(f"the grammar has {symbols} rules and terminals; llguidance takes {MAX_SYMBOLS}")
         root = self._names[self._productions.start]
         warm = _visited_first(self._lines, root)
+        is_called = any(isinstance(expr, Ref) and expr.rule == self._productions.start for expr in layout.order)
+        first = root if is_called or warm else self._lines.pop(root)
         lines = [f"{name}: {body}" for name, body in self._lines.items()]
         if warm:
-            lines = [f"start: NEVER {' '.join(warm)} | {root}", *lines, 'NEVER: "a" & "b"']
+            lines = [f"start: NEVER {' '.join(warm)} | {first}", *lines, 'NEVER: "a" & "b"']
         else:
-            lines = [f"start: {root}", *lines]
+            lines = [f"start: {first}", *lines]
         return "\n".join([*lines, *self._terminal_lines]) + "\n"
 
     def _name(self, wanted: str) -> str:
@@ -136,10 +147,12 @@ class _Writer:
             if pieces is None:
                 return _Text(quoted(expr.text), _ATOM, 0)
             return _Text(" ".join(map(quoted, pieces)), _SEQUENCE, 0)
-        if isinstance(expr, Term):
-            return _Text(self.terminal(expr.regex), _ATOM, 0)
         if isinstance(expr, Ref):
             return _Text(self._names[expr.rule], _ATOM, 0)
+        if isinstance(expr, Seq):
+            return self._joined(below, " ", _SEQUENCE) if below else _Text('""', _ATOM, 0)
+        if isinstance(expr, Term):
+            return _Text(self.terminal(expr.regex), _ATOM, 0)
         if isinstance(expr, Special):
             token_id = self._special_ids.get(expr.text)
             if token_id is None:
@@ -151,8 +164,6 @@ class _Writer:
             if most > MAX_COUNT:
                 raise NotExpressible(f"a repetition of {most} times; llguidance counts to {MAX_COUNT}")
             return _Text(item.text + _count(expr.low, expr.high), _REPEATED, item.depth)
-        if isinstance(expr, Seq):
-            return self._joined(below, " ", _SEQUENCE) if below else _Text('""', _ATOM, 0)
         if not below:
             raise InvariantError("productions that derive nothing must be pruned before they are written")
         if len(below) > MAX_OPTIONS:
@@ -172,6 +183,10 @@ class _Writer:
             return written
         if written.depth + 1 < _MAX_NESTING:
             return _Text(f"({written.text})", _ATOM, written.depth + 1)
+        return self._as_rule(written)
+
+    def _as_rule(self, written: _Text) -> _Text:
+        """The name of a new rule that stands for the text."""
         name = self._name("part")
         self._lines[name] = written.text
         return _Text(name, _ATOM, 0)
@@ -205,8 +220,12 @@ class _Writer:
 
     def _intersection(self, regex: Intersect) -> str:
         kept = [self.terminal(item) for item in regex.items if not isinstance(item, Complement)]
-        excluded = [self.terminal(item.item) for item in regex.items if isinstance(item, Complement)]
-        return " & ".join([*(kept or [_ANY_UTF8]), *(f"~{name}" for name in excluded)])
+        excluded = [self._excluded(item.item) for item in regex.items if isinstance(item, Complement)]
+        return " & ".join([*(kept or [_ANY_UTF8]), *(f"~{text}" for text in excluded)])
+
+    def _excluded(self, regex: Regex) -> str:
+        """Names that one object declares are mostly excluded once, and written in place."""
+        return self.terminal(regex) if regex.has_boolean else f"/{to_rust(regex)}/"
 
 
 def quoted(text: str) -> str:
@@ -279,7 +298,7 @@ def _walk(calls: Mapping[str, list[str]], roots: list[str]) -> Iterator[tuple[in
 
 MAX_REGEX_COUNT: Final = 2**32 - 1
 MAX_TEXT: Final = 4_000_000
-_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _\"',:;=@%!")
+_SPECIAL: Final = re.compile(r"[^a-zA-Z0-9 _\"',:;=@%!]")
 _NOTHING: Final = r"[^\x00-\x{10FFFF}]"
 
 
@@ -352,7 +371,7 @@ def _counts(low: int, high: int | None) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join([char if char in _PLAIN else _code(ord(char)) for char in text])
+    return _SPECIAL.sub(lambda found: _code(ord(found[0])), text)
 
 
 def _code(point: int) -> str:

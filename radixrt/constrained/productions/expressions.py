@@ -199,7 +199,9 @@ _KINDS: Final = {Ref: CALL, Seq: ALL, Alt: ANY, Rep: AGAIN}
 
 
 class Layout:
-    """Every expression once (by identity), children before their parents; called rules mostly before their callers.
+    """Every expression once (by identity), children before their parents, and rules before those that call them.
+
+    Where rules call one another, some call comes before the rule.
 
     Args:
         rules: the rules by name. They are kept alive, because rows are found by identity.
@@ -212,13 +214,14 @@ class Layout:
     """
 
     def __init__(self, rules: Mapping[str, Expr]) -> None:
-        self.order = postorder(reversed(list(rules.values())))
+        self.order = _callees_first(rules)
         index = self._index = {id(expr): row for row, expr in enumerate(self.order)}
-        self.kinds = [_KINDS.get(type(expr), LEAF) for expr in self.order]
-        self.below = [
-            tuple([index[id(child)] for child in children(expr)]) if kind > CALL else ()
-            for expr, kind in zip(self.order, self.kinds)
-        ]
+        self.kinds: list[int] = []
+        self.below: list[tuple[int, ...]] = []
+        for expr in self.order:
+            kind = _KINDS.get(type(expr), LEAF)
+            self.kinds.append(kind)
+            self.below.append(tuple([index[id(child)] for child in children(expr)]) if kind > CALL else ())
         self.bodies = {rule: index[id(body)] for rule, body in rules.items()}
 
     def row(self, expr: Expr) -> int:
@@ -270,6 +273,42 @@ class Layout:
             body = self.called[row]
             return values[body] if 0 <= body < len(values) else None
         return length_above(self.order[row], [values[one] for one in self.below[row]])
+
+
+def _callees_first(rules: Mapping[str, Expr]) -> list[Expr]:
+    """The rows of a `Layout`. A call within the rule that it calls comes before that rule's body."""
+    order: list[Expr] = []
+    seen: set[int] = set()
+    unfinished: set[int] = set()
+    stack: list[Expr | None] = []
+    for root in rules.values():
+        stack.append(root)
+        while stack:
+            expr = stack.pop()
+            if expr is None:  # the one below it has everything under it in the order
+                done = stack.pop()
+                assert done is not None
+                if id(done) in unfinished:
+                    unfinished.discard(id(done))
+                    order.append(done)
+            elif id(expr) not in seen:
+                seen.add(id(expr))
+                below = children(expr)
+                if type(expr) is Ref:
+                    body = rules.get(expr.rule)
+                    below = () if body is None or id(body) in seen else (body,)
+                if below:
+                    unfinished.add(id(expr))
+                    stack += (expr, None)
+                    stack += below[::-1]
+                else:
+                    order.append(expr)
+            elif id(expr) in unfinished:
+                if type(expr) is not Ref:  # two rules that call each other share it
+                    return postorder(reversed(list(rules.values())))
+                unfinished.discard(id(expr))
+                order.append(expr)
+    return order
 
 
 def length_above(expr: Expr, below: Sequence[int | None]) -> int | None:

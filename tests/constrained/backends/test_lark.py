@@ -175,3 +175,16 @@ def test_nothing_else_is_accepted_at_the_start_of_a_long_grammar() -> None:
     text = to_lark(Productions({"start": Seq((Lit("x"), Ref("r0"))), **rules, "r900": Lit("c")}), {})
     assert "NEVER" in text
     assert not any(llguidance_accepts(text, start) for start in texts("abcx", 2))
+
+
+def test_what_is_used_again_and_again_is_written_once() -> None:
+    body: Expr = Seq((Lit("<"), Term(regular.parse_regex("[a-z]{3}", search=False)), Lit(">")))
+    for _ in range(30):
+        body = Seq((Lit("["), body, Rep(Seq((Lit(","), body)), 0, None), Lit("]")))
+    source = lark_of(body)
+    assert len(source) < 3000
+    text = "<abc>"
+    for _ in range(30):
+        text = f"[{text}]"
+    assert llguidance_accepts(source, text)
+    assert not llguidance_accepts(source, text[1:])

@@ -175,3 +175,23 @@ def test_a_chain_of_rules_is_no_danger() -> None:
     productions = Productions({**rules, "r20000": Lit("")}, "r0")
     productions.validate()
     assert productions.prune().shortest["r0"] == 20_000
+
+
+def test_rows_have_called_rules_before_their_callers() -> None:
+    rules: dict[str, Expr] = {f"r{i}": Alt((Seq((Lit("a"), Ref(f"r{i + 1}"))), Ref(f"r{i + 1}"))) for i in range(50)}
+    layout = Productions({**rules, "r50": Lit("b")}, "r0").layout
+    assert all(0 <= body < row for row, body in enumerate(layout.called) if isinstance(layout.order[row], Ref))
+
+
+def test_rows_have_parts_before_their_wholes_where_rules_call_one_another() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        shared: list[Expr] = [Lit("a"), *(Ref(name) for name in "xyz")]
+        for _ in range(8):
+            shared.append(rng.choice((Seq, Alt))(tuple(rng.choices(shared, k=2))))
+        productions = grammar(start=Ref("x"), **dict(zip("xyz", rng.sample(shared[4:], 3), strict=True)))
+        layout = productions.layout
+        assert all(one < row for row, below in enumerate(layout.below) for one in below)
+        assert {id(expr) for expr in layout.order} == {id(expr) for expr in postorder(productions.rules.values())}
+        assert len(layout.order) == len({id(expr) for expr in layout.order})
+        assert all(layout.lengths[row] == layout.lengths[body] for row, body in enumerate(layout.called) if body >= 0)
