@@ -33,15 +33,46 @@ _SPELLINGS: Final = {ord(char): "\\" + _SHORT[char] if char in _SHORT else f"\\u
 _QUOTE: Final = literal('"')
 
 
-def json_string(value: Regex) -> Regex:
-    """The JSON texts, quotes included, of the strings that are in value."""
+def json_string(value: Regex, following: str = "") -> Regex:
+    """The JSON texts, quotes included, of the strings that are in value.
+
+    Args:
+        following: what stands behind each of them, such as the colon behind a name.
+    """
     if value is ANY:
-        return _ANY_STRING
+        return _any_string(following)
     if isinstance(value, Intersect | Complement):
         positive, negative = _signed(value)
-        texts = [json_string(item) for item in positive] or [_ANY_STRING]
-        return both(*texts, *[without(json_string(item)) for item in negative])
-    return concat(_QUOTE, _body(value), _QUOTE)
+        texts = [json_string(item, following) for item in positive] or [_any_string(following)]
+        return both(*texts, *[without(json_string(item, following)) for item in negative])
+    return concat(_QUOTE, _body(value), literal('"' + following))
+
+
+@lru_cache(maxsize=16)
+def _any_string(following: str) -> Regex:
+    return concat(_QUOTE, _ANY_BODY, literal('"' + following))
+
+
+def without_following(texts: Regex, following: str) -> Regex | None:
+    """The JSON texts without what stands behind them; None if this is no result of `json_string`."""
+    if isinstance(texts, Words) or texts.text is not None:
+        words = texts.words if isinstance(texts, Words) else (texts.text or "",)
+        if not all(word.endswith(following) for word in words):
+            return None
+        return literals([word.removesuffix(following) for word in words])
+    if isinstance(texts, Concat):
+        *front, last = texts.chain()
+        end = without_following(last, following)
+        return None if end is None else concat(*front, end)
+    if isinstance(texts, Intersect):
+        positive, negative = _signed(texts)
+        kept = [without_following(item, following) for item in positive]
+        excluded = [without_following(item, following) for item in negative]
+        if kept and None not in kept and None not in excluded:
+            return both(
+                *[item for item in kept if item is not None], *[without(item) for item in excluded if item is not None]
+            )
+    return None
 
 
 def _body(value: Regex) -> Regex:
@@ -97,4 +128,3 @@ def spelled_chars(charset: CharSet) -> Regex:
 
 
 _ANY_BODY: Final = repeat(spelled_chars(EVERY))
-_ANY_STRING: Final = concat(_QUOTE, _ANY_BODY, _QUOTE)

@@ -37,6 +37,7 @@ from radixrt.constrained.regex import (
     repeat,
 )
 from radixrt.constrained.regex.derivatives import first as first_chars
+from radixrt.constrained.regex.json_text import without_following
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.tags.fields import PARAM, Node, check_keys, refuse, text
 from radixrt.constrained.tags.pieces import NO_CHARS, NUMBER_CHARS, Piece, constant, regular, token
@@ -200,7 +201,10 @@ def _cut(body: Expr) -> Expr:
 
     def visit(expr: Expr, below: list[Expr]) -> Expr:
         text = _text_of(expr)
-        return with_children(expr, below) if text is None else seq(*map(Lit, _TOKENS.findall(text)))
+        if text is not None:
+            return seq(*map(Lit, _TOKENS.findall(text)))
+        name = without_following(expr.regex, ":") if isinstance(expr, Term) else None
+        return with_children(expr, below) if name is None else seq(Term(name), Lit(":"))
 
     return fold([body], visit)[id(body)]
 
@@ -218,8 +222,11 @@ def _is_json_text(text: str, *, whole: bool) -> bool:
 
 
 def _is_json_token(regex: Regex) -> bool:
-    """Return True if the strings of `regex` are all JSON strings, or all JSON numbers."""
+    """Return True if the strings of `regex` are all JSON strings, all names with a colon, or all JSON numbers."""
+    name = without_following(regex, ":")
     try:
+        if name is not None:
+            return is_subset(name, _STRING)
         return is_subset(regex, _STRING) or is_subset(regex, _NUMBER)
     except RegexTooComplex:
         return False

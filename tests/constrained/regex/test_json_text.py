@@ -30,6 +30,7 @@ from radixrt.constrained.regex import (
     repeat,
     shortest_string,
 )
+from radixrt.constrained.regex.json_text import without_following
 
 _CHARACTERS = st.sampled_from('ab"\\/\b\f\n\r\t\x00\x01\x0b\x1f\x7f\x80é\u2028\ud7ff\ue000\uffff😀\U0010ffff')
 _texts = st.text(_CHARACTERS, max_size=5)
@@ -92,6 +93,28 @@ def test_every_control_character_has_its_one_spelling() -> None:
     anything = json_string(ANY)
     for point in [*range(0x100), 0x2028, 0xD7FF, 0xE000, 0x10FFFF]:
         assert matches(anything, _spelled(chr(point)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ANY,
+        literal("a"),
+        literals(["a", "bc", 'q"']),
+        complement(literals(["a", "b"])),
+        intersect(parse_regex("^x-", search=True), complement(parse_regex("y$", search=True))),
+        alternate(repeat(ANY_CHAR, 2, 3), literal("a:")),
+    ],
+)
+def test_a_colon_behind_each_name_comes_off_again(names: Regex) -> None:
+    with_colon = json_string(names, ":")
+    without_colon = without_following(with_colon, ":")
+    assert without_colon is not None
+    assert is_subset(without_colon, json_string(names))
+    assert is_subset(json_string(names), without_colon)
+    assert is_subset(concat(without_colon, literal(":")), with_colon)
+    assert is_subset(with_colon, concat(without_colon, literal(":")))
+    assert without_following(json_string(names), ":") is None
 
 
 def test_fast_forms() -> None:

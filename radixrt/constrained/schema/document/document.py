@@ -137,6 +137,8 @@ class Document:
 
     def _target(self, at: Located, reference: str, keyword: str) -> tuple[Resource, str]:
         """Return the resource that a reference names, and the fragment within it. Raises Unsupported."""
+        if reference.startswith("#") and "%" not in reference and reference.isprintable():
+            return at.resource, reference[1:]
         url, fragment = urldefrag(reference)
         try:
             fragment = unquote(fragment, errors="strict")

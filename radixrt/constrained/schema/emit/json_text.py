@@ -47,6 +47,10 @@ class TextStyle:
             return joined(Lit("," + key if comma else key), value)
         return seq(*([self.after(",")] if comma else []), Lit(key), self._gap, value)
 
+    def pair(self, key: Expr, value: Expr) -> Expr:
+        """Return an undeclared member; the key ends with its colon."""
+        return joined(key, value) if self._gap is None else joined(key, self._gap, value)
+
     def value(self, value: Any) -> Expr:
         """Return the texts of exactly this value."""
         if isinstance(value, int | float) and not isinstance(value, bool):

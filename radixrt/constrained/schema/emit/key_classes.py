@@ -25,7 +25,7 @@ from radixrt.constrained.schema.normal_form.nodes import NONE, Formula, Formulas
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
 from radixrt.constrained.schema.values import text_of
 
-ANY_NAME = json_string(ANY)
+ANY_KEY = json_string(ANY, ":")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,14 @@ class KeyClass:
         """Return the names. Raises RegexTooComplex."""
         return intersect(self.language, complement(literals(self.declared))) if self.declared else self.language
 
-    def text(self) -> Regex:
-        """Return the names as JSON strings. Raises RegexTooComplex."""
+    def keys(self) -> Regex:
+        """Return the names as JSON strings, each with its colon. Raises RegexTooComplex.
+
+        With the colon they need not be told apart from string values, which lets declared keys be single literals.
+        """
         if self.language is ANY and self.declared:
-            return intersect(ANY_NAME, complement(literals([text_of(name) for name in self.declared])))
-        return json_string(self.names())
+            return intersect(ANY_KEY, complement(literals([text_of(name) + ":" for name in self.declared])))
+        return json_string(self.names(), ":")
 
     def is_empty(self) -> bool:
         """Return whether the class has no name. Raises RegexTooComplex."""

@@ -55,30 +55,30 @@ class _ObjectEmitter:
     # Without counting
 
     def _body(self) -> Expr:
-        """Return at least one member."""
+        """Return at least one member.
+
+        Each optional member before the first required one becomes a rule: the member and what may follow, or only what
+        may follow. So every member is written once, after a comma or without one.
+        """
         members = self._plan.members
         if not members:
             return self._undeclared.members(None, comma=False)
-        first_required = next((place for place, member in enumerate(members) if member[2]), len(members))
-        after: Expr = self._chain(first_required + 1)
-        if first_required == 0:
-            return joined(self._member(0, comma=False), after)
-        options: list[Expr] = []
-        if first_required < len(members):
-            shared: Expr = self._emitter.new_rule(after) if after != END else after
-            options.append(joined(self._member(first_required, comma=False), shared))
-            tail: Expr = self._emitter.new_rule(joined(self._member(first_required, comma=True), shared))
-        else:
-            tail = self._undeclared.members(None, comma=True)
-            if self._plan.classes:
-                options.append(self._undeclared.members(None, comma=False))
-                tail = self._emitter.new_rule(tail)
-        for place in range(first_required - 1, -1, -1):
-            self._share(place)
-            options.append(joined(self._member(place, comma=False), tail))
-            if place:
-                tail = self._emitter.new_rule(seq(optional(self._member(place, comma=True)), tail))
-        return alt(*reversed(options))
+        needed = next((place for place, member in enumerate(members) if member[2]), len(members))
+        following: Expr | None = None
+        if needed < len(members):
+            following = joined(self._member(needed, comma=False), self._chain(needed + 1))
+        elif self._plan.classes:
+            following = self._undeclared.members(None, comma=False)
+        may_be_last = needed == len(members) and not self._plan.witnesses
+        for place in range(needed - 1, -1, -1):
+            member = self._member(place, comma=False)
+            if following is None:
+                following = member
+                continue
+            following = self._emitter.new_rule(following)
+            others = seq(self._style.after(","), following)
+            following = alt(joined(member, optional(others) if may_be_last else others), following)
+        return NOTHING if following is None else following
 
     def _share(self, place: int) -> None:
         """Make a rule of a value that is used in two places."""
@@ -160,8 +160,8 @@ class _UndeclaredEmitter:
     def __init__(self, emitter: Emitter, plan: ObjectPlan) -> None:
         self._emitter = emitter
         self._plan = plan
-        after, value = emitter.style.after, emitter.value
-        self._pairs = [joined(Term(one.text()), after(":"), value(node)) for one, node in plan.classes]
+        pair = emitter.style.pair
+        self._pairs = [pair(Term(one.keys()), emitter.value(node)) for one, node in plan.classes]
         self._groupings = list(self._find_groupings()) if plan.witnesses else [()]
         self._states: dict[tuple[tuple[Group, ...], int, int], Expr] = {}
         self.fewest = min((len(grouping) for grouping in self._groupings), default=0)
@@ -212,7 +212,7 @@ class _UndeclaredEmitter:
         style = self._emitter.style
         separator = style.after(",") if comma else END
         value = self._emitter.value(self._emitter.graph.node(formulas))
-        needed = joined(separator, joined(Term(self._plan.classes[place][0].text()), style.after(":"), value))
+        needed = joined(separator, style.pair(Term(self._plan.classes[place][0].keys()), value))
         if room is None and comma:
             others = self._others(gone)
             before = END if others is NOTHING else repeated(others, 0, None)
