@@ -1,6 +1,7 @@
 """Tables "Structured output" of docs/benchmarks.md: cost of compiling and using grammars, and gain of jump-forward.
 
-    python -m benchmarks.structure grammars --data schemas.jsonl [--limit 50]   time to a grammar, verdicts, masks
+    python -m benchmarks.structure grammars --data schemas.jsonl [--limit 50]   time to a grammar, verdicts, masks;
+                        [--json-out FILE] [--compare FILE]                      masks of two versions, bit by bit
     python -m benchmarks.structure first-mask                                   ordinary schemas through GrammarManager
     python -m benchmarks.structure scheduler                                    what 64 constrained rows add to a step
     python -m benchmarks.structure throughput --data schemas.jsonl              jump-forward on and off
@@ -15,7 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import machine
 from benchmarks.common.tables import percentile, table
@@ -43,6 +46,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="scheduler, throughput, bomb: times each side runs")
     parser.add_argument("--samples", type=int, default=200, help="first-mask: schemas of each kind")
     parser.add_argument("--json-out", type=Path, metavar="FILE", help="grammars: every answer")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="grammars: --json-out of another version")
     args = parser.parse_args(argv)
     if args.data is None and args.command in ("grammars", "throughput"):
         parser.error(f"{args.command} needs --data")
@@ -70,6 +74,10 @@ def grammars(args: argparse.Namespace) -> None:
     print(table(TIME_COLUMNS, [times(name, given) for name, given in answers.items()]))
     if args.json_out:
         args.json_out.write_text(json.dumps({name: [asdict(a) for a in given] for name, given in answers.items()}))
+    if args.compare:
+        before = json.loads(args.compare.read_text())
+        for name, given in answers.items():
+            print(f"\n{name}, against {args.compare.name}: {differences(given, before.get(name, ()))}")
 
 
 VERDICT_COLUMNS = (
@@ -104,6 +112,16 @@ def verdicts(name: str, answers: Sequence[Answer]) -> list[str]:
         f"{sum(a.refused_in_order for a in compiled)} of {tests}",
         f"{sum(a.invalid_accepted for a in compiled)} of {tests}",
     ]
+
+
+def differences(answers: Sequence[Answer], before: Sequence[dict[str, Any]]) -> str:
+    """Names the schemas whose verdicts or masks, compared bit by bit by their hashes, are not those of another run."""
+    verdict = itemgetter("error", "valid_refused", "refused_in_order", "invalid_accepted", "masks_digest")
+    known = {one["id"]: verdict(one) for one in before}
+    both = [one for one in answers if one.id in known]
+    masks = sum(len(one.masks_us) for one in both)
+    different = [one.id for one in both if verdict(asdict(one)) != known[one.id]]
+    return f"{len(both)} schemas with {masks} masks, {len(different)} differ {' '.join(different[:20])}"
 
 
 def times(name: str, answers: Sequence[Answer]) -> list[str]:

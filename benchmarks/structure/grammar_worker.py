@@ -10,6 +10,7 @@ in that order. The garbage of one schema is collected before the next one's time
 """
 
 import gc
+import hashlib
 import json
 import sys
 import time
@@ -41,6 +42,7 @@ class Answer:
         masks_us: of each later mask, microseconds.
         valid_refused, invalid_accepted, tests: instances, as written.
         refused_in_order: of `valid_refused`, those that are refused in the order of the schema too.
+        masks_digest: hash of all masks, for the comparison of two versions.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Answer:
     refused_in_order: int = 0
     invalid_accepted: int = 0
     tests: int = 0
+    masks_digest: str = ""
 
 
 class Walk(Protocol):
@@ -183,6 +186,7 @@ def judge(engine: EngineUnderTest, vocabulary: Vocabulary, entry: dict[str, Any]
     """One schema and its instances."""
     answer = Answer(str(entry["id"]))
     row = np.empty(bitmask_words(vocabulary.vocab_size), np.uint32)
+    digest = hashlib.blake2b(digest_size=16)
     if gc.get_count()[0] > MAX_UNCOLLECTED:
         gc.collect()
     started = time.process_time()
@@ -190,17 +194,20 @@ def judge(engine: EngineUnderTest, vocabulary: Vocabulary, entry: dict[str, Any]
         grammar = engine.compile(json.dumps(entry["schema"], ensure_ascii=False))
         engine.start(grammar).fill(row)
         answer.compile_s = time.process_time() - started
+        digest.update(row)
         for test in entry.get("tests", ()):
-            accepted = walk(engine.start(grammar), vocabulary.encode(written(test["data"])), row, answer.masks_us)
+            tokens = vocabulary.encode(written(test["data"]))
+            accepted = walk(engine.start(grammar), tokens, row, answer.masks_us, digest)
             answer.tests += 1
             answer.invalid_accepted += accepted and not test["valid"]
             if test["valid"] and not accepted:
                 answer.valid_refused += 1
                 tokens = vocabulary.encode(written(in_order(declared(entry["schema"]), test["data"])))
-                answer.refused_in_order += not walk(engine.start(grammar), tokens, row, [])
+                answer.refused_in_order += not walk(engine.start(grammar), tokens, row, [], digest)
     except Exception as error:  # whatever the library under test raises
         answer.error = f"{type(error).__name__}: {error}"[:300]
         answer.compile_s = answer.compile_s or time.process_time() - started
+    answer.masks_digest = digest.hexdigest()
     return answer
 
 
@@ -234,12 +241,13 @@ def in_order(properties: Sequence[dict[str, Any]], value: Any) -> Any:
     return {name: in_order(properties, value[name]) for name in names}
 
 
-def walk(way: Walk, tokens: Sequence[int], row: Bits, masks_us: list[float]) -> bool:
+def walk(way: Walk, tokens: Sequence[int], row: Bits, masks_us: list[float], digest: hashlib.blake2b) -> bool:
     """Return True if every token is in the mask before it and the text may end after the last."""
     for token in tokens:
         started = time.process_time()
         way.fill(row)
         masks_us.append((time.process_time() - started) * 1e6)
+        digest.update(row)
         if not row[token // 32] >> (token % 32) & 1 or not way.accept(token):
             return False
     return way.may_end()
