@@ -150,10 +150,10 @@ def is_plain(productions: Productions) -> bool:
     """Return True if llguidance can have no trouble with a grammar, however large it is.
 
     What is repeated a counted number of times is small or single characters, and terminals are no intersections; only
-    listed words may be excluded from them. Each rule, and each option of a choice, can be an item of the same row of
-    llguidance's parser.
+    listed words may be excluded from them. Each option of a choice, and each rule that is no choice, can be an item of
+    the same row of llguidance's parser.
     """
-    items = len(productions.rules)
+    items = sum(not isinstance(body, Alt) for body in productions.rules.values())
     for expr in productions.layout.order:
         if isinstance(expr, Alt):
             items += len(expr.options)
