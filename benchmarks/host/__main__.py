@@ -35,12 +35,11 @@ import zmq
 
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import percentile, table
-from benchmarks.host.chain import PARTS, SPANS, measure_chain
+from benchmarks.host.chain import PARTS, SCHEMA, SPANS, measure_chain
 from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.gaps import measure_gaps
 from benchmarks.host.pipeline import Pipe, Wire, make_loop, scheduler_parts
 from benchmarks.offline.workloads import MAKERS, Workload, make_workload
-from benchmarks.structure.constrained_rows import SCHEMA
 from radixrt.client.collector import OutputCollector
 from radixrt.client.requests import Job, jobs
 from radixrt.config import ModelConfig, SchedulerConfig

@@ -35,6 +35,8 @@ from radixrt.scheduler.loop import SchedulerLoop
 from radixrt.scheduler.schedule_batch import DECODE
 from radixrt.scheduler.scheduler import Scheduler
 
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+"""One unbounded string: nearly every token is allowed, and rows go on to the end."""
 WARM_STEPS = 100
 PARTS = ("take", "commit", "masks", "next_batch", "encode", "deltas", "settle")
 SPANS = ("to mask", "to step", "whole turn")

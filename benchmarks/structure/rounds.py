@@ -1,15 +1,18 @@
 """Makes the table "Constrained rows from the first round on" of docs/benchmarks.md.
 
     python -m benchmarks.structure.rounds --shape qwen3-0.6b [--rows 8 64 256] [--rounds 6] [--schemas FILE.jsonl]
+    python -m benchmarks.structure.rounds --model embedded
 
 Throughput of the offline API, with and without constraints, from the first round of a fresh engine on, which nothing
 has warmed up. Each kind of constraint has an engine of its own. A round is one call with new prompts of 256 token ids,
 up to 200 tokens of output and temperature 0.6. Dummy weights write random tokens, so that nearly every string is new,
-which is the hardest case for caches of masks. A figure is output tokens, forced ones included, over the seconds of the
-call.
+which is the hardest case for caches of masks; `--model` takes a folder with real ones, or the embedded model. A figure
+is output tokens, forced ones included, over the seconds of the call. In `beside` every second row is plain, and the
+others are those of `records`.
 
 Columns: output tokens a second in each round; the median from round 2 on, and its ratio to that of plain rows; the
-first round over that median; the part of the output that was forced; requests that ended with an error.
+first round over that median; the part of the output that was forced; requests that ended with an error; and
+milliseconds from token to token of the plain rows, the median of rounds from 2 on, where there are such rows.
 """
 
 from __future__ import annotations
@@ -65,12 +68,14 @@ class Round:
         forced: those that the grammar left no choice about.
         errors: requests that ended with an error.
         seconds: of the call.
+        plain_token_s: seconds from token to token of the rows without a constraint, their median; None without any.
     """
 
     tokens: int
     forced: int
     errors: int
     seconds: float
+    plain_token_s: float | None = None
 
     @property
     def rate(self) -> float:
@@ -88,6 +93,8 @@ def parameters(kind: str, rows: int, schemas: Sequence[Any]) -> list[dict[str, A
     common = {"temperature": TEMPERATURE, "max_tokens": OUTPUT_TOKENS}
     if kind == "schemas":
         return [{**common, "json_schema": schemas[i % len(schemas)]} for i in range(rows)]
+    if kind == "beside":
+        return [{**common, **KINDS["records" if i % 2 else "plain"]} for i in range(rows)]
     return [{**common, **KINDS[kind]} for _ in range(rows)]
 
 
@@ -99,11 +106,13 @@ def run_round(engine: Engine, kind: str, rows: int, seed: int, schemas: Sequence
     outputs = engine.generate(asked, params, progress=False)
     seconds = time.perf_counter() - started
     constraints = [output.constraint for output in outputs if output.constraint is not None]
+    plain = [output for output in outputs if output.constraint is None and len(output.token_ids) > 1]
     return Round(
         sum(len(output.token_ids) for output in outputs),
         sum(info.forced_tokens + info.closing_tokens for info in constraints),
         sum(output.finish_reason == "error" for output in outputs),
         seconds,
+        median(each.timings.decode_s / (len(each.token_ids) - 1) for each in plain) if plain else None,
     )
 
 
@@ -111,10 +120,12 @@ def cells(kind: str, rows: int, rounds: Sequence[Round], plain: float | None) ->
     """A row of the table; `plain` is the median rate of plain rows, if it was measured."""
     later = median(each.rate for each in rounds[1:])
     tokens = sum(each.tokens for each in rounds)
+    gaps = [each.plain_token_s for each in rounds[1:] if each.plain_token_s is not None]
     return [
         kind, str(rows), *(f"{each.rate:,.0f}" for each in rounds), f"{later:,.0f}",
         f"{later / plain:.2f}" if plain else "", f"{rounds[0].rate / later:.2f}",
         f"{sum(each.forced for each in rounds) / max(tokens, 1):.0%}", str(sum(each.errors for each in rounds)),
+        f"{1e3 * median(gaps):.2f}" if gaps else "",
     ]  # fmt: skip
 
 
@@ -123,7 +134,9 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(CONFIGS))
     parser.add_argument("--rows", type=int, nargs="+", default=[64])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    kinds_known = [*KINDS, "beside"]
+    parser.add_argument("--kinds", nargs="+", default=kinds_known, choices=kinds_known)
+    parser.add_argument("--model", help="folder with real weights, or `embedded`, instead of a shape with dummy ones")
     parser.add_argument(
         "--schemas", type=Path, help="JSON lines with a `schema` each; 20 of them are mixed as `schemas`"
     )
@@ -139,15 +152,22 @@ def main() -> None:
     for rows in args.rows:
         plain: float | None = None
         for kind in kinds:
-            options = {"max_running_requests": max(64, rows), "context_length": 16_384, **parse_options(args.set)}
-            with Engine(str(shape_folder(args.shape)), load_format="dummy", show_progress=False, **options) as engine:
+            options = {"max_running_requests": max(64, rows), **parse_options(args.set)}
+            if args.model is None:
+                options = {"load_format": "dummy", "context_length": 16_384, **options}
+            model = str(shape_folder(args.shape)) if args.model is None else args.model
+            with Engine(None if model == "embedded" else model, show_progress=False, **options) as engine:
                 rounds = [run_round(engine, kind, rows, 1000 * rows + i, schemas) for i in range(args.rounds)]
             if kind == "plain":
                 plain = median(each.rate for each in rounds[1:])
             found.append(cells(kind, rows, rounds, plain))
             print("|", " | ".join(found[-1]), "|", flush=True)
     numbers = [f"round {i + 1}" for i in range(args.rounds)]
-    print(table(["kind", "rows", *numbers, "median 2+", "of plain", "first / median", "forced", "errors"], found))
+    print(
+        table(
+            ["kind", "rows", *numbers, "median 2+", "of plain", "first / median", "forced", "errors", "plain ms"], found
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from benchmarks.host.__main__ import (
     plain_workload,
     submit,
 )
-from benchmarks.host.chain import PARTS, SPANS, measure_chain
+from benchmarks.host.chain import PARTS, SCHEMA, SPANS, measure_chain
 from benchmarks.host.chunks import BODIES, measure_chunks
 from benchmarks.host.device import RandomTokens
 from benchmarks.host.gaps import STREAMS, measure_gaps
 from benchmarks.host.pipeline import Pipe, Times
 from benchmarks.offline.workloads import make_workload
-from benchmarks.structure.constrained_rows import SCHEMA
 from radixrt.config import ModelConfig
 from radixrt.messages.runner import ForwardStep, GrammarMask
 from radixrt.messages.wire import pack_i32
