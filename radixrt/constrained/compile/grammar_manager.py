@@ -26,6 +26,7 @@ from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.masks.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
+from radixrt.constrained.regex.json_text import UNESCAPED
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
 from radixrt.messages.parts import ConstraintInfo, FinishError
@@ -340,6 +341,7 @@ class GrammarManager:
     def _load_backends(self) -> Backends:
         backends = Backends(self._make_vocabulary())
         backends.get("llguidance").load('start: "a"')
+        backends.vocabulary.tokens_of(UNESCAPED)  # which the first string of the first request would compute otherwise
         return backends
 
 

@@ -29,6 +29,8 @@ from radixrt.constrained.regex.nodes import (
 
 _SHORT: Final = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _ESCAPED: Final = CharSet.span(0, 31) | CharSet.of('"\\')
+UNESCAPED: Final = EVERY - _ESCAPED
+"""Characters that a JSON string holds as they are."""
 _SPELLINGS: Final = {ord(char): "\\" + _SHORT[char] if char in _SHORT else f"\\u00{ord(char):02x}" for char in _ESCAPED}
 _QUOTE: Final = literal('"')
 
