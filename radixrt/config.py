@@ -102,8 +102,8 @@ class ExecutorConfig:
     )
     cuda_graph: str = option(
         "auto",
-        "CUDA graphs of decode steps; auto: captured once steps ask for them and while the engine idles, start: all "
-        "before serving, off: every step is launched kernel by kernel",
+        "CUDA graphs of decode steps and short prompts; auto: a few before serving, more once steps ask for them and "
+        "while the engine idles, start: all before serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )
     step_trace: str | None = option(None, "file for a Chrome trace of every step, which Perfetto opens; default: none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
+    from radixrt.attention.flashinfer_modules import FlashInferModules
     from radixrt.attention.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
@@ -17,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def make_backend(
     name: str, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-    context_length: int, kernel_cache: Path, dependent_launch: bool,
+    context_length: int, kernel_cache: Path, dependent_launch: bool, modules: FlashInferModules | None = None,
 ) -> AttentionBackend:  # fmt: skip
     """Return the backend for a config value: auto, torch_native, cpu or flashinfer.
 
@@ -28,6 +30,7 @@ def make_backend(
         dtype: of the model; the pool's dtype may differ.
         max_rows, context_length: maximum number of rows of a step, and of positions of a row.
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
+        modules: result of `start_loading`; None to compile and load what is needed now.
 
     Raises:
         ConfigError: the backend that was asked for is unavailable; the message names the fix.
@@ -47,13 +50,35 @@ def make_backend(
     if on_cpu:
         problem = _make_cpu(kv_cache, layers, kernel_cache)
     else:
-        problem = _make_flashinfer(kv_cache, layers, dtype, max_rows, context_length, dependent_launch)
+        problem = _make_flashinfer(kv_cache, layers, dtype, max_rows, context_length, dependent_launch, modules)
     if isinstance(problem, str):
         if name == wanted or fp8:
             raise ConfigError(f"attention_backend={wanted}: {problem}")
         logger.warning("attention runs on plain torch operations, several times slower: %s", problem)
         return TorchNativeBackend(kv_cache)
     return problem
+
+
+def start_loading(
+    name: str, windows: Iterable[int | None], *, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype,
+    device: torch.device,
+) -> FlashInferModules | None:  # fmt: skip
+    """Begin to load the kernels of the backend for a config value in the background, before the layers exist.
+
+    With auto, kernels that were never compiled on this machine are compiled in the background while the engine serves;
+    a backend that was asked for by name compiles them before it is made.
+
+    Returns:
+        None if the backend needs no such kernels, or `make_backend` is to load them.
+    """
+    if device.type != "cuda" or name != "auto":
+        return None
+    from radixrt.attention.flashinfer_modules import load_modules
+
+    try:
+        return load_modules(windows, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, device=device)
+    except ImportError:
+        return None  # `make_backend` reports it
 
 
 def _make_cpu(kv_cache: KVCache, layers: list[AttentionLayer], kernel_cache: Path) -> AttentionBackend | str:
@@ -73,6 +98,7 @@ def _make_flashinfer(
     max_rows: int,
     context_length: int,
     dependent_launch: bool,
+    modules: FlashInferModules | None,
 ) -> AttentionBackend | str:
     try:
         from radixrt.attention.flashinfer import FlashInferBackend
@@ -84,6 +110,7 @@ def _make_flashinfer(
             max_rows=max_rows,
             context_length=context_length,
             dependent_launch=dependent_launch,
+            modules=modules,
         )
     except ImportError as error:
         return f"{error}. `pip install 'radixrt[cuda]'` fixes this; `radixrt doctor` reports more."

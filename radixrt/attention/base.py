@@ -37,6 +37,11 @@ class AttentionBackend(ABC):
         into them before it calls `attend`; None if the backend stores them itself."""
         return None
 
+    def launch_all(self, req_to_token: torch.Tensor) -> None:
+        """Launch every Triton kernel of the backend once with each kind of arguments that steps have, on the padding
+        slot. The default is a backend without such kernels."""
+        return
+
     @abstractmethod
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         """Store k and v [T, num_kv_heads, head_dim] at batch.out_cache_loc, for callers that have not stored into

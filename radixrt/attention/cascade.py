@@ -339,6 +339,18 @@ class CascadeRunner:
             scale=scale, lanes=self.limits.lanes(tile), block_m=tile.block_m,
         )  # fmt: skip
 
+    def launch_all(self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> None:
+        """Launch each kernel with every kind of arguments, for a plan without work.
+
+        Args:
+            q: [1, num_heads, head_dim].
+        """
+        plan = self.place(torch.zeros(self.limits.packed_size, dtype=torch.int32, device=self._device))
+        lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=self._device)
+        for tile in self.limits.tiles:
+            self.attend_shared(q, *pool, table, 1.0, tile, plan)
+        self.merge(q.clone(), lse, torch.empty_like(q).view(1, -1), plan)
+
     def merge(self, suffix: torch.Tensor, suffix_lse: torch.Tensor, out: torch.Tensor, plan: PlacedPlan) -> None:
         """Write each row's suffix result, merged with the results of its shared prefixes, to `out`.
 

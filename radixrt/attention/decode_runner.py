@@ -194,6 +194,19 @@ class DecodeRunner:
         self.list_slots(rows, table)
         return rows
 
+    def launch_all(self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> None:
+        """Launch each kernel with every kind of arguments: a row of one token in row 0 of `table`.
+
+        Args:
+            q: [1, num_heads, head_dim].
+        """
+        row = torch.zeros(1, dtype=torch.int64, device=self._device)
+        end = torch.ones_like(row)
+        rows = self.listed(row, np.zeros(1, np.int32), end, np.ones(1, np.int32), table)
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=self._device)
+        for wanted in (None, lse):
+            self.attend(q, pool, rows, 1.0, out, wanted)
+
     def attend(
         self, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], rows: DecodeRows, scale: float,
         out: torch.Tensor, lse: torch.Tensor | None = None,

@@ -4,25 +4,31 @@ A step is planned once, on the host, for all layers with the same sliding window
 for different kernels, see `extend_parts`: FlashInfer's for prompts, and `DecodeRunner`'s for rows with one query. Where
 rows of a step share prefixes, these kernels compute each row's suffix; `CascadeRunner` computes the prefixes of rows
 with one query and merges them, and `PromptCascade` does so for prompts.
+
+While FlashInfer's kernels are being compiled, `VarlenPlanner` computes prompts, and shares no prefixes among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from radixrt.attention import prompt_cascade
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade import CascadePlan, CascadeRunner, CascadeStep, Tile
 from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
-from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, compile_kernels, cumulated
+from radixrt.attention.flashinfer_modules import FlashInferModules, load_modules
+from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import PromptCascade, SharedPrompts, plan_prompts
+from radixrt.attention.varlen import VarlenPlanner
 from radixrt.forward_batch.extend_parts import ExtendParts, leading, split_extend
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
+from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.kernels.triton.padding import empty_padded
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages.wire import Int32Array
@@ -39,7 +45,7 @@ class FreshPart:
     """Tokens [first, end) of a step, of prompts that begin in it: they read the keys and values computed in the step.
 
     Attributes:
-        wrappers: FlashInfer's planned wrappers, by window.
+        wrappers: planned wrappers, by window; their `run` computes.
     """
 
     first: int
@@ -53,8 +59,7 @@ class PagedPart:
     query where there are too few of them for a part of their own.
 
     Attributes:
-        suffixes: (first token, end token, FlashInfer's planned wrappers by window) for each kernel, over the suffix of
-            each row.
+        suffixes: (first token, end token, planned wrappers by window) for each kernel, over the suffix of each row.
         shared: prefixes that the rows share; None if there are none.
     """
 
@@ -92,18 +97,17 @@ class FlashInferBackend(AttentionBackend):
         dtype: of the model.
         max_rows, context_length: maximum number of rows of a step, and of positions of a row.
         dependent_launch: use programmatic dependent launch, see `CudaOps`.
+        modules: FlashInfer's kernels; None to compile them now.
 
     Raises:
         ImportError: FlashInfer or Triton is not installed.
-        ValueError: the layers' shapes or dtypes are not supported; the message names them.
+        ValueError: the layers' shapes or dtypes are not supported, or no kernels can be had now; the message says why.
     """
 
     def __init__(
         self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
-        context_length: int, dependent_launch: bool = False,
+        context_length: int, dependent_launch: bool = False, modules: FlashInferModules | None = None,
     ) -> None:  # fmt: skip
-        import flashinfer
-
         shape = _common_shape(layers, dtype)
         page_size = kv_cache.page_size
         self._kv = kv_cache
@@ -112,33 +116,54 @@ class FlashInferBackend(AttentionBackend):
             (k.view(-1, page_size, *k.shape[1:]), v.view(-1, page_size, *v.shape[1:]))
             for k, v in zip(kv_cache.k, kv_cache.v, strict=True)
         ]
-        windows = {x.sliding_window for x in layers}
-        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        self._planners = {
-            window: Planner(
-                flashinfer, shape, window, dtype=dtype, kv_dtype=kv_cache.dtype, page_size=page_size,
-                workspace=workspace,
+        self._windows: list[Window] = list(dict.fromkeys(x.sliding_window for x in layers))
+        if modules is None:
+            modules = load_modules(
+                self._windows, head_dim=shape.head_dim, dtype=dtype, kv_dtype=kv_cache.dtype, device=self._device
             )
-            for window in windows
-        }  # fmt: skip
+            modules.wait()
+            if modules.error is not None:
+                raise ValueError(modules.error)
+        self._modules, self._shape, self._dtype = modules, shape, dtype
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._planners: Mapping[Window, Planner | VarlenPlanner] = {
+            window: VarlenPlanner(shape, window, dtype, self._device) for window in self._windows
+        }
         self._decode = DecodeRunner(
             num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
             kv_dtype=kv_cache.dtype, device=self._device, dependent_launch=dependent_launch,
         )  # fmt: skip
         self._cascade: CascadeStep | None = None
-        if windows == {None}:
+        self._prompt_cascade: PromptCascade | None = None
+        if self._windows == [None]:
             runner = CascadeRunner(
                 num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, max_rows=max_rows,
                 device=self._device, dtype=dtype,
             )  # fmt: skip
             self._cascade = CascadeStep(runner, self._device)
-            self._prompt_cascade = PromptCascade(self._planners[None], shape, dtype, self._device)
         self._max_rows = max_rows
         self._max_graph_positions = min(max_rows * context_length, MAX_GRAPH_POSITIONS)
         self._graph_lists: dict[Window, tuple[torch.Tensor, torch.Tensor]] = {}
-        compile_kernels(self._planners.values(), page_size, self._device)
+        self._uses_flashinfer = False
+        if modules.loaded:
+            self._use_flashinfer()
         self._planned: list[tuple[ForwardBatch, list[Part]]] = []
         self._stores = False  # a part reads keys and values computed in the step, so the caller must not store them
+
+    def _use_flashinfer(self) -> None:
+        """Replace the planners by FlashInfer's, whose kernels are loaded."""
+        import flashinfer
+
+        planners = {
+            window: Planner(
+                flashinfer, self._shape, window, dtype=self._dtype, kv_dtype=self._kv.dtype,
+                page_size=self._kv.page_size, workspace=self._workspace,
+            )
+            for window in self._windows
+        }  # fmt: skip
+        if self._cascade is not None:
+            self._prompt_cascade = PromptCascade(planners[None], self._shape, self._dtype, self._device)
+        self._planners, self._uses_flashinfer = planners, True
 
     def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None if self._stores else self.slots(layer)
@@ -146,6 +171,19 @@ class FlashInferBackend(AttentionBackend):
     def slots(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's keys and values by slot, [slots, num_kv_heads, head_dim] each."""
         return self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
+
+    def launch_all(self, req_to_token: torch.Tensor) -> None:
+        shape, pool = self._shape, (self._kv.k[0], self._kv.v[0])
+        q = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=self._dtype, device=self._device)
+        self._decode.launch_all(q, pool, req_to_token)
+        row = torch.zeros(1, dtype=torch.int64, device=self._device)
+        ends = torch.arange(2, dtype=torch.int32, device=self._device)
+        for page_size in {1, self._kv.page_size}:
+            for starts in (None, ends):
+                write_kv_indices(req_to_token, row, ends, page_size, torch.empty_like(ends), starts)
+        if self._cascade is not None:
+            self._cascade.runner.launch_all(q, pool, req_to_token)
+        prompt_cascade.launch_all(q, pool, req_to_token)
 
     def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         store_kv(k, v, self.slots(layer), batch.out_cache_loc)
@@ -196,7 +234,7 @@ class FlashInferBackend(AttentionBackend):
             wrappers[layer.sliding_window].run(
                 q[first:end], pages, out=out[first:end], lse=suffix_lse, return_lse=lse is not None
             )
-        if part.shared is not None and lse is not None:
+        if part.shared is not None and lse is not None and self._prompt_cascade is not None:
             self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
 
     def _attend_decode(
@@ -214,6 +252,8 @@ class FlashInferBackend(AttentionBackend):
     # --- steps that are launched kernel by kernel ---
 
     def prepare(self, batch: ForwardBatch) -> None:
+        if not self._uses_flashinfer and self._modules.loaded:
+            self._use_flashinfer()
         self._planned = []
         may_share = True
         for each in batch.attended:
@@ -244,9 +284,10 @@ class FlashInferBackend(AttentionBackend):
         # Rows with one query that have no part of their own do not share: the scheduler's cost model assumed that the
         # decode kernel would compute them.
         several = leading(batch.extend_lens_cpu[: split.fresh] > 1)
-        groups = None if batch.shared is None or self._cascade is None else batch.shared.between(0, several)
+        cascade = self._prompt_cascade
+        groups = None if batch.shared is None or cascade is None else batch.shared.between(0, several)
         plan = None if groups is None else plan_prompts(groups, batch.extend_lens_cpu[: split.fresh])
-        if plan is not None and not self._prompt_cascade.fits(plan):
+        if plan is not None and cascade is not None and not cascade.fits(plan):
             plan = None
         suffixes = []
         for first, end, short in ((0, split.short, False), (split.short, split.fresh, True)):
@@ -260,9 +301,9 @@ class FlashInferBackend(AttentionBackend):
                     window: planner.prefill(rows, lens, short=short) for window, planner in self._planners.items()
                 }
                 suffixes.append((int(tokens[first]), int(tokens[end]), wrappers))
-        if plan is None:
+        if plan is None or cascade is None:
             return PagedPart(suffixes, None)
-        return PagedPart(suffixes, self._prompt_cascade.place(plan, batch.req_to_token, batch.req_pool_indices_cpu))
+        return PagedPart(suffixes, cascade.place(plan, batch.req_to_token, batch.req_pool_indices_cpu))
 
     def _plan_decode(self, batch: ForwardBatch, row: int, token: int, *, may_share: bool) -> DecodePart:
         """Plan the part of the rows from `row` on, which have one query each and whose tokens begin at `token`."""
@@ -277,11 +318,16 @@ class FlashInferBackend(AttentionBackend):
         table_rows, ends = batch.req_pool_indices[row:], batch.seq_lens[row:]
         rows = {
             window: self._decode.listed(table_rows, within(window, starts, lens), ends, lens, batch.req_to_token)
-            for window in self._planners
+            for window in self._windows
         }
         return DecodePart(token, batch.num_tokens, rows, tile)
 
     # --- decode steps that are captured ---
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """Tiles of the kernel for shared prefixes, each of which needs graphs of its own; none without sharing."""
+        return () if self._cascade is None else self._cascade.runner.limits.tiles
 
     def plan_shared(self, shared: SharedGroups | None, req_pool_idx: Int32Array) -> CascadePlan | None:
         """Plan a decode step's shared prefixes (int32 [B] rows of req_to_token); None if no prefix is shared."""
@@ -301,7 +347,7 @@ class FlashInferBackend(AttentionBackend):
             starts: int32 [rows], padding rows included, the position at which the suffix of each row begins.
             lens: int32 [rows], lengths of the sequences.
         """
-        return [array for window in self._planners for array in self._decode.plan(within(window, starts, lens), lens)]
+        return [array for window in self._windows for array in self._decode.plan(within(window, starts, lens), lens)]
 
     def graph_part(
         self, tile: Tile | None, table_rows: torch.Tensor, seq_lens: torch.Tensor, arrays: Sequence[torch.Tensor]
@@ -313,9 +359,9 @@ class FlashInferBackend(AttentionBackend):
             table_rows, seq_lens: int64 [rows], static buffers.
             arrays: static buffers that hold the result of `plan_graph` at each replay.
         """
-        each = len(arrays) // len(self._planners)
+        each = len(arrays) // len(self._windows)
         rows = {}
-        for i, window in enumerate(self._planners):
+        for i, window in enumerate(self._windows):
             if window not in self._graph_lists:
                 sizes = self._decode.list_sizes(self._max_graph_positions, self._max_rows)
                 slots, meta = (torch.zeros(size, dtype=torch.int32, device=self._device) for size in sizes)

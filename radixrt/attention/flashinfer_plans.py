@@ -8,9 +8,7 @@ buffer has already completed when the buffer is written again.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +18,8 @@ import torch
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.messages.wire import Int32Array
 
-logger = logging.getLogger(__name__)
-
 WORKSPACE_BYTES = 384 * 2**20
 """Scratch memory for partial results of rows whose keys are split over several programs, shared by all plans."""
-
-COMPILER_HINT = (
-    "they are compiled at the first start, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
-    "--device cuda --attention-backend flashinfer` reports what is missing"
-)
 
 
 @dataclass(frozen=True)
@@ -81,8 +72,6 @@ class Planner:
         self._heads = (shape.num_heads, shape.num_kv_heads)
         self._shape = (*self._heads, shape.head_dim, page_size)
         self._head_dim = shape.head_dim
-        self._dtypes = (dtype, kv_dtype)
-        self._has_window = window is not None
         # FlashInfer counts the positions to the left of the query, without itself.
         left = -1 if window is None else window - 1
         self._fresh_options: dict[str, Any] = {"sm_scale": shape.scale, "window_left": left, "q_data_type": dtype}
@@ -95,21 +84,6 @@ class Planner:
         )
         self._fresh = Plan(flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"))
         self._shared: Plan | None = None
-
-    def modules(self) -> list[Any]:
-        """Return FlashInfer's build specifications for the kernels of these wrappers."""
-        from flashinfer.jit import gen_batch_prefill_module
-        from flashinfer.utils import determine_attention_backend
-
-        dtype, kv_dtype = self._dtypes
-
-        def chosen(of: torch.dtype) -> str:
-            return str(determine_attention_backend(self._device, 0, False, False, dtype, of))
-
-        kinds = {(chosen(kv_dtype), kv_dtype), ("fa2", kv_dtype), (chosen(dtype), dtype)}
-        # No positional encoding, no logits cap, no accumulation in half precision.
-        rest = (dtype, torch.int32, self._head_dim, self._head_dim, 0, self._has_window, False, False)
-        return [gen_batch_prefill_module(name, dtype, of, *rest) for name, of in kinds]
 
     def prefill(self, rows: Rows, extend_lens: Int32Array, *, short: bool) -> Any:
         """Return a wrapper planned for rows whose last extend_lens[i] positions are queries.
@@ -158,43 +132,6 @@ class Planner:
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self._device, non_blocking=True)
-
-
-def compile_kernels(planners: Iterable[Planner], page_size: int, device: torch.device) -> None:
-    """Compile the kernels that are not compiled on this machine yet, so that no step has to.
-
-    Raises:
-        ValueError: a kernel cannot be compiled or loaded; the message says why.
-    """
-    planners = list(planners)
-    _build_at_once(planners)
-    table = torch.zeros(1, page_size, dtype=torch.int32, device=device)
-    one = np.ones(1, np.int32)
-    rows = Rows(table, torch.zeros(1, dtype=torch.int64, device=device), one)
-    try:
-        for planner in planners:
-            planner.prefill(rows, one, short=False)
-            planner.prefill(rows, one, short=True)
-            planner.fresh(one)
-    except Exception as error:  # of any type: from ninja, nvcc or the loader
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}") from error
-
-
-def _build_at_once(planners: Sequence[Planner]) -> None:
-    """Compile all modules in parallel. Planning would compile them one after the other; it also reports an error that
-    occurs here, because it fails in the same way.
-
-    Each module is built in its own folder, as planning does: ninja rebuilds a module that is only in another folder's
-    log (as with `flashinfer.jit.build_jit_specs`). For an up-to-date module, ninja only checks its files.
-    """
-    try:
-        specs = {spec.name: spec for planner in planners for spec in planner.modules()}
-        wanted = [spec for spec in specs.values() if not spec.is_aot]
-        with ThreadPoolExecutor(max(1, len(wanted))) as pool:
-            list(pool.map(lambda spec: spec.build(verbose=False), wanted))
-    except Exception as error:  # of any type: from ninja or nvcc, or a function that is missing in another version
-        logger.debug("FlashInfer's kernels are compiled one by one: %s", error)
 
 
 class Plan:

@@ -109,6 +109,24 @@ class SharedPrompts:
     partials: torch.Tensor
 
 
+def launch_all(q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor) -> None:
+    """Launch each Triton kernel of `PromptCascade` with every kind of arguments: one query, in one group of one slot.
+
+    Args:
+        q: [1, heads, dim].
+    """
+    from radixrt.kernels.triton.gather_kv import gather_kv
+    from radixrt.kernels.triton.kv_indices import write_kv_indices
+    from radixrt.kernels.triton.merge import merge
+
+    zero = torch.zeros(1, dtype=torch.int32, device=q.device)
+    ends = torch.arange(2, dtype=torch.int32, device=q.device)
+    write_kv_indices(table, zero, ends, 1, torch.empty_like(zero), zero)
+    gather_kv(pool, zero, q.dtype)
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
+    merge(q.clone(), lse, ends, q, lse, torch.empty_like(q), zero)
+
+
 MAX_BYTES = 2**29
 """Maximum bytes of a layer's copied keys, values and queries and of its partial results. They are allocated beyond the
 memory that was measured when the pool was sized."""

@@ -12,8 +12,9 @@ from radixrt.config import Config
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine.settings import EngineSettings
 from radixrt.messages.client import ToMain, ToTokenizer
-from radixrt.messages.runner import FromRunner, RunnerReady
+from radixrt.messages.runner import FromRunner
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
+from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
     from radixrt.constraint import BackendChoice
@@ -66,6 +67,7 @@ def make_runner(
     *,
     mask_path: str | None = None,
     progress: Callable[[], None] | None = None,
+    start_log: StartLog | None = None,
 ) -> ModelRunner:
     """An unloaded runner.
 
@@ -73,6 +75,7 @@ def make_runner(
         rank_info: which rank of how many it is; default: the only one.
         mask_path: where the scheduler puts grammar masks, in another process.
         progress: called after each layer that the host computes or launches.
+        start_log: gets the phases of loading.
     """
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.runner_config import RunnerConfig
@@ -100,6 +103,7 @@ def make_runner(
             rank_info=rank_info,
         ),
         progress,
+        start_log,
     )
 
 
@@ -111,11 +115,12 @@ def make_runner_worker(
     *,
     mask_path: str | None = None,
     progress: Callable[[], None] | None = None,
+    start_log: StartLog | None = None,
 ) -> Worker:
     """A worker around an unloaded runner; see `make_runner`."""
     from radixrt.runner.worker import Worker
 
-    runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress)
+    runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
     trace_path = config.executor.step_trace if rank_info.rank == 0 else None
     return Worker(
         runner, answers, rank_info.rank, alone=rank_info.size == 1, trace_path=trace_path,
@@ -124,10 +129,17 @@ def make_runner_worker(
 
 
 def make_scheduler_loop(
-    config: Config, settings: EngineSettings, ready: RunnerReady, executor: Executor, inbox: Inbox[ToScheduler],
+    config: Config, settings: EngineSettings, executor: Executor, inbox: Inbox[ToScheduler],
     tokenizer: Outbox[ToTokenizer], inbox_socket: Any | None = None, *, epoch: int = 0,
 ) -> SchedulerLoop:  # fmt: skip
-    """The scheduler around pools of the size that the runner reported; announces itself to the tokenizer."""
+    """The scheduler around pools of the size that the runner reports; announces itself to the tokenizer.
+
+    Everything else is loaded before it waits for the runner, the grammar libraries in a thread: they would take the
+    first steps' time.
+
+    Raises:
+        EngineError: the runner is not ready in time.
+    """
     from radixrt.constrained.compile.grammar_manager import GrammarManager
     from radixrt.constrained.compile.protocol import WorkerSettings
     from radixrt.constrained.vocabulary import Vocabulary
@@ -139,6 +151,25 @@ def make_scheduler_loop(
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
 
+    folder = config.model.tokenizer or settings.folder
+    no_tokenizer = config.model.skip_tokenizer_init  # then the tokenizer process refuses all constraints
+    grammars = GrammarManager(
+        lambda: Vocabulary.from_folder(folder, settings.vocab_size, settings.eos_ids),
+        inline=config.executor.executor == "uni" or no_tokenizer,
+        worker=None
+        if no_tokenizer
+        else WorkerSettings(
+            str(folder),
+            settings.vocab_size,
+            list(settings.eos_ids),
+            settings.grammar_cache if config.constrained.grammar_disk_cache else None,
+        ),
+        compile_timeout_s=config.constrained.compile_timeout_s,
+        default_timeout_s=config.scheduler.request_timeout_s,
+        cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
+        backend=cast("BackendChoice", config.constrained.grammar_backend),
+    )
+    ready = executor.wait_ready(config.executor.start_timeout_s)
     allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
     cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
@@ -150,24 +181,6 @@ def make_scheduler_loop(
         vocab_size=ready.vocab_size,
         random_seed=config.executor.random_seed,
         cascade=None if config.executor.cascade == "off" else ready.cascade,
-    )
-    folder = config.model.tokenizer or settings.folder
-    no_tokenizer = config.model.skip_tokenizer_init  # then the tokenizer process refuses all constraints
-    grammars = GrammarManager(
-        lambda: Vocabulary.from_folder(folder, ready.vocab_size, settings.eos_ids),
-        inline=config.executor.executor == "uni" or no_tokenizer,
-        worker=None
-        if no_tokenizer
-        else WorkerSettings(
-            str(folder),
-            ready.vocab_size,
-            list(settings.eos_ids),
-            settings.grammar_cache if config.constrained.grammar_disk_cache else None,
-        ),
-        compile_timeout_s=config.constrained.compile_timeout_s,
-        default_timeout_s=config.scheduler.request_timeout_s,
-        cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
-        backend=cast("BackendChoice", config.constrained.grammar_backend),
     )
     loop = SchedulerLoop(
         scheduler,

@@ -105,8 +105,7 @@ class InProcessEngine:
             assembly.make_runner_worker(self._config, self._settings, answers), answers, encode=self._encode
         )
         tokenizer = assembly.make_tokenizer(self._config, self._settings, to_scheduler, to_main)
-        ready = executor.wait_ready(self._config.executor.start_timeout_s)
-        loop = assembly.make_scheduler_loop(self._config, self._settings, ready, executor, to_scheduler, to_tokenizer)
+        loop = assembly.make_scheduler_loop(self._config, self._settings, executor, to_scheduler, to_tokenizer)
         self.scheduler_loop = loop
         busy = True
         while not self._stopping:

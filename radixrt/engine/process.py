@@ -35,6 +35,7 @@ from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
+from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
     from radixrt.executor.base import Executor
@@ -68,6 +69,7 @@ class WorkerSetup:
     Attributes:
         rank: of a runner.
         heartbeat: of this process; the main process expects the first beat once loading is over.
+        start_log: of this process, in its first phase.
     """
 
     config: Config
@@ -77,12 +79,15 @@ class WorkerSetup:
     rank: int
     notices: EpochNotices
     heartbeat: Heartbeat
+    start_log: StartLog
 
     def loaded(self) -> None:
         """Begin the main loop: report progress from now on."""
         # Exclude all objects that exist after start-up from garbage collection.
         gc.collect()
         gc.freeze()
+        gc.enable()
+        self.start_log.ready()
         self.heartbeat.expect(self.config.recovery.hang_timeout_s)
 
 
@@ -93,6 +98,7 @@ def run_tokenizer(setup: WorkerSetup) -> NoReturn:
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer", epoch), ToTokenizer)
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler", epoch))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main", epoch))
+    setup.start_log.begin("tokenizer")
     worker = assembly.make_tokenizer(setup.config, setup.settings, to_scheduler, to_main, threaded=True)
     setup.loaded()
     serve(worker, inbox, setup.heartbeat)
@@ -103,9 +109,9 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
     inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler", epoch), ToScheduler)
     to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer", epoch))
     executor = _make_executor(setup, epoch)
-    ready = executor.wait_ready(setup.config.executor.start_timeout_s)
+    setup.start_log.begin("scheduler")
     loop = assembly.make_scheduler_loop(
-        setup.config, setup.settings, ready, executor, inbox, to_tokenizer, inbox.socket, epoch=epoch
+        setup.config, setup.settings, executor, inbox, to_tokenizer, inbox.socket, epoch=epoch
     )
     setup.loaded()
     while True:
@@ -131,6 +137,11 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
 
 
 def run_runner(setup: WorkerSetup) -> NoReturn:
+    from radixrt.runner.cuda_context import begin_context
+
+    if setup.config.executor.device != "cpu" and setup.config.executor.executor != "external":
+        begin_context(setup.rank)
+    setup.start_log.begin("torch")
     from radixrt.runner.step_allowance import StepAllowance
     from radixrt.runner.worker import serve_steps
 
@@ -139,8 +150,9 @@ def run_runner(setup: WorkerSetup) -> NoReturn:
     inbox, answers = _runner_channels(setup, epoch)
     rank_info = _rank_info(setup, epoch)
     worker = assembly.make_runner_worker(
-        config, setup.settings, answers, rank_info, mask_path=endpoints.masks, progress=setup.heartbeat.beat
-    )
+        config, setup.settings, answers, rank_info, mask_path=endpoints.masks, progress=setup.heartbeat.beat,
+        start_log=setup.start_log,
+    )  # fmt: skip
     allowance = StepAllowance(
         config.recovery.hang_timeout_s, config.executor.step_timeout_s, compiles=worker.compiles_kernels
     )
@@ -183,6 +195,7 @@ RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {
 
 
 def main(kind: str) -> int:
+    gc.disable()  # until all is loaded: a quarter of the time of importing torch would be garbage collection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
     error_report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -198,7 +211,8 @@ def main(kind: str) -> int:
     endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
     try:
         heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
-        RUN[base](WorkerSetup(config, settings, endpoints, zmq.Context(), int(rank or 0), notices, heartbeat))
+        context, start_log = zmq.Context(), StartLog()
+        RUN[base](WorkerSetup(config, settings, endpoints, context, int(rank or 0), notices, heartbeat, start_log))
     except RadixRTError as error:
         error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:

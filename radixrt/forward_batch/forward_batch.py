@@ -1,12 +1,11 @@
 """`ForwardBatch`: the tensors of one step. `BatchBuilder` is the only code of the engine that creates one.
 
 A batch is created from a `ForwardStep`, around the static buffers of a CUDA graph, or as a dummy for a capture; then it
-is frozen. The functions at the end of this module pad steps to the sizes for which graphs are captured.
+is frozen.
 """
 
 from __future__ import annotations
 
-import bisect
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.forward_batch.padding import bucket_for, padded
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
@@ -328,60 +328,3 @@ def _write_kernel() -> Callable[..., None] | None:
     except ImportError:
         return None
     return write_rows
-
-
-# --- padding ---
-
-
-def graph_buckets(max_rows: int) -> list[int]:
-    """Return the ascending numbers of rows for which graphs are captured, the last one max_rows.
-
-    Padding to the next bucket adds at most an eighth of the rows, or seven rows. Padding rows cost as much as other
-    rows in GEMMs and nothing in attention; a graph costs a quarter of a second to capture and a few megabytes.
-    """
-    buckets, n = [], 1
-    while n < max_rows:
-        buckets.append(n)
-        if n < 8:
-            n *= 2
-        elif n < 64:
-            n += 8
-        else:
-            n += 2 ** (n.bit_length() - 4)
-    return [*buckets, max_rows]
-
-
-def max_graph_rows(max_requests: int) -> int:
-    """Return the largest number of tokens of a step that captured decode steps compute, one row each.
-
-    Beyond the rows that decode, there is room for the tokens that jump-forward appends and for short prompts.
-    """
-    return max(max_requests, min(max(2 * max_requests, 64), 512))
-
-
-def token_buckets(max_tokens: int) -> list[int]:
-    """Return the ascending numbers of prompt tokens for which graphs are captured, the last one max_tokens.
-
-    Padding to the next bucket adds at most an eighth of the tokens, or 15 tokens.
-    """
-    buckets, n = [], 16
-    while n < max_tokens:
-        buckets.append(n)
-        n += max(16, 2 ** (n.bit_length() - 4))
-    return [*buckets, max_tokens]
-
-
-def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:
-    """Return the smallest bucket that holds that many rows; None if none does."""
-    at = bisect.bisect_left(buckets, rows)
-    return buckets[at] if at < len(buckets) else None
-
-
-def padded(values: npt.NDArray[Any], rows: int, fill: int = 0, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Return the values ([n], n <= rows) followed by `fill`, as [rows], in their own dtype unless one is given.
-
-    It takes a tenth of the time of numpy's pad.
-    """
-    made = np.full(rows, fill, values.dtype if dtype is None else dtype)
-    made[: len(values)] = values
-    return made

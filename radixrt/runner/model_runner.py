@@ -9,7 +9,6 @@ The scheduler makes all decisions about a step; the runner only chooses kernels 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from radixrt.attention import make_backend
+from radixrt.attention import make_backend, start_loading
 from radixrt.attention.base import AttentionBackend
 from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query_size
 from radixrt.attention.kv_cache import KVCache, bytes_per_token, size_pool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.executor.mask_buffer import MaskReader
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode, graph_buckets, max_graph_rows
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
@@ -32,6 +32,7 @@ from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
+from radixrt.runner.graphs.memory import graph_bytes
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
     RunnerConfig,
@@ -46,12 +47,18 @@ from radixrt.runner.sampling.logprobs import PromptScorer
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult
+from radixrt.runner.warm_up import compile_kernels
+from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
+    from radixrt.attention.flashinfer_modules import FlashInferModules
     from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner, StagedStep
     from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 
 logger = logging.getLogger(__name__)
+
+LOADING_S = 3.0
+"""Longest time that the start waits for attention kernels that were compiled before. Nobody waits for others."""
 
 
 class ModelRunner:
@@ -66,11 +73,15 @@ class ModelRunner:
 
     Args:
         progress: called after each layer of a step that the host computes or launches; a replayed graph calls nothing.
+        start_log: gets the phases of `initialize`.
     """
 
-    def __init__(self, config: RunnerConfig, progress: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, config: RunnerConfig, progress: Callable[[], None] | None = None, start_log: StartLog | None = None
+    ) -> None:
         self._config = config
         self._progress = progress
+        self._start_log = start_log or StartLog(None)
         self.device = rank_device(pick_device(config.device), config.rank_info)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
@@ -78,6 +89,7 @@ class ModelRunner:
         self.max_total_num_tokens = 0
         self.cascade: CascadeCosts | None = None
         self._masks = MaskReader(config.mask_path)
+        self._modules: FlashInferModules | None = None
 
     def initialize(self) -> None:
         """Load the model and allocate all memory; call once, before any step.
@@ -85,18 +97,29 @@ class ModelRunner:
         Raises:
             ModelLoadError, ConfigError: something is missing or does not fit; the message names the fix.
         """
-        rank_info = self._config.rank_info
+        rank_info, log = self._config.rank_info, self._start_log
+        log.begin("device")
         threads = pick_threads(self._config.num_threads, rank_info.local_size)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         bound_primitive_caches()
         self._group = join(rank_info, self.device)
         with torch.inference_mode():
+            log.begin("weights")
+            decoder = self._spec.decoder
+            if decoder is not None:
+                self._modules = start_loading(
+                    self._config.attention_backend, [layer.sliding_window for layer in decoder.layers],
+                    head_dim=decoder.head_dim, dtype=self.dtype, kv_dtype=self._config.pool_dtype, device=self.device,
+                )  # fmt: skip
             self.load_model()
             self.init_memory_pool()
+            log.begin("pool and graphs")
             self.init_attention_backend()
             self.init_cuda_graphs()
+            log.begin("first steps")
             self.warm_up()
+        log.end()
 
     def load_model(self) -> None:
         c = self._config
@@ -116,26 +139,27 @@ class ModelRunner:
         req_pool_idx."""
         c = self._config
         layers = self._model.attention_layers
-        kv_dtype = torch.float8_e4m3fn if c.kv_cache_dtype == "fp8_e4m3" else self.dtype
         sharers = c.rank_info.local_size if self.device.type == "cpu" else 1
-        step_bytes = self._measure_largest_step(kv_dtype) if self.device.type == "cuda" else 0
+        step_bytes = self._measure_largest_step() if self.device.type == "cuda" else 0
         num_slots = size_pool(
             wanted=c.kv_cache_tokens,
             free_bytes=free_memory(self.device) // sharers - step_bytes,
             fraction=c.memory_fraction,
-            token_bytes=bytes_per_token(layers, kv_dtype),
+            token_bytes=bytes_per_token(layers, c.pool_dtype),
             page_size=c.page_size,
             max_requests=c.max_running_requests,
             context_length=c.context_length,
         )
         num_slots = self._group.minimum(num_slots)
-        self._allocate(num_slots, c.max_running_requests, kv_dtype)
+        self._allocate(num_slots, c.max_running_requests)
         self.max_total_num_tokens = num_slots
-        self.cascade = cascade_costs(self.device.type, kv_layer_bytes(layers, kv_dtype.itemsize), query_size(layers))
+        self.cascade = cascade_costs(
+            self.device.type, kv_layer_bytes(layers, c.pool_dtype.itemsize), query_size(layers)
+        )
 
-    def _allocate(self, num_slots: int, max_requests: int, kv_dtype: torch.dtype) -> None:
+    def _allocate(self, num_slots: int, max_requests: int) -> None:
         c = self._config
-        self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, kv_dtype, self.device)
+        self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, c.pool_dtype, self.device)
         on_cuda = self.device.type == "cuda"
         sizes, max_given = (graph_buckets(max_requests), max_graph_rows(max_requests)) if on_cuda else ([], 0)
         self.batches = BatchBuilder(max_requests, c.context_length, self.device, sizes, max_given)
@@ -145,9 +169,9 @@ class ModelRunner:
         self._graphs: CudaGraphRunner | None = None
         self._prompt_graphs: PromptGraphRunner | None = None
 
-    def _measure_largest_step(self, kv_dtype: torch.dtype) -> int:
-        """Return the bytes that the largest step allocates temporarily. Running it also loads the kernels for
-        prompts."""
+    def _measure_largest_step(self) -> int:
+        """Return the bytes that the largest step allocates temporarily, and those of CUDA graphs. Running the step also
+        loads the kernels for prompts."""
         c = self._config
         steps = [
             largest_step(c.max_running_requests, c.max_step_tokens, c.context_length),
@@ -155,23 +179,27 @@ class ModelRunner:
         ]
         rows = max(len(step.samples) for step in steps)
         slots = max(len(step.out_cache_loc) // 4 for step in steps)
-        self._allocate(-(-slots // c.page_size) * c.page_size, rows, kv_dtype)
+        self._allocate(-(-slots // c.page_size) * c.page_size, rows)
         self.init_attention_backend()
+        self._start_log.begin("compiling kernels")
+        compile_kernels(
+            self._model, self._attention, self._sampler, self.batches, max_rows=rows, max_tokens=c.max_step_tokens
+        )
+        if self._modules is not None:
+            self._modules.wait(LOADING_S)
+        self._start_log.begin("largest step")
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        started = time.perf_counter()
         for step in steps:
             self._run_once(step)
         self._run_once(steps[-1], narrow=self._model.narrows)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        logger.info(
-            "the largest step needs %.2f GiB; the first steps took %.1f s", peak / 2**30,
-            time.perf_counter() - started,
-        )  # fmt: skip
+        graphs = graph_bytes(c, len(self._model.attention_layers))
+        logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
         del self._kv_cache, self.batches, self._attention
         torch.cuda.empty_cache()
-        return peak
+        return peak + graphs
 
     def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> LogitsProcessorOutput:
         """Run a dummy step. Without `narrow` it takes as much memory as a step that scores its tokens."""
@@ -186,32 +214,22 @@ class ModelRunner:
         self._attention: AttentionBackend = make_backend(
             c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
             max_rows=max_graph_rows(c.max_running_requests), context_length=c.context_length,
-            kernel_cache=Path(c.kernel_cache),
-            dependent_launch=supports_dependent_launch(self.device),
+            kernel_cache=Path(c.kernel_cache), dependent_launch=supports_dependent_launch(self.device),
+            modules=self._modules,
         )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:
-        """Set up graphs of decode steps and short prompts (FlashInfer only); with cuda_graph=start, capture all now."""
+        """Create the graphs of decode steps and short prompts (FlashInfer only)."""
         if self.device.type != "cuda" or self._config.cuda_graph == "off":
             return
         from radixrt.attention.flashinfer import FlashInferBackend
-        from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner
-        from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
+        from radixrt.runner.graphs.create import create_graphs
 
-        if not isinstance(self._attention, FlashInferBackend):
-            return
-        self._graphs = CudaGraphRunner(
-            self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
-            max_samples=self._config.max_running_requests, max_rows=max_graph_rows(self._config.max_running_requests),
-            token_bytes=bytes_per_token(self._model.attention_layers, self._kv_cache.dtype),
-            device=self.device, group=self._group,
-        )  # fmt: skip
-        self._prompt_graphs = PromptGraphRunner(
-            self._model, self._attention, self.batches, max_tokens=self._config.max_step_tokens, dtype=self.dtype,
-            device=self.device, group=self._group,
-        )  # fmt: skip
-        while self._config.cuda_graph == "start" and self._capture_next():
-            pass
+        if isinstance(self._attention, FlashInferBackend):
+            self._graphs, self._prompt_graphs = create_graphs(
+                self._config, self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
+                dtype=self.dtype, device=self.device, group=self._group,
+            )  # fmt: skip
 
     def _capture_next(self) -> bool:
         """Capture one more graph; return False if none is left."""
@@ -370,15 +388,6 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        for name in (
-            "_graphs",
-            "_prompt_graphs",
-            "_model",
-            "_kv_cache",
-            "_attention",
-            "batches",
-            "_tables",
-            "_sampler",
-            "_scorer",
-        ):
+        tables = ("batches", "_tables", "_sampler", "_scorer")
+        for name in ("_graphs", "_prompt_graphs", "_model", "_kv_cache", "_attention", *tables):
             self.__dict__.pop(name, None)

@@ -13,6 +13,7 @@ from radixrt.errors import ConfigError
 from radixrt.kernels.build import KernelUnavailable, load_kernels
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.models.precision import torch_dtype
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class RunnerConfig:
     show_progress: bool = False
     mask_path: str | None = None
     rank_info: RankInfo = SINGLE_RANK
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """Dtype of keys and values in the pool."""
+        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8_e4m3" else torch_dtype(self.dtype)
 
 
 def pick_device(name: str) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixrt.forward_batch.forward_batch import bucket_for, graph_buckets, token_buckets
+from radixrt.forward_batch.padding import bucket_for, bucket_ladder, graph_buckets, larger_buckets, token_buckets
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 60, 64, 65, 100, 256, 500, 512, 1000])
@@ -31,3 +31,16 @@ def test_each_number_of_tokens_is_padded_a_little(max_tokens: int) -> None:
         assert tokens <= bucket <= max(tokens + 15, tokens * 1.125)
     assert bucket_for(max_tokens + 1, buckets) is None
     assert len(buckets) <= 32
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [*map(graph_buckets, (1, 2, 3, 7, 8, 60, 64, 65, 100, 256, 500, 1000)), *map(token_buckets, (5, 16, 17, 40, 1023))],
+)
+def test_a_few_buckets_replace_all_others(buckets: list[int]) -> None:
+    ladder = bucket_ladder(buckets)
+    assert ladder[0] == buckets[-1]
+    assert ladder == sorted(set(ladder), reverse=True)
+    for bucket in buckets:
+        assert bucket in ladder or set(larger_buckets(bucket, buckets)) & set(ladder)
+    assert len(ladder) <= 9

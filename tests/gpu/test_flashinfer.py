@@ -6,11 +6,17 @@ would be a wrong mask or slot, not rounding. With float8 keys and values the tol
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from radixrt.attention import varlen
 from radixrt.attention.base import AttentionLayer
+from radixrt.attention.flashinfer_modules import FlashInferModules
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
@@ -73,12 +79,28 @@ def make_batch(
     return builder.build(step, narrow=narrow), sum(pages) * page_size
 
 
+class Compiling(FlashInferModules):
+    """Modules that are never ready."""
+
+    def __init__(self) -> None:
+        super().__init__(self._find_none)
+
+    @staticmethod
+    def _find_none() -> list[tuple[Any, Callable[[], Any]]]:
+        threading.Event().wait()
+        return []
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("rows", STEPS)
 @pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn])
-def test_equals_the_reference(rows: str, window: int | None, shape: str, page_size: int, pool: torch.dtype) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_equals_the_reference(
+    rows: str, window: int | None, shape: str, page_size: int, pool: torch.dtype, *, compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     if (window is not None or pool is torch.float8_e4m3fn) and (shape != "llama" or page_size != 1):
         pytest.skip("each combination compiles kernels of its own; windows and float8 are tried with one shape")
     from radixrt.attention.flashinfer import FlashInferBackend
@@ -97,7 +119,10 @@ def test_equals_the_reference(rows: str, window: int | None, shape: str, page_si
     for mine, theirs in ((ours.k[0], exact.k[0]), (ours.v[0], exact.v[0])):
         theirs.copy_(random(slots + page_size, kv_heads))
         mine.copy_(theirs.to(pool))
-    backend = FlashInferBackend(ours, [layer], dtype=torch.bfloat16, max_rows=8, context_length=2048)
+    monkeypatch.setattr(varlen, "MAX_BYTES", 2 * kv_heads * dim * 2 * 300)  # so that rows are divided
+    backend = FlashInferBackend(
+        ours, [layer], dtype=torch.bfloat16, max_rows=8, context_length=2048, modules=None if compiled else Compiling()
+    )
     reference = TorchNativeBackend(exact)
     backend.prepare(batch)
     reference.prepare(batch)
@@ -110,12 +135,13 @@ def test_equals_the_reference(rows: str, window: int | None, shape: str, page_si
     assert rows_error.max() < (3e-2 if pool is torch.bfloat16 else 0.2)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("rows", NARROWED)
 @pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn])
 def test_a_narrowed_last_layer_equals_the_reference(
-    rows: str, window: int | None, page_size: int, pool: torch.dtype
+    rows: str, window: int | None, page_size: int, pool: torch.dtype, *, compiled: bool
 ) -> None:
     """Two layers of a step: the first attends to all of it, the last to its narrowed batch."""
     if (window is not None or pool is torch.float8_e4m3fn) and page_size != 1:
@@ -137,7 +163,8 @@ def test_a_narrowed_last_layer_equals_the_reference(
     for mine, theirs in zip(ours.k + ours.v, exact.k + exact.v, strict=True):
         theirs.copy_(random(slots + page_size, kv_heads))
         mine.copy_(theirs.to(pool))
-    backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=16, context_length=4096)
+    modules = None if compiled else Compiling()
+    backend = FlashInferBackend(ours, layers, dtype=torch.bfloat16, max_rows=16, context_length=4096, modules=modules)
     reference = TorchNativeBackend(exact)
     limit = 1e-2 if pool is torch.bfloat16 else 6e-2
     for _ in range(2):  # the second time every plan is made again in the same buffers

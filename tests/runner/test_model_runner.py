@@ -54,9 +54,8 @@ class Bench:
         self.inbox: LocalChannel = LocalChannel()
         self.outbox: LocalChannel = LocalChannel()
         self.executor = RestartableExecutor(lambda answers: assembly.make_runner_worker(config, settings, answers))
-        ready = self.executor.wait_ready(60)
         self.loop: SchedulerLoop = assembly.make_scheduler_loop(
-            config, settings, ready, self.executor, self.inbox, self.outbox
+            config, settings, self.executor, self.inbox, self.outbox
         )
         self.core = self.loop._core
         self.runner = self.executor._worker._runner

@@ -24,7 +24,7 @@ LIST_SPLITS = 8
 """Positions that a program of the list kernel takes at once, and programs for each row."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows", "starts", "ends", "block_ptr"])
 def _decode_list_kernel(
     table, stride, rows, starts, ends, block_ptr, num_rows, slots, meta,
     BLOCK_N: tl.constexpr, POSITIONS: tl.constexpr,

@@ -11,7 +11,7 @@ SPLITS = 8
 """Programs per row: one alone would take longer for a long context than its attention."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "starts", "indptr"])
 def _kv_indices_kernel(
     table, stride, rows, starts, indptr, out, PAGE: tl.constexpr, BLOCK: tl.constexpr, HAS_STARTS: tl.constexpr
 ):  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +18,10 @@ C = TypeVar("C")
 CAPTURE_AT_STEP = 3
 """Number of steps that request a missing graph before it is captured, unless the engine idles earlier. A step that is
 launched kernel by kernel takes ten milliseconds of host time, a capture fifty."""
+
+
+CAPTURE_BESIDE_AT_STEP = 24
+"""Same for a graph that a larger one replaces meanwhile."""
 
 
 def begin_capture(pool: Any) -> torch.cuda.CUDAGraph:
@@ -55,10 +59,20 @@ class Captures(Generic[K, C]):
     def get(self, key: K) -> C | None:
         return None if self.failed else self._made.get(key)
 
-    def want(self, key: K) -> int:
-        """Count a step that requests this key; return the number of such steps so far."""
+    def find(self, key: K, larger: Sequence[K]) -> C | None:
+        """Return the graph of this key, else of the first of `larger` that is captured."""
+        return next((made for each in (key, *larger) if (made := self.get(each)) is not None), None)
+
+    def get_or_make(self, key: K, larger: Sequence[K], capture: Callable[[K], C]) -> C | None:
+        """Return a graph for a step that requests this key: its own, which is captured once enough steps have requested
+        it, or until then the first of `larger` that is captured; None if there is none."""
+        found = self.find(key, larger)
+        if self.failed or key in self._made:
+            return found
         self._wanted[key] += 1
-        return self._wanted[key]
+        if self._wanted[key] >= (CAPTURE_AT_STEP if found is None else CAPTURE_BESIDE_AT_STEP):
+            return self.make(key, capture)
+        return found
 
     def make(self, key: K, capture: Callable[[K], C]) -> C | None:
         """Capture this key; return None after a failure.

@@ -24,18 +24,13 @@ import torch
 from radixrt.attention.cascade import Tile
 from radixrt.attention.flashinfer import DecodePart, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
-from radixrt.forward_batch.forward_batch import (
-    BatchBuilder,
-    ForwardBatch,
-    bucket_for,
-    graph_buckets,
-    padded,
-)
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.padding import bucket_for, bucket_ladder, graph_buckets, larger_buckets, padded
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.forward_batch.upload import Uploader, layout, view
 from radixrt.messages.wire import Int32Array
 from radixrt.models.registry import Model
-from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, Captures, begin_capture
+from radixrt.runner.graphs.captures import Captures, begin_capture
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.step_result import SampleResult
 
@@ -44,11 +39,9 @@ T = TypeVar("T")
 _Key = tuple[int, Tile | None]
 """Rows, and the tile of the kernel for shared prefixes (None: no prefix is shared)."""
 
-CAPTURE_BESIDE_AT_STEP = 24
-"""Same as `CAPTURE_AT_STEP`, for a bucket whose steps run in a larger bucket meanwhile."""
-
-MAX_PADDING = 4
-"""Largest ratio between the rows of a larger bucket that replaces a missing one and the rows of the missing one."""
+SHARED_LADDER = 2
+"""Of how many of the largest buckets of the ladder graphs with shared prefixes are captured before serving. Few rows
+seldom share prefixes long enough to pay."""
 
 MAX_REREAD_BYTES = 4 << 30
 """Maximum bytes of keys and values that an EXTEND step reads more than once because its tokens are rows of their own.
@@ -135,8 +128,18 @@ class CudaGraphRunner:
         self._captures: Captures[_Key, _Captured] = Captures("decode steps", _describe, alone=group.size == 1)
         self._uploader = Uploader(device)
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has run on.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._logits = torch.empty(max_samples, vocab_size, dtype=torch.float32, device=device)
         self._workspace = sampler.workspace(max_samples)
+
+    def capture_first(self) -> None:
+        """Capture as few buckets as every step without shared prefixes can use, and large steps with them."""
+        ladder = bucket_ladder(self._buckets)
+        keys: list[_Key] = [(rows, None) for rows in ladder]
+        keys += [(rows, tile) for tile in self._attention.tiles for rows in ladder[:SHARED_LADDER]]
+        for key in keys:
+            self._captures.make(key, self._capture)
 
     def capture_next(self) -> bool:
         """Capture one more bucket, requested ones first and then the smallest; return False if none is left.
@@ -163,7 +166,8 @@ class CudaGraphRunner:
             return None
         plan = self._attention.plan_shared(rows.shared, rows.req_pool_idx)
         tile = None if plan is None else plan.tile
-        captured = self._captures.get((bucket, tile)) or self._capture_or_substitute(bucket, tile)
+        larger = [(n, tile) for n in larger_buckets(bucket, self._buckets)]
+        captured = self._captures.get_or_make((bucket, tile), larger, self._capture)
         if captured is None:
             return None
         if plan is not None:
@@ -221,15 +225,6 @@ class CudaGraphRunner:
 
     # --- capture ---
 
-    def _capture_or_substitute(self, rows: int, tile: Tile | None) -> _Captured | None:
-        """Return a larger captured bucket, or capture the missing one once enough steps have requested it."""
-        wanted = self._captures.want((rows, tile))
-        larger = (self._captures.get((n, tile)) for n in self._buckets if rows < n <= MAX_PADDING * rows)
-        found = next((captured for captured in larger if captured is not None), None)
-        if wanted >= (CAPTURE_AT_STEP if found is None else CAPTURE_BESIDE_AT_STEP):
-            return self._captures.make((rows, tile), self._capture)
-        return found
-
     def _capture(self, key: _Key) -> _Captured:
         rows, tile = key
         nothing = np.zeros(0, np.int32)
@@ -246,7 +241,7 @@ class CudaGraphRunner:
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Run `work` once uncaptured, so that kernels are compiled and workspaces allocated, then capture it."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             work()

@@ -15,10 +15,11 @@ import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.distributed.parallel import TPGroup
-from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode, bucket_for, token_buckets
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.forward_batch.padding import bucket_for, bucket_ladder, larger_buckets
 from radixrt.models.registry import Model
-from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, Captures, begin_capture
+from radixrt.runner.graphs.captures import Captures, begin_capture
+from radixrt.runner.graphs.memory import prompt_buckets
 
 if TYPE_CHECKING:
     from radixrt.attention.flashinfer import FlashInferBackend
@@ -67,17 +68,22 @@ class PromptGraphRunner:
     ) -> None:  # fmt: skip
         self._model, self._attention, self._builder = model, attention, builder
         self._device = device
-        # Shorter steps have no part that reads keys and values computed in the step, so the graphs store all of them.
-        self._buckets = token_buckets(min(max_tokens, MIN_FRESH_TOKENS - 1))
+        self._buckets = prompt_buckets(max_tokens)
         self._captures: Captures[int, _Captured] = Captures(
             "short prompts", lambda tokens: f"the graphs for {tokens} prompt tokens", alone=group.size == 1
         )  # fmt: skip
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         layer = model.attention_layers[0]
         # Attention output of all buckets and layers: each is read before the next attention writes. It is zeroed
         # because padding tokens go through the layers too and store their keys and values in slot 0, which must be
         # finite.
         self._out = torch.zeros(self._buckets[-1], layer.num_heads, layer.head_dim, dtype=dtype, device=device)
+
+    def capture_first(self) -> None:
+        """Capture as few buckets as every step can use."""
+        for tokens in bucket_ladder(self._buckets):
+            self._captures.make(tokens, self._capture)
 
     def capture_next(self) -> bool:
         """Capture one more bucket, requested ones first and then the smallest; return False if none is left."""
@@ -86,7 +92,9 @@ class PromptGraphRunner:
     def has(self, tokens: int) -> bool:
         """Return whether a step of so many tokens has graphs, which compute all layers for all tokens."""
         bucket = bucket_for(tokens, self._buckets)
-        return bucket is not None and self._captures.get(bucket) is not None
+        if bucket is None:
+            return False
+        return self._captures.find(bucket, larger_buckets(bucket, self._buckets)) is not None
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """Return the final hidden states [T, hidden] of an EXTEND step, valid until the next step.
@@ -96,9 +104,7 @@ class PromptGraphRunner:
         tokens = bucket_for(batch.num_tokens, self._buckets)
         if tokens is None or batch.mode is not ForwardMode.EXTEND:
             return None
-        captured = self._captures.get(tokens)
-        if captured is None and self._captures.want(tokens) >= CAPTURE_AT_STEP:
-            captured = self._captures.make(tokens, self._capture)
+        captured = self._captures.get_or_make(tokens, larger_buckets(tokens, self._buckets), self._capture)
         return None if captured is None else self._replay(captured, replace(batch, narrowed=None))
 
     def _replay(self, captured: _Captured, batch: ForwardBatch) -> torch.Tensor:
@@ -122,7 +128,7 @@ class PromptGraphRunner:
 
     def _capture(self, tokens: int) -> _Captured:
         batch = self._builder.build_dummy_extend(tokens)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             # Run once uncaptured, so that kernels are compiled and workspaces allocated.

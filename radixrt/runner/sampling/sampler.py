@@ -166,6 +166,22 @@ class Sampler:
             raise RuntimeError("sampling in a graph needs CUDA and triton")
         return SampleResult(*self._kernels.sample(logits, temperature, u, out))
 
+    @torch.inference_mode()
+    def launch_all(self, rows: int) -> None:
+        """Launch each Triton kernel with every kind of arguments, on some rows of logits."""
+        if self._kernels is None:
+            return
+        vocab, device = self._tables.vocab_size, self._tables.device
+        logits = torch.zeros(rows, vocab, device=device)
+        each = np.arange(rows, dtype=np.int32)
+        bits = np.full((1, -(-vocab // 32)), -1, np.int32)
+        columns = (np.ones(rows, np.float32), np.zeros(rows), each, each + 1, np.ones(rows), np.zeros(rows, np.float32))
+        temperature, u, *filters = upload_together(columns, device)
+        self._kernels.apply_bitmask(logits, *upload_together([each, np.zeros_like(each), bits], device))
+        workspace = self._kernels.workspace(rows, vocab, device)
+        self._kernels.sample(logits, temperature, u, workspace)
+        self._kernels.filtered_sample(logits, temperature, u, workspace, *filters)
+
     def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
         """Set the logits (float32 [S, vocab]) of tokens that the mask forbids to -inf, in place."""
         if self._kernels is not None:

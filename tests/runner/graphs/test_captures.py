@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from radixrt.runner.graphs.captures import Captures
+from radixrt.runner.graphs.captures import CAPTURE_AT_STEP, CAPTURE_BESIDE_AT_STEP, Captures
 
 
 class Numbers:
@@ -28,6 +28,9 @@ class Numbers:
     def make(self, key: int) -> str | None:
         return self.captures.make(key, self.capture)
 
+    def get_or_make(self, key: int, *larger: int) -> str | None:
+        return self.captures.get_or_make(key, larger, self.capture)
+
     def make_next(self, keys: list[int]) -> bool:
         return self.captures.make_next(keys, self.capture)
 
@@ -35,12 +38,22 @@ class Numbers:
 def test_those_that_steps_asked_for_come_first() -> None:
     numbers = Numbers()
     assert numbers.captures.get(1) is None
-    assert [numbers.captures.want(key) for key in (64, 8, 64)] == [1, 1, 2]
+    assert [numbers.get_or_make(key) for key in (64, 8, 64)] == [None] * 3
     while numbers.make_next([1, 2, 8]):
         pass
     assert numbers.tried == [64, 8, 1, 2]
     assert numbers.captures.get(8) == "graph 8"
     assert numbers.captures.get(3) is None
+
+
+def test_a_larger_graph_stands_in_until_many_steps_have_asked() -> None:
+    numbers = Numbers()
+    numbers.make(8)
+    assert [numbers.get_or_make(16) for _ in range(CAPTURE_AT_STEP)] == [None] * (CAPTURE_AT_STEP - 1) + ["graph 16"]
+    found = [numbers.get_or_make(2, 4, 8, 16) for _ in range(CAPTURE_BESIDE_AT_STEP + 1)]
+    assert found == ["graph 8"] * (CAPTURE_BESIDE_AT_STEP - 1) + ["graph 2"] * 2
+    assert numbers.captures.find(3, [4]) is None
+    assert numbers.tried == [8, 16, 2]
 
 
 def test_a_failure_is_the_last_attempt(caplog: pytest.LogCaptureFixture) -> None:

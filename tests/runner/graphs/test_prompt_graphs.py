@@ -128,7 +128,7 @@ def test_a_bucket_is_captured_when_steps_have_asked_for_it(runner: Any) -> None:
     assert not made.attention.prepared
     batch = prompt(made.builder, 20)
     assert made.graphs.forward(batch).shape == (20, 8)
-    assert [tokens for tokens in range(60) if made.graphs.has(tokens)] == [*range(17, 33)]
+    assert [tokens for tokens in range(1, 60) if made.graphs.has(tokens)] == [*range(1, 33)]
     assert len(CountingGraph.replays) == len(set(CountingGraph.replays)) == len(LAYERS) + 1
     assert made.attention.attended == [(0, 20), (1, 20), (2, 20)]
     static = model.inputs[-1]
@@ -138,6 +138,15 @@ def test_a_bucket_is_captured_when_steps_have_asked_for_it(runner: Any) -> None:
     made.graphs.forward(prompt(made.builder, 17))
     assert static.input_ids.tolist()[15:] == [22, 23, *[0] * 15]  # nothing of the previous step is left
     assert made.attention.attended[3:] == [(0, 17), (1, 17), (2, 17)]
+
+
+def test_few_graphs_serve_every_step_from_the_start(runner: Any) -> None:
+    model = Model()
+    made = runner(model)
+    made.graphs.capture_first()
+    assert [len(batch.input_ids) for batch in model.inputs[1::2]] == [40, 16]
+    assert made.graphs.forward(prompt(made.builder, 20)).shape == (20, 8)
+    assert made.attention.prepared[-1].num_tokens == 20
 
 
 def test_the_rest_is_captured_while_idle(runner: Any) -> None:

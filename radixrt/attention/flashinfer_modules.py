@@ -1,0 +1,147 @@
+"""`FlashInferModules`: FlashInfer's kernels, loaded in the background, and compiled where this machine has not yet.
+
+nvcc takes minutes of many cores for them. Steps do not wait: until the kernels are loaded, `varlen` computes prompts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+NICENESS = 19
+"""Lowest priority, for the compiler: the engine serves meanwhile."""
+
+COMPILER_HINT = (
+    "they are compiled once on each machine, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
+    "--device cuda --attention-backend flashinfer` reports what is missing"
+)
+
+Loads = Callable[[], list[tuple[Any, Callable[[], Any]]]]
+"""Returns each module's build specification (FlashInfer's JitSpec), and a function that loads the compiled module."""
+
+
+class FlashInferModules:
+    """Loads modules in a thread of its own, which begins at once.
+
+    Args:
+        find: see `Loads`; called in the thread.
+
+    Attributes:
+        error: the reason why the modules cannot be used; None while there is none.
+    """
+
+    def __init__(self, find: Loads) -> None:
+        self.error: str | None = None
+        self._find = find
+        self._compiled_before = False
+        self._known = threading.Event()  # whether they were compiled before
+        self._finished = threading.Event()
+        threading.Thread(target=self._run, name="radixrt-flashinfer", daemon=True).start()
+
+    @property
+    def loaded(self) -> bool:
+        return self._finished.is_set() and self.error is None
+
+    def wait(self, loading_s: float | None = None) -> None:
+        """Wait until the modules are loaded, or cannot be.
+
+        Args:
+            loading_s: wait for no compiler, and at most for so many seconds; None to wait as long as it takes.
+        """
+        if loading_s is None:
+            self._finished.wait()
+        elif self._known.wait(loading_s) and self._compiled_before:
+            self._finished.wait(loading_s)  # a new installation of FlashInfer compiles them again
+
+    def _run(self) -> None:
+        try:
+            self._load()
+        except Exception as error:  # of any type: from ninja, nvcc, the loader or another version of FlashInfer
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self.error = f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}"
+            logger.warning("prompts are computed by slower kernels: FlashInfer: %s", self.error)
+        finally:
+            self._known.set()
+            self._finished.set()
+
+    def _load(self) -> None:
+        found = self._find()
+        missing = [spec for spec, _ in found if not spec.is_compiled]
+        self._compiled_before = not missing
+        self._known.set()
+        if missing:
+            logger.info(
+                "%d of FlashInfer's kernels are being compiled in the background; prompts are computed by slower "
+                "kernels meanwhile", len(missing),
+            )  # fmt: skip
+        started = time.perf_counter()
+        build_all([spec for spec, _ in found if not spec.is_aot])
+        if missing:
+            logger.info("compiled FlashInfer's kernels in %.0f s", time.perf_counter() - started)
+        with ThreadPoolExecutor(len(found)) as pool:
+            list(pool.map(lambda each: each[1](), found))
+
+
+def build_all(specs: Sequence[Any]) -> None:
+    """Compile modules that are not up to date, in parallel, at low priority, which a process inherits from the thread
+    that starts it.
+
+    Each module is built in its own folder: ninja rebuilds a module that is only in another folder's log (as with
+    `flashinfer.jit.build_jit_specs`).
+    """
+    with ThreadPoolExecutor(max(1, len(specs)), initializer=_lower_priority) as pool:
+        list(pool.map(lambda spec: spec.build(verbose=False), specs))
+
+
+def _lower_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux this is the thread's alone
+
+
+def load_modules(
+    windows: Iterable[int | None], *, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> FlashInferModules:
+    """Begin to load the modules for prompts of a model.
+
+    Args:
+        windows: sliding windows of the layers.
+        dtype, kv_dtype: dtypes of queries and of the pool.
+
+    Raises:
+        ImportError: FlashInfer or Triton is not installed.
+    """
+    for package in ("flashinfer", "triton"):
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"No module named {package!r}")
+    windowed = {window is not None for window in windows}
+
+    def find() -> list[tuple[Any, Callable[[], Any]]]:
+        from flashinfer.jit import gen_batch_prefill_module
+        from flashinfer.prefill import get_batch_prefill_module
+        from flashinfer.utils import determine_attention_backend
+
+        def chosen(of: torch.dtype) -> str:
+            return str(determine_attention_backend(device, 0, False, False, dtype, of))
+
+        kinds = {(chosen(kv_dtype), kv_dtype), ("fa2", kv_dtype), (chosen(dtype), dtype)}
+        # No positional encoding, no logits cap, no accumulation in half precision.
+        arguments = [
+            (name, dtype, of, dtype, torch.int32, head_dim, head_dim, 0, has_window, False, False)
+            for name, of in kinds
+            for has_window in windowed
+        ]
+        return [
+            (gen_batch_prefill_module(*each), functools.partial(get_batch_prefill_module, *each)) for each in arguments
+        ]
+
+    return FlashInferModules(find)

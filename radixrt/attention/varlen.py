@@ -1,0 +1,120 @@
+"""`VarlenPlanner`: attention of prompts by torch's FlashAttention, which comes compiled with torch.
+
+It replaces FlashInfer's wrappers until their kernels are compiled. It cannot read the pool by slots, so keys and values
+are copied side by side before, a limited number of positions at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from radixrt.attention.flashinfer_plans import Rows, Shape, cumulated
+from radixrt.forward_batch.upload import Uploader
+from radixrt.kernels.triton.gather_kv import gather_kv
+from radixrt.kernels.triton.kv_indices import write_kv_indices
+from radixrt.messages.wire import Int32Array
+
+MAX_BYTES = 2**28
+"""Bytes of a layer's keys and values that are copied at once, except that a row is not divided."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that are computed together.
+
+    Attributes:
+        first, end: their queries.
+        query_ptr, key_ptr: int32 [rows + 1], where each row's queries and keys begin.
+        max_queries, max_keys: of a row.
+        slots: int32 [keys], of all keys in order; None for keys that are passed.
+    """
+
+    first: int
+    end: int
+    query_ptr: torch.Tensor
+    key_ptr: torch.Tensor
+    max_queries: int
+    max_keys: int
+    slots: torch.Tensor | None
+
+
+class VarlenRun:
+    """Planned rows; `run` has the arguments of FlashInfer's wrappers that the backend uses."""
+
+    def __init__(self, parts: list[_Part], options: dict[str, Any]) -> None:
+        self._parts, self._options = parts, options
+
+    def run(
+        self, q: torch.Tensor, *keys: Any, out: torch.Tensor, lse: None = None, return_lse: bool = False
+    ) -> torch.Tensor:
+        """Attend q [T, heads, dim] to keys: one tuple of the layer's pages, or k and v [T, kv_heads, dim] each."""
+        assert not return_lse, "prefixes are not shared"
+        for part in self._parts:
+            if part.slots is None:
+                k, v = keys
+            else:
+                pool_k, pool_v = (x.view(-1, *x.shape[2:]) for x in keys[0])
+                k, v = gather_kv((pool_k, pool_v), part.slots, q.dtype)
+            found = torch.ops.aten._flash_attention_forward(
+                q[part.first : part.end], k, v, part.query_ptr, part.key_ptr, part.max_queries, part.max_keys, 0.0,
+                True, False, **self._options,
+            )  # fmt: skip
+            out[part.first : part.end] = found[0]
+        return out
+
+
+class VarlenPlanner:
+    """Plans rows of layers of one shape and one sliding window, as `flashinfer_plans.Planner` does.
+
+    Args:
+        dtype: of the model.
+    """
+
+    def __init__(self, shape: Shape, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+        # FlashAttention counts the positions to the left of the query, without itself.
+        self._options = {"scale": shape.scale}
+        if window is not None:
+            self._options |= {"window_size_left": window - 1, "window_size_right": 0}
+        self._max_keys = MAX_BYTES // (2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize)
+        self._device = device
+        self._uploader = Uploader(device)
+
+    def prefill(self, rows: Rows, extend_lens: Int32Array, *, short: bool) -> VarlenRun:
+        """Plan rows whose last extend_lens[i] positions are queries; `short` makes no difference."""
+        query_ptr, read = cumulated(extend_lens), rows.read
+        parts, first = [], 0
+        for end in divide(read, self._max_keys):
+            lens, keys = extend_lens[first:end], read[first:end]
+            part_queries, part_keys, *starts = self._uploader.upload(
+                [cumulated(lens), cumulated(keys), *([] if rows.starts is None else [rows.starts[first:end]])]
+            )
+            slots = torch.empty(int(keys.sum()), dtype=torch.int32, device=self._device)
+            write_kv_indices(rows.table, rows.table_rows[first:end], part_keys, 1, slots, *starts)
+            parts.append(
+                _Part(
+                    int(query_ptr[first]), int(query_ptr[end]), part_queries, part_keys, int(lens.max()),
+                    int(keys.max()), slots,
+                )
+            )  # fmt: skip
+            first = end
+        return VarlenRun(parts, self._options)
+
+    def fresh(self, lens: Int32Array) -> VarlenRun:
+        """Plan rows whose keys (int32 [B]) are all passed with their queries."""
+        (ptr,) = self._uploader.upload([cumulated(lens)])
+        longest = int(lens.max())
+        return VarlenRun([_Part(0, int(lens.sum()), ptr, ptr, longest, longest, None)], self._options)
+
+
+def divide(lens: Int32Array, most: int) -> list[int]:
+    """Divide rows of so many keys each into runs of at most `most` keys, or of one row; return the ends of the runs."""
+    ends, total = [], 0
+    for row, count in enumerate(lens.tolist()):
+        if row and total + count > most:
+            ends.append(row)
+            total = 0
+        total += count
+    return [*ends, len(lens)] if len(lens) else []

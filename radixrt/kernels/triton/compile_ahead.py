@@ -1,0 +1,51 @@
+"""Compilation of Triton kernels ahead of their first launch, several at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import triton
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+MAX_THREADS = 16
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[list[str]]:
+    """Compile and load kernels instead of launching them, for the time of this context and in this process.
+
+    Each launch compiles the kernel for its arguments in a thread, or takes it from Triton's cache on disk, and returns
+    at once. At the end of the context all of them are compiled and loaded. The launches compute nothing, so what they
+    should have written is undefined.
+
+    Yields:
+        A list that holds the names of the kernels after the context, one for each specialization.
+    """
+    names: list[str] = []
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction, *args, grid, warmup, **options):
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    count, device = min(MAX_THREADS, len(os.sched_getaffinity(0))), driver.active.get_current_device()
+    with ThreadPoolExecutor(count, initializer=driver.active.set_current_device, initargs=(device,)) as threads:
+        with triton.AsyncCompileMode(threads) as mode:
+            # Triton's launch has this as a parameter, which its callers cannot reach.
+            JITFunction.run = compile_only
+            try:
+                yield names
+            finally:
+                JITFunction.run = run
+            made = list(mode.future_kernels.values())
+        names.extend(threads.map(_load, (each.result() for each in made)))
+
+
+def _load(kernel: CompiledKernel) -> str:
+    """Load a kernel, which also compiles the C function that launches it; otherwise its first launch does."""
+    _ = kernel.run
+    return str(kernel.name)

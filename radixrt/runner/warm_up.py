@@ -1,0 +1,96 @@
+"""Everything that would be compiled or loaded when a step first needs it, before there are steps.
+
+Triton compiles a kernel for each combination of dtypes, sizes that are constants, and alignments. `compile_kernels`
+calls each operation with every combination that steps of this model have, without computing anything, so that all
+kernels are compiled at the same time. Kernels of torch and cuBLAS exist compiled, but are loaded at their first launch:
+`profile_run` has dummy steps that launch them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+
+import torch
+
+from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
+from radixrt.models.registry import Model
+from radixrt.runner.sampling.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+FEW_TOKENS = (1, 2, 3, 4)
+"""`gemv` has a kernel for each of these numbers of tokens, and `skinny_gemm` one for each power of two from 16 on."""
+SIZES = (*FEW_TOKENS, 16, 32, 64, 128, MAX_TOKENS, 2 * MAX_TOKENS, 8 * MAX_TOKENS)
+
+
+def compile_kernels(
+    model: Model, attention: AttentionBackend, sampler: Sampler, batches: BatchBuilder, *, max_rows: int,
+    max_tokens: int,
+) -> None:  # fmt: skip
+    """Compile and load the Triton kernels of all steps.
+
+    Args:
+        max_rows, max_tokens: maximum numbers of rows and of new tokens of a step.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return
+    from radixrt.kernels.triton.compile_ahead import compiling
+
+    started = time.perf_counter()
+    with compiling() as names:
+        for tokens in SIZES:
+            if tokens <= max_tokens:
+                batch = batches.build_dummy_extend(tokens)
+                _compute_layer(model, batch, _NoAttention(attention, into_pool=True))
+        _compute_layer(model, batches.build_dummy_extend(1), _NoAttention(attention, into_pool=False))
+        attention.launch_all(batches.req_to_token)
+        sampler.launch_all(min(2, max_rows))
+    logger.debug("%d kernels compiled or loaded in %.1f s", len(names), time.perf_counter() - started)
+
+
+class _OneLayer(Exception):
+    """The first layer has been computed, and the norm and projection at the beginning of the second."""
+
+
+def _compute_layer(model: Model, batch: ForwardBatch, attention: _NoAttention) -> None:
+    """Compute one layer: the others launch the same kernels."""
+    try:
+        model.forward(batch.input_ids, batch.positions, batch, attention)
+    except _OneLayer:
+        return
+
+
+class _NoAttention(AttentionBackend):
+    """Replaces the backend of one layer, and computes nothing.
+
+    Args:
+        into_pool: the caller stores keys and values into the pool, as in most steps; else it passes them.
+    """
+
+    def __init__(self, backend: AttentionBackend, *, into_pool: bool) -> None:
+        self._backend, self._into_pool = backend, into_pool
+        self._calls = 0
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Do nothing: no rows are attended to."""
+
+    def pool(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self._backend.pool(layer) if self._into_pool else None
+
+    def store(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        self._backend.store(layer, k, v, batch)
+
+    def attend(
+        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:  # fmt: skip
+        self._calls += 1
+        if self._calls > 1:
+            raise _OneLayer
+        if k is not None and v is not None:
+            self.store(layer, k, v, batch)
+        return torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)

@@ -1,0 +1,64 @@
+"""`StartLog`: log lines of what a process does while it starts, and of how long each phase took."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from radixrt.os_process import CLOCK_TICKS, read_stat
+
+logger = logging.getLogger(__name__)
+
+NOTICE_S = 5.0
+"""A phase that takes longer is announced while it lasts."""
+
+
+class StartLog:
+    """Phases of one process, one after the other, each until the next one begins. The first one is the time since the
+    process was started, in which Python and its modules are loaded.
+
+    Args:
+        first: name of the first phase; None to begin without one, in a process that has done other work before.
+    """
+
+    def __init__(self, first: str | None = "Python") -> None:
+        self._phases: list[tuple[str, float]] = []
+        self._phase, self._since = first, time.monotonic() - (0.0 if first is None else _age())
+        self._notice: threading.Timer | None = None
+
+    def begin(self, phase: str) -> None:
+        """End the current phase and begin another one.
+
+        Args:
+            phase: what is being done, as a noun phrase, without commas.
+        """
+        self.end()
+        self._phase = phase
+        self._notice = threading.Timer(NOTICE_S, logger.info, ("starting: %s ...", phase))
+        self._notice.daemon = True
+        self._notice.start()
+
+    def ready(self) -> None:
+        """End the last phase, and log the seconds of each."""
+        self.end()
+        total = sum(seconds for _, seconds in self._phases)
+        each = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self._phases)
+        logger.info("ready after %.2f s: %s", total, each)
+
+    def end(self) -> None:
+        """End the current phase."""
+        if self._notice is not None:
+            self._notice.cancel()
+            self._notice = None
+        now = time.monotonic()
+        if self._phase is not None:
+            self._phases.append((self._phase, now - self._since))
+        self._phase, self._since = None, now
+
+
+def _age() -> float:
+    """Seconds since this process was started."""
+    stat = read_stat(os.getpid())
+    return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_time / CLOCK_TICKS)
