@@ -13,9 +13,11 @@ workloads.
 
 Token ids are uniform in 10..10000, all requests are submitted in one call, temperature 0.6, the end token is ignored.
 Each workload runs once to warm up and then --runs times, with other tokens each time and an empty prefix cache; the
-figure is the median. Start-up is the time until the engine answers.
+figure is the median. With --fresh each workload has an engine of its own, which eight small requests warm up before, so
+that the first run is what the first users get. Start-up is the time until the engine answers.
 
 Run: python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --explain --json offline.json
+     python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --fresh
      python -m benchmarks.offline --shape tiny --scale 0.05 --set executor=uni       (on any machine)
 """
 
@@ -74,18 +76,21 @@ CUDA_OPTIONS: dict[str, Any] = {
 TINY_OPTIONS: dict[str, Any] = {"kv_cache_tokens": 65_536, "max_running_requests": 512, "dtype": "float32"}
 
 TEMPERATURE = 0.6
+WARM_UP = (8, 64, 16)
+"""Requests with --fresh before the first run, and the tokens of each prompt and of each output."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One workload on one shape: tokens and seconds of each run, the median of their rates, and what the scheduler
-    counted over all of them, of `SchedulerStats`. The floor is the last run's."""
+    """One workload on one shape: tokens and seconds of each run, the rate of the first and the median of all, and what
+    the scheduler counted over all of them, of `SchedulerStats`. The floor is the last run's."""
 
     shape: str
     workload: str
     requests: int
     tokens: list[int]
     seconds: list[float]
+    first: float
     rate: float
     floor: Floor
     scheduler: dict[str, float]
@@ -114,12 +119,20 @@ def run_once(engine: Any, workload: Workload) -> float:
     return seconds
 
 
-def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int) -> Result:
-    """A warm-up run and `runs` measured ones, the prefix cache empty before each."""
+def warm_up(engine: Any) -> None:
+    """Run the few small requests of `WARM_UP`."""
+    requests, tokens, output = WARM_UP
+    prompts = [[10 + (i * tokens + j) % 9_990 for j in range(tokens)] for i in range(requests)]
+    engine.generate(prompts, {"temperature": TEMPERATURE, "max_tokens": output, "ignore_eos": True}, progress=False)
+
+
+def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False) -> Result:
+    """A warm-up run, unless the engine is to be `fresh`, and `runs` measured ones, the prefix cache empty before
+    each."""
     seconds: list[float] = []
     tokens: list[int] = []
     before: dict[str, float] = {}
-    for run in range(-1, runs):
+    for run in range(0 if fresh else -1, runs):
         workload = make_workload(name, seed=seed + run + 1, scale=scale)
         engine.flush_cache()
         if run == 0:
@@ -131,8 +144,9 @@ def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed
     engine.flush_cache()  # also brings the scheduler's counters up to date
     after = counters(engine)
     spent = {key: after[key] - before[key] for key in after}
-    rate = median(count / taken for count, taken in zip(tokens, seconds, strict=True))
-    return Result(shape, name, len(workload.paths), tokens, seconds, rate, floor_of(workload, shape_of(shape)), spent)
+    rates = [count / taken for count, taken in zip(tokens, seconds, strict=True)]
+    floor = floor_of(workload, shape_of(shape))
+    return Result(shape, name, len(workload.paths), tokens, seconds, rates[0], median(rates), floor, spent)
 
 
 def counters(engine: Any) -> dict[str, float]:
@@ -143,7 +157,8 @@ def counters(engine: Any) -> dict[str, float]:
 def result_row(result: Result, *, scaled: bool) -> list[str]:
     """Row of the table: ours beside the peers', whose figures are omitted for scaled workloads."""
     spread = f"{min(result.seconds):.3f}-{max(result.seconds):.3f}"
-    row = [result.workload, f"{result.rate:,.0f}", f"{median(result.seconds):.3f}", spread]
+    first = f"{result.first / result.rate:.2f}"
+    row = [result.workload, f"{result.rate:,.0f}", first, f"{median(result.seconds):.3f}", spread]
     peers = PEERS.get(result.shape, {}).get(result.workload)
     if peers is None or scaled:
         return [*row, "-", "-", "-", "-"]
@@ -154,6 +169,7 @@ def result_row(result: Result, *, scaled: bool) -> list[str]:
 HEADER = [
     "workload",
     "tok/s",
+    "first / median",
     "median s",
     "s, all runs",
     "vLLM 0.26",
@@ -209,11 +225,25 @@ def _gpus() -> str:
 
 
 def run_shape(shape: str, args: argparse.Namespace) -> tuple[float, list[Result]]:
-    """Start the engine once, run every workload, print as it goes; returns start-up seconds and the results."""
-    from radixrt import Engine
-
+    """Start the engine once, or with --fresh for each workload, run every workload, print as it goes; returns the
+    seconds of the last start-up and the results."""
     options = {**(TINY_OPTIONS if shape == "tiny" else CUDA_OPTIONS), "load_format": "dummy", "log_level": "warning"}
     options.update(parse_options(args.set))
+    if not args.fresh:
+        return run_workloads(shape, options, args.workloads, args)
+    startup, results = 0.0, []
+    for name in args.workloads:
+        startup, found = run_workloads(shape, options, [name], args)
+        results += found
+    return startup, results
+
+
+def run_workloads(
+    shape: str, options: dict[str, Any], workloads: Sequence[str], args: argparse.Namespace
+) -> tuple[float, list[Result]]:
+    """Run workloads on one engine; see `run_shape`."""
+    from radixrt import Engine
+
     folder = shape_folder(shape)
     started = time.perf_counter()
     with Engine(str(folder), show_progress=False, **options) as engine:
@@ -225,8 +255,10 @@ def run_shape(shape: str, args: argparse.Namespace) -> tuple[float, list[Result]
         )
         print(f"options: {', '.join(f'{k}={v}' for k, v in sorted(options.items()))}", flush=True)
         results = []
-        for name in args.workloads:
-            result = measure(engine, shape, name, runs=args.runs, scale=args.scale, seed=args.seed)
+        if args.fresh:
+            warm_up(engine)
+        for name in workloads:
+            result = measure(engine, shape, name, runs=args.runs, scale=args.scale, seed=args.seed, fresh=args.fresh)
             results.append(result)
             print(f"{name}: {result.rate:,.0f} tok/s, {', '.join(f'{s:.3f}' for s in result.seconds)} s", flush=True)
     return startup, results
@@ -240,6 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3, help="measured runs of each workload")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the engine")
+    parser.add_argument("--fresh", action="store_true", help="a fresh engine for each workload, hardly warmed up")
     parser.add_argument("--explain", action="store_true", help="also the least time that the device needs")
     parser.add_argument("--json", type=Path, help="write everything there too")
     args = parser.parse_args(argv)

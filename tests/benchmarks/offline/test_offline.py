@@ -154,10 +154,12 @@ def test_options_that_are_none(pair: str) -> None:
 def test_the_ratio_is_to_the_better_peer() -> None:
     workload = make_workload("single", seed=0)
     result = Result(
-        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 200.0, floor_of(workload, shape_of("tiny")), {}
+        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 256.0, 200.0, floor_of(workload, shape_of("tiny")), {}
     )  # fmt: skip
-    assert result_row(result, scaled=False) == ["single", "200", "1.280", "1.000-2.000", "200", "200", "235", "1.00"]
-    assert result_row(result, scaled=True)[4:] == ["-"] * 4
+    assert result_row(result, scaled=False) == [
+        "single", "200", "1.28", "1.280", "1.000-2.000", "200", "200", "235", "1.00",
+    ]  # fmt: skip
+    assert result_row(result, scaled=True)[5:] == ["-"] * 4
 
 
 def test_the_figure_is_the_median_of_the_runs_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +181,9 @@ def test_the_figure_is_the_median_of_the_runs_own_rates(monkeypatch: pytest.Monk
     assert result.tokens == [workload.output_tokens for workload in ran[1:]]
     rates = sorted(tokens / seconds for tokens, seconds in zip(result.tokens, result.seconds, strict=True))
     assert result.rate == rates[1]
+    assert result.first == result.tokens[0] / 2.0
+    fresh = measure(engine, "tiny", "mixed256", runs=3, scale=0.02, seed=0, fresh=True)
+    assert fresh.seconds == [5.0, 6.0, 7.0]
 
 
 def test_runs_as_a_command(tmp_path: Path) -> None:
