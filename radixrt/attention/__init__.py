@@ -77,7 +77,7 @@ def start_loading(
 
     try:
         return load_modules(windows, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, device=device)
-    except ImportError:
+    except (ImportError, ValueError):
         return None  # `make_backend` reports it
 
 

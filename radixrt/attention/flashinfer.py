@@ -21,7 +21,7 @@ from radixrt.attention import prompt_cascade
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade import CascadePlan, CascadeRunner, CascadeStep, Tile
 from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
-from radixrt.attention.flashinfer_modules import FlashInferModules, load_modules
+from radixrt.attention.flashinfer_modules import FlashInferModules, check_supported, load_modules
 from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import PromptCascade, SharedPrompts, plan_prompts
@@ -391,9 +391,6 @@ def _common_shape(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> Shape
     shapes = {Shape(x.num_heads, x.num_kv_heads, x.head_dim, x.scale) for x in layers}
     if len(shapes) != 1:
         raise ValueError("its layers differ in heads or head size")
-    if dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"FlashInfer computes in float16 or bfloat16, not {dtype}")
     shape = shapes.pop()
-    if shape.head_dim not in (64, 128, 256):
-        raise ValueError(f"head_dim {shape.head_dim} is none of 64, 128 and 256")
+    check_supported(dtype, shape.head_dim)
     return shape

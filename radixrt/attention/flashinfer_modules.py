@@ -108,6 +108,14 @@ def _lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux this is the thread's alone
 
 
+def check_supported(dtype: torch.dtype, head_dim: int) -> None:
+    """Raise ValueError if there are no kernels for a model's dtype or head size."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"FlashInfer computes in float16 or bfloat16, not {dtype}")
+    if head_dim not in (64, 128, 256):
+        raise ValueError(f"head_dim {head_dim} is none of 64, 128 and 256")
+
+
 def load_modules(
     windows: Iterable[int | None], *, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
 ) -> FlashInferModules:
@@ -119,7 +127,9 @@ def load_modules(
 
     Raises:
         ImportError: FlashInfer or Triton is not installed.
+        ValueError: there are no such kernels.
     """
+    check_supported(dtype, head_dim)
     for package in ("flashinfer", "triton"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"No module named {package!r}")

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import pkgutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+import radixrt.kernels.triton as triton_kernels
+from radixrt.attention.kv_cache import KVCache
+from radixrt.forward_batch.forward_batch import BatchBuilder
+from radixrt.models.loading.weights import load_model
+from radixrt.models.model_config import load_model_spec
+from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.sampling.sampling_tables import SamplingTables
+from radixrt.runner.warm_up import compile_kernels
+from tests.tiny_models import make_tiny_model
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
@@ -77,3 +91,62 @@ def test_each_kernel_is_compiled_and_loaded_once(driver: Driver) -> None:
         assert names == []
     assert names == driver.loaded == ["_kv_indices_kernel"] * 2
     _kv_indices_kernel.device_caches.clear()
+
+
+@pytest.fixture
+def kernels(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the kernels that Triton is told to compile, which it does not do."""
+    import triton.compiler
+    from triton.runtime.jit import JITFunction
+
+    compiled: list[str] = []
+
+    def compile_nothing(src: Any, **_: Any) -> Any:
+        compiled.append(src.fn.__name__)
+        return SimpleNamespace(name=src.fn.__name__, run=None)
+
+    def forget() -> None:
+        for module in pkgutil.iter_modules(triton_kernels.__path__, triton_kernels.__name__ + "."):
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, JITFunction):
+                    value.device_caches.clear()
+
+    monkeypatch.setattr(triton.compiler, "compile", compile_nothing)
+    forget()
+    yield compiled
+    forget()
+
+
+def test_every_kind_of_step_is_prepared(kernels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where linear layers do not use Triton; with FlashInfer's backend, whose modules never come."""
+    from radixrt.attention.flashinfer import FlashInferBackend
+    from radixrt.layers.cuda_ops import CudaOps
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    device, folder = torch.device("cpu"), make_tiny_model(tmp_path / "model", "qwen3", head_dim=64)
+    spec = load_model_spec(folder)
+    model = load_model(folder, spec, dtype="bfloat16", device=device, ops=CudaOps(early=True))
+    cache = KVCache(model.attention_layers, 64, 1, torch.bfloat16, device)
+    modules = SimpleNamespace(loaded=False)
+    attention = FlashInferBackend(
+        cache, model.attention_layers, dtype=torch.bfloat16, max_rows=8, context_length=64, modules=modules
+    )
+    sampler = Sampler(SamplingTables(8, spec.vocab_size, device), fused=True)
+    with torch.inference_mode():
+        compile_kernels(model, attention, sampler, BatchBuilder(8, 64, device), max_rows=8, max_tokens=64)
+    assert Counter(kernels) == {
+        "_add_rms_norm_kernel": 2,  # with and without an addend
+        "_prepare_heads_kernel": 2,  # into the pool, or into tensors of their own
+        "_silu_and_mul_kernel": 1,
+        "_store_kv_kernel": 1,
+        "_decode_list_kernel": 1,
+        "_decode_attention_kernel": 2,  # with and without log-sum-exp
+        "_kv_indices_kernel": 3,  # from the start, from later positions, and for groups of prompts
+        "_gather_kv_kernel": 1,
+        "_shared_attention_kernel": 2,  # tiles
+        "_merge_kernel": 2,  # in order or not
+        "_apply_bitmask_kernel": 1,
+        "_chunk_kernel": 1,
+        "_row_kernel": 1,
+        "_filtered_kernel": 1,
+    }
