@@ -112,7 +112,8 @@ class Worker:
         self._runner.initialize()
         if self._trace_path is not None:
             self._trace = StepTrace(self._trace_path, self._runner.device)
-        if heartbeat is not None and allowance is not None and not self.compiles_kernels:
+        if not self.compiles_kernels:  # on every rank: the step has collectives
+            heartbeat, allowance = heartbeat or Heartbeat(), allowance or StepAllowance(0.0, 0.0)
             heartbeat.beat()
             heartbeat.lap()
             with torch.inference_mode():
