@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+from pathlib import Path
 from typing import Any
 
 from radixrt.errors import RadixRTError
@@ -74,3 +76,13 @@ def describe(error: BaseException) -> str:
     """An error in one line, with its type if it is not a RadixRTError."""
     text = str(error)
     return text if isinstance(error, RadixRTError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def place() -> str:
+    """The line of the user's code that called into radixrt, as "file.py, line 3: "; empty if there is none."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "radixrt":
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}: "

@@ -134,7 +134,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], State):
             return self._inside(args[0], args[1:], kwargs)
-        return SubProgram(lambda state: self._appended(state, args, kwargs))
+        return SubProgram(self.name, lambda state: self._appended(state, args, kwargs))
 
     def _inside(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_async:

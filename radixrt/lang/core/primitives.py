@@ -5,6 +5,7 @@ Primitives only describe. `State.append` converts them to steps, in their order.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -16,7 +17,7 @@ from radixrt.constrained.well_formed import check_well_formed
 from radixrt.errors import RequestError, shown
 from radixrt.lang.backends.base import Unsupported
 from radixrt.lang.core.answer_type import VALUE_TOKENS, AnswerType, answer_type
-from radixrt.lang.errors import ProgramError
+from radixrt.lang.errors import ProgramError, place
 from radixrt.messages.parts import SelectMethod
 from radixrt.sampling_params import SamplingParams
 
@@ -24,11 +25,24 @@ if TYPE_CHECKING:
     from radixrt.lang.core.tools import Offer
     from radixrt.lang.core.values import Slot
 
+ToolGiven = Mapping[str, Any] | Callable[..., Any]
+
 SELECT_METHODS: tuple[SelectMethod, ...] = get_args(SelectMethod)
 
 
 class Expr:
-    """A primitive that can be appended to a state. `a + b` is a, and then b; either may be a text."""
+    """A primitive that can be appended to a state. `a + b` is a, and then b; either may be a text.
+
+    It has no text of its own: `str` and f-strings raise a `ProgramError`, apart from those of `join`.
+    """
+
+    def __str__(self) -> str:
+        kind = type(self).__name__.lower()
+        what = f"rt.{kind}(...)" if isinstance(self, Gen | Select) else "a primitive"
+        raise ProgramError(
+            f"{place()}{what} is put into a text, which has nowhere to write its value; append it instead: "
+            's += "before " + rt.gen("name") + " after"'
+        )
 
     def __add__(self, other: Expr | str) -> Sequence_:
         return Sequence_([*_items(self), *_items(as_expr(other))])
@@ -132,11 +146,45 @@ class Join(Expr):
         return format(str(self), spec)
 
 
-@dataclass(frozen=True)
 class SubProgram(Expr):
-    """Another function's body, run on the state that it is appended to."""
+    """Another function's body, run on the state that it is appended to. One that is never appended warns of it.
 
-    body: Callable[[Any], Any]
+    Args:
+        name: of the function.
+    """
+
+    def __init__(self, name: str, body: Callable[[Any], Any]) -> None:
+        self._name = name
+        self._body = body
+        self._is_appended = False
+
+    def run_on(self, state: Any) -> None:
+        self._is_appended = True
+        self._body(state)
+
+    def __getitem__(self, name: object) -> NoReturn:
+        self._refuse(f"[{name!r}]")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse(f".{name}")
+
+    def __del__(self) -> None:
+        if not self._is_appended:
+            warnings.warn(
+                f"{self._name}(...) was never appended to a state, so it did not run; "
+                f"{self._name}.run(...) runs it as a program of its own",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _refuse(self, what: str) -> NoReturn:
+        self._is_appended = True  # the error tells already
+        raise ProgramError(
+            f"{place()}{self._name}(...){what} reads a program that has not run: {self._name}.run(...) runs it, and "
+            f"inside of another program s += {self._name}(...) appends it to the state s"
+        )
 
 
 def as_expr(value: Any) -> Expr:
@@ -226,7 +274,7 @@ def gen(
     ebnf: str | None = None,
     choices: Iterable[str] | None = None,
     structural_tag: Any = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[ToolGiven] = (),
     tool_choice: str = "auto",
     timeout_s: float | None = None,
     **sampling: Any,
@@ -239,9 +287,9 @@ def gen(
         n: number of independent samples. If there are several, the value is a list, and the state continues with the
             first.
         json_schema, regex, ebnf, choices, structural_tag: constraint of the text, in place of T.
-        tools: definitions as in the OpenAI API. The value is the text beside the calls, which are
-            `state.meta[name].tool_calls`; append their results as `rt.role("tool", ...)`, in their order. From here on
-            the conversation's prompt describes these tools.
+        tools: Python functions whose parameters have types, or definitions as in the OpenAI API. The value is the text
+            beside the calls, which are `state.meta[name].tool_calls`; append their results as `rt.role("tool", ...)`,
+            in their order. From here on the conversation's prompt describes these tools.
         tool_choice: "auto", "required", or the name of the tool that must be called.
         timeout_s: seconds after which the call fails.
         sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... The default of
@@ -266,9 +314,7 @@ def gen(
     return one
 
 
-def _offer(
-    kind: AnswerType, tools: Sequence[Mapping[str, Any]], choice: str, sampling: Mapping[str, Any]
-) -> Offer | None:
+def _offer(kind: AnswerType, tools: Sequence[ToolGiven], choice: str, sampling: Mapping[str, Any]) -> Offer | None:
     if not tools:
         return None
     if kind.constraint or sampling.get("stop"):

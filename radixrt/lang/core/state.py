@@ -78,7 +78,7 @@ class State(StateReader):
                 if isinstance(item, SubProgram):
                     self._branch.add(steps)
                     steps = []
-                    item.body(self)
+                    item.run_on(self)
                 else:
                     steps += self._builder.steps(item)
         finally:

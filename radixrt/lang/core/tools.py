@@ -6,7 +6,10 @@ appends `rt.role("tool", result)`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +22,7 @@ from radixrt.constrained.tags.tools import HERMES, LLAMA3, tools_constraint
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Backend, Unsupported
 from radixrt.messages.parts import TemplateText
+from radixrt.python_types import schema_text
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.chat_template import ChatTemplate
 
@@ -46,13 +50,47 @@ class Offer:
         return found
 
 
-def offer(tools: Sequence[Definition], choice: str) -> Offer:
-    """Check definitions.
+def offer(tools: Sequence[Definition | Callable[..., Any]], choice: str) -> Offer:
+    """Check definitions, and write those of Python functions.
 
     Raises:
         RequestError: a field is malformed; names it.
     """
-    return Offer(tuple(tools), choice, offer_tools(tools, choice))
+    given = tuple(define(tool, f"tools[{i}]") if callable(tool) else tool for i, tool in enumerate(tools))
+    return Offer(given, choice, offer_tools(given, choice))
+
+
+def define(function: Callable[..., Any], place: str) -> Definition:
+    """The definition of a Python function: its name, the first paragraph of its docstring, and its parameters.
+
+    Raises:
+        RequestError: a parameter has no annotation, no JSON form or no name; names it.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    hints: dict[str, Any] = {}
+    try:
+        known = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, TypeError, ValueError) as error:
+        raise RequestError(f"{place}: the parameters of {name} cannot be read: {error}", param="tools") from None
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            bare = parameter.replace(annotation=parameter.empty, default=parameter.empty)
+            raise RequestError(f"{place}: {name} takes {bare}; a tool's parameters have names", param="tools")
+        if parameter.name not in known:
+            raise RequestError(
+                f"{place}: parameter {parameter.name!r} of {name} has no type; write {parameter.name}: str",
+                param="tools",
+            )
+        hint = known[parameter.name]
+        hints[parameter.name] = hint if parameter.default is parameter.empty else typing.NotRequired[hint]
+    try:
+        schema = schema_text(typing.TypedDict(name, hints))  # type: ignore[operator]
+    except RequestError as error:
+        raise RequestError(f"{place}: {error.message.removeprefix('json_schema: ')}", param="tools") from None
+    description = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    told = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **told, "parameters": json.loads(schema)}}
 
 
 async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -420,3 +421,41 @@ def test_observers_that_fail_disturb_nothing(engine: rt.Engine) -> None:
     stop()
     program.run(backend=engine)
     assert seen == ["program_start", "branch_start", "call_start", "call_end", "branch_end", "program_end"]
+
+
+@pytest.mark.parametrize("put", [lambda part: f"It is {part}.", str, "{}".format], ids=["f-string", "str", "format"])
+def test_a_primitive_in_a_text_is_refused_with_its_line(put: Callable[[Any], str]) -> None:
+    for part, name in (
+        (rt.gen("city"), r"rt\.gen"),
+        (rt.select("x", ["a", "b"]), r"rt\.select"),
+        (rt.user("a"), "a prim"),
+    ):
+        with pytest.raises(rt.ProgramError, match=rf"^test_failures\.py, line \d+: {name}.*append it instead: s \+= "):
+            put(part)
+        assert repr(part)
+
+
+@rt.function(**GREEDY)
+def helper(s: rt.State, word: str) -> None:
+    s += word + rt.gen("said")
+
+
+def test_reading_a_program_that_was_not_run_is_refused(engine: rt.Engine) -> None:
+    for read in (lambda: helper("a")["said"], lambda: helper("a").text, lambda: helper("a").meta["said"]):
+        with pytest.raises(
+            rt.ProgramError, match=r"test_failures\.py, line \d+: helper\(\.\.\.\).* helper\.run\(\.\.\.\) runs it"
+        ):
+            read()
+
+    @rt.function
+    def whole(s: rt.State) -> None:
+        s += "Go" + helper("a")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert whole.run(backend=engine)["said"]
+
+
+def test_a_program_that_is_called_and_not_run_warns() -> None:
+    with pytest.warns(RuntimeWarning, match=r"helper\(\.{3}\) was never appended.*helper\.run"):
+        helper("a")

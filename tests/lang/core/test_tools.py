@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 import radixrt as rt
+from radixrt.errors import RequestError
+from radixrt.lang.core.tools import define
 from tests.engine.helpers import start
 from tests.tiny_models import CHAT_TEMPLATE
 from tests.tokenizer.model_templates import QWEN
@@ -106,3 +110,53 @@ def test_tools_offered_late_change_the_prompt_once(engine: rt.Engine) -> None:
 def test_wrong_tools_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(rt.RequestError, match=message):
         rt.gen("x", **options)
+
+
+def weather(city: Literal["Oslo", "Rome"], days: Annotated[int, Field(ge=1, le=9)] = 1, *, exact: bool = False) -> str:
+    """Tells the weather
+    of a city.
+
+    A second paragraph, which the model does not see.
+    """
+    return f"{city} {days} {exact}"
+
+
+def test_a_python_function_is_a_tool(shared: rt.Engine) -> None:
+    """Its calls are valid arguments of it."""
+
+    @rt.function(**GREEDY)
+    def ask(s: rt.State) -> None:
+        s += rt.user("Weather?") + rt.assistant(rt.gen("said", tools=[weather], tool_choice="required"))
+
+    calls = ask.run(backend=shared).meta["said"].tool_calls
+    assert calls
+    for call in calls:
+        assert call["function"]["name"] == "weather"
+        arguments = json.loads(call["function"]["arguments"])
+        assert weather(**arguments).startswith(arguments["city"])
+
+
+def test_the_definition_of_a_python_function() -> None:
+    function = define(weather, "tools[0]")["function"]
+    assert function["name"] == "weather"
+    assert function["description"] == "Tells the weather of a city."
+    schema = function["parameters"]
+    assert list(schema["properties"]) == ["city", "days", "exact"]
+    assert schema["properties"]["city"]["enum"] == ["Oslo", "Rome"]
+    assert (schema["required"], schema["additionalProperties"]) == (["city"], False)
+
+
+def test_functions_that_cannot_be_tools_are_refused_by_parameter() -> None:
+    def untyped(city): ...  # type: ignore[no-untyped-def]
+
+    def open_ended(*cities: str) -> None: ...
+
+    def of_a_socket(link: socket.socket) -> None: ...
+
+    for function, reason in (
+        (untyped, "parameter 'city' of untyped has no type; write city: str"),
+        (open_ended, "open_ended takes .cities; a tool's parameters have names"),
+        (of_a_socket, "field link of of_a_socket cannot be expressed as a JSON Schema"),
+    ):
+        with pytest.raises(RequestError, match=rf"tools\[1\]: .*{reason}"):
+            rt.gen("x", tools=[LOOK_UP, function])
