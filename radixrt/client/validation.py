@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import get_args
 
 from radixrt.errors import RequestError, shown
-from radixrt.messages.client import DetokenizeReq, GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.client import DetokenizeReq, EmbedReq, GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ProgramHint, PromptPart, SelectMethod, TemplateText
 
-Question = ScoreReq | TokenizeReq | DetokenizeReq
+Question = ScoreReq | EmbedReq | TokenizeReq | DetokenizeReq
 """Request that is answered with one RequestOutput."""
 
 Request = GenerateReq | Question
@@ -25,11 +25,13 @@ def check_request(request: Request) -> None:
     """
     if isinstance(request, GenerateReq):
         request.sampling.validate()
-    if isinstance(request, (GenerateReq, ScoreReq)):
+    if isinstance(request, (GenerateReq, ScoreReq, EmbedReq)):
         _check_routing(request)
     if isinstance(request, ScoreReq):
         _check_choices(request)
-    if not isinstance(request, DetokenizeReq):
+    if isinstance(request, EmbedReq):
+        _check_embed(request)
+    elif not isinstance(request, DetokenizeReq):
         _check_parts(request.parts)
 
 
@@ -64,7 +66,21 @@ def _check_choices(request: ScoreReq) -> None:
             raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
 
 
-def _check_routing(request: GenerateReq | ScoreReq) -> None:
+def _check_embed(request: EmbedReq) -> None:
+    for name, kind in (("prompts", str), ("input_ids", bytes)):
+        given = getattr(request, name)
+        for i, prompt in enumerate(given or ()):
+            if not isinstance(prompt, kind):
+                raise RequestError(f"{name}[{i}] must be a {kind.__name__}, not {shown(prompt)}", param=f"{name}[{i}]")
+    for name, wanted in (("dimensions", int), ("normalize", bool)):
+        value = getattr(request, name)
+        if value is not None and type(value) is not wanted:
+            raise RequestError(f"{name} must be a {wanted.__name__}, not {shown(value)}", param=name)
+    if request.dimensions is not None and not 1 <= request.dimensions < 2**31:
+        raise RequestError(f"dimensions must be at least 1, not {request.dimensions}", param="dimensions")
+
+
+def _check_routing(request: GenerateReq | ScoreReq | EmbedReq) -> None:
     if not isinstance(request.priority, int) or isinstance(request.priority, bool):
         raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
     if not isinstance(request.cache_salt, str):

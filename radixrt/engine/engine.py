@@ -10,8 +10,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
-from radixrt.client.answers import Chunk, Completion, Decision, as_chunk, as_completion, as_decision
+from radixrt.client.answers import (
+    Chunk,
+    Completion,
+    Decision,
+    as_chunk,
+    as_completion,
+    as_decision,
+    raise_for_error,
+)
 from radixrt.client.collector import OutputCollector
+from radixrt.client.embedding import Embedding, EmbedJob, embed_jobs, with_caller_names
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.requests import (
     Job,
@@ -37,7 +46,10 @@ from radixrt.messages.parts import SelectMethod
 from radixrt.messages.scheduler import SchedulerStats
 from radixrt.messages.wire import pack_i32
 
-__all__ = ["Chunk", "Completion", "Decision", "Engine"]
+__all__ = ["Chunk", "Completion", "Decision", "Embedding", "Engine"]
+
+EMBED_WINDOW = 8
+"""Embedding requests of one call that are open at once."""
 
 
 class Engine:
@@ -200,7 +212,73 @@ class Engine:
                 async for output in stream:
                     yield _chunk(job, collector, output)
 
-    # --- scoring, tokens ---
+    # --- embeddings, scoring, tokens ---
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
+        **options: Any,
+    ) -> Embedding:  # fmt: skip
+        """Embed one prompt or many: their final hidden states, pooled as the model's own files say.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of these.
+            dimensions: cut the vectors to their first numbers, so many, for models trained so (Matryoshka).
+            normalize: scale the vectors to length 1, after the cut; None for what the model's own files say, and True
+                where they say nothing.
+            options: priority, cache_salt, timeout_s.
+
+        Returns:
+            `vectors`, float32 [n, dimensions], also for one prompt; and `usage`.
+
+        Raises:
+            RequestError: a prompt or an option is not valid; names it. The other requests of the call are aborted.
+            EngineError: the engine failed.
+        """
+        jobs = embed_jobs(split(prompts)[0], dimensions=dimensions, normalize=normalize, **options)
+        parts: list[tuple[int, RequestOutput]] = []
+        streams: deque[Iterator[RequestOutput]] = deque()
+        later = iter(jobs)
+        try:
+            with _engine_errors():
+                for job in jobs:
+                    streams.extend(
+                        self.client.stream(next_.request)
+                        for next_ in itertools.islice(later, EMBED_WINDOW - len(streams))
+                    )
+                    parts.append((job.count, self._embedded(job, next(streams.popleft()))))
+        finally:
+            for unanswered in jobs[len(parts) :]:
+                self.client.abort(unanswered.request.rid)
+        return Embedding.of(parts)
+
+    async def async_embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
+        **options: Any,
+    ) -> Embedding:  # fmt: skip
+        """`embed` for an event loop; cancelling it aborts its requests."""
+        jobs = embed_jobs(split(prompts)[0], dimensions=dimensions, normalize=normalize, **options)
+        slots = asyncio.Semaphore(EMBED_WINDOW)
+
+        async def ask(job: EmbedJob) -> tuple[int, RequestOutput]:
+            async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
+                return job.count, self._embedded(job, await anext(stream))
+
+        tasks = [asyncio.ensure_future(ask(job)) for job in jobs]
+        try:
+            with _engine_errors():
+                return Embedding.of(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    @staticmethod
+    def _embedded(job: EmbedJob, output: RequestOutput) -> RequestOutput:
+        try:
+            if output.finish is not None:
+                raise_for_error(output.finish)
+        except RequestError as error:
+            raise with_caller_names(error, "prompts", job.first) from None
+        return output
 
     def score(
         self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",

@@ -35,6 +35,7 @@ from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
+from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -205,7 +206,10 @@ def main(kind: str) -> int:
     given = json.loads(line)
     name = process_name(kind)
     config = make_config(**given["config"])
-    settings = EngineSettings(**{**given["settings"], "eos_ids": tuple(given["settings"]["eos_ids"])})
+    fields = given["settings"]
+    settings = EngineSettings(
+        **{**fields, "eos_ids": tuple(fields["eos_ids"]), "embedding": EmbeddingSpec(**fields["embedding"])}
+    )
     configure_logging(config.server.log_level, name)
     base, _, rank = kind.partition("-")
     endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])

@@ -11,6 +11,7 @@ from typing import Any
 from radixrt.config import Config, with_device_defaults
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.models.embedding_spec import EmbeddingSpec, load_embedding_spec
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
@@ -28,6 +29,7 @@ class EngineSettings:
         context_length: longest sequence, prompt and output together, in tokens.
         eos_ids: end tokens of the model.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
+        embedding: how the model's hidden states become embeddings.
         tp: number of tensor-parallel ranks.
     """
 
@@ -39,6 +41,7 @@ class EngineSettings:
     eos_ids: tuple[int, ...]
     kernel_cache: str
     grammar_cache: str
+    embedding: EmbeddingSpec
     show_progress: bool
     tp: int = 1
 
@@ -62,6 +65,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
         spec = load_model_spec(prepared.folder)
+        embedding = load_embedding_spec(prepared.folder, spec.hidden_size)
     except ModelLoadError as error:
         raise ModelLoadError(f"{prepared.folder}: {error}") from error
     context = config.model.context_length or spec.context_length
@@ -79,6 +83,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         kernel_cache=str(cache_folder() / "kernels"),
         grammar_cache=str(cache_folder() / "grammars"),
         show_progress=show_progress,
+        embedding=embedding,
         tp=tp,
     )
     return config, settings

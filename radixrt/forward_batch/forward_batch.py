@@ -230,8 +230,8 @@ class BatchBuilder:
         """Create the batch of a step and write its new slots into req_to_token.
 
         Args:
-            narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if the step scores no
-                tokens and enough tokens are excluded.
+            narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if the step scores and
+                pools no tokens and enough tokens are excluded.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
@@ -241,7 +241,7 @@ class BatchBuilder:
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
         return self.build_extend(
             unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled, shared,
-            narrow=narrow and not step.logprob_rows and not step.score_index,
+            narrow=narrow and not (step.logprob_rows or step.score_index or step.pool_spans),
         )  # fmt: skip
 
     def build_extend(

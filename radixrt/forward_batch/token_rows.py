@@ -39,8 +39,8 @@ class TokenRows:
 
     @staticmethod
     def of(step: ForwardStep) -> TokenRows | None:
-        """Return the rows of a step; None if it scores tokens, or none of its rows samples."""
-        if step.logprob_rows or step.score_index:
+        """Return the rows of a step; None if it scores or pools tokens, or none of its rows samples."""
+        if step.logprob_rows or step.score_index or step.pool_spans:
             return None
         req_pool_idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         slots = unpack_i32(step.out_cache_loc)

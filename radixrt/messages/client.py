@@ -1,6 +1,6 @@
 """Messages between the client (main process) and the tokenizer process.
 
-client -> tokenizer   GenerateReq, ScoreReq, TokenizeReq, DetokenizeReq, AbortReq, ReleaseReq, ControlReq
+client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, TokenizeReq, DetokenizeReq, AbortReq, ReleaseReq, ControlReq
 tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats
 """
 
@@ -93,6 +93,29 @@ class ScoreReq(Message, frozen=True, array_like=True, tag=True):
     program: ProgramHint | None = None
 
 
+class EmbedReq(Message, frozen=True, array_like=True, tag=True):
+    """Request to embed prompts. Exactly one of prompts and input_ids is set, and holds at least one prompt.
+
+    Other attributes: see `GenerateReq`.
+
+    Attributes:
+        prompts: texts; the tokenizer adds the model's own special tokens.
+        input_ids: int32 columns of token ids.
+        dimensions: vectors are cut to their first numbers, so many (Matryoshka embeddings); None for whole vectors.
+        normalize: scale vectors to length 1, after the cut; None for what the model's own files say.
+    """
+
+    rid: str
+    prompts: list[str] | None = None
+    input_ids: list[bytes] | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    program: ProgramHint | None = None
+
+
 class TokenizeReq(Message, frozen=True, array_like=True, tag=True):
     """Request for the token ids of a prompt, given as in `GenerateReq`; the RequestOutput has `prompt_ids`."""
 
@@ -162,6 +185,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
         prompt_logprobs: one entry for each token of the prompt, if requested; on the first increment.
         prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
         decision: result of a ScoreReq, on its only output; None after an error or an abort.
+        embeddings: result of an EmbedReq, on its only output: float32 column of all vectors, prompt by prompt.
         kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
             for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
             string begins inside a token, or after a special token that the text hides.
@@ -181,6 +205,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
     decision: ChoiceScores | None = None
     kept: int | None = None
     tail: str = ""
+    embeddings: bytes | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -243,6 +268,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
 ToTokenizer = (
     GenerateReq
     | ScoreReq
+    | EmbedReq
     | TokenizeReq
     | DetokenizeReq
     | AbortReq

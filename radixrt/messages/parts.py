@@ -153,5 +153,8 @@ class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
     will_continue: bool = False
 
 
+Pooling = Literal["last", "mean"]
+"""Hidden states that make an embedding: that of the last token, or the mean over all tokens."""
+
 SelectMethod = Literal["token_length_normalized", "greedy", "unconditional_likelihood_normalized"]
 """Method that selects one of several choices by its tokens' log-probabilities; see `radixrt.tokenizer.selection`."""

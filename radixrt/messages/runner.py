@@ -73,6 +73,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
         logprob_targets: int32[sum of their extend_lens], next prompt token at each position, -1 at a prompt's last.
         score_index: int32[Q], ascending indices of the new tokens after which a token is scored.
         score_targets: int32[Q], token to score at each index.
+        pool_spans: int32[Q * 2], (first, count) of each vector of `StepOutput.hidden`, which is the sum of the final
+            hidden states of the new tokens [first, first + count).
         has_grammar: a GrammarMask for this step follows; the runner samples only after it has arrived.
         shared_segments: int32[G * 4], (start, length, first, count) of each group: positions [start, start + length)
             hold the same slots for the rows shared_rows[first : first + count], two or more. Groups that contain the
@@ -97,6 +99,7 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     logprob_targets: bytes = b""
     score_index: bytes = b""
     score_targets: bytes = b""
+    pool_spans: bytes = b""
     has_grammar: bool = False
     shared_segments: bytes = b""
     shared_rows: bytes = b""
@@ -201,6 +204,7 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
         logprobs: one entry of one position for each sampling row that requested log-probabilities, in order.
         prompt_logprobs: one entry for each of the step's logprob_rows, in order.
         scores: float32[Q], log-probability of each of the step's score_targets.
+        hidden: float32[Q * hidden size], a vector for each of the step's pool_spans.
         row_errors: (sampling row, message) of rows whose sampling failed because their logits were not finite; their
             token id is 0 and has no meaning.
         forward_s: seconds from the runner's receipt of the step until its result was on the host.
@@ -212,6 +216,7 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
     prompt_logprobs: list[LogprobColumns] = []
     row_errors: list[tuple[int, str]] = []
     scores: bytes = b""
+    hidden: bytes = b""
     forward_s: float = 0.0
 
 

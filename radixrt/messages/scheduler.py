@@ -1,6 +1,6 @@
 """Messages between the tokenizer process and the scheduler process, and of main to the scheduler.
 
-tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, AbortReq, ReleaseReq, ControlReq
+tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq, AbortReq, ReleaseReq, ControlReq
 main      -> scheduler   RunnerRestarted
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
 """
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, ProgramHint, Timings, Usage
+from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Pooling, ProgramHint, Timings, Usage
 from radixrt.messages.wire import Message
 from radixrt.sampling_params import SamplingParams
 
@@ -48,7 +48,7 @@ class ScoreRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
-    """Request to score rows. One TokenDelta answers it; its `scores` are the log-probabilities, row by row.
+    """Request to score rows. One TokenDelta answers it; its `values` are the log-probabilities, row by row.
 
     Attributes:
         prefixes: int32 columns of token ids, none of them empty.
@@ -58,6 +58,24 @@ class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
     rid: str
     prefixes: list[bytes]
     rows: list[ScoreRow]
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    program: ProgramHint | None = None
+
+
+class TokenizedEmbedReq(Message, frozen=True, array_like=True, tag=True):
+    """Request to embed prompts. One TokenDelta answers it; its `values` are the pooled final hidden states, prompt by
+    prompt.
+
+    Attributes:
+        prompts: int32 columns of token ids, none of them empty.
+        pooling: "last" for the hidden state of a prompt's last token, "mean" for the mean over all its tokens.
+    """
+
+    rid: str
+    prompts: list[bytes]
+    pooling: Pooling
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
@@ -121,7 +139,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
         usage, timings: set together with `finish`; `constraint` too, if the request has one.
         logprobs: n rows, if requested.
         prompt_logprobs: rows for prompt tokens 1..len-1 (the first has none), if requested; on the first delta.
-        scores: float32 column of log-probabilities for a TokenizedScoreReq; None after an error or an abort.
+        values: float32 column that answers a TokenizedScoreReq or a TokenizedEmbedReq; None after an error or an abort.
     """
 
     rid: str
@@ -132,7 +150,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
     constraint: ConstraintInfo | None = None
-    scores: bytes | None = None
+    values: bytes | None = None
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):
@@ -318,4 +336,6 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     load: LoadStats | None = None
 
 
-ToScheduler = TokenizedReq | TokenizedScoreReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted
+ToScheduler = (
+    TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted
+)

@@ -18,6 +18,7 @@ DECODER_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCaus
 """Architectures that `radixrt.models.decoder` runs. Any other runs through transformers' modeling code."""
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -79,6 +80,7 @@ class ModelSpec:
         eos_token_ids: sorted, from config.json and generation_config.json.
         dtype: of the checkpoint, or None where config.json has none.
         decoder: None for an architecture that runs through transformers' modeling code.
+        hidden_size: size of a hidden state; None where config.json does not name it.
     """
 
     architecture: str
@@ -88,6 +90,7 @@ class ModelSpec:
     bos_token_id: int | None
     dtype: str | None
     decoder: DecoderSpec | None
+    hidden_size: int | None = None
 
 
 def load_model_spec(folder: Path) -> ModelSpec:
@@ -136,6 +139,7 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         bos_token_id=_optional_int(config, "bos_token_id"),
         dtype=_dtype(config),
         decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
+        hidden_size=next((size for name in HIDDEN_KEYS if (size := _optional_int(config, name))), None),
     )
 
 

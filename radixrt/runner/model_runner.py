@@ -33,6 +33,7 @@ from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.memory import graph_bytes
+from radixrt.runner.pooling import pool
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
     RunnerConfig,
@@ -339,11 +340,10 @@ class ModelRunner:
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, mask))
         scored = self._scorer.prompts(output.hidden_states, batch, step)
         scores = self._scorer.targets(output.hidden_states, step)
-        if len(idx) == 0:
-            return SampledStep(None, None, scored, scores)
-        return self._sampled(
-            self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask), scored, scores
-        )
+        result = None
+        if len(idx):
+            result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask)
+        return self._sampled(result, scored, scores, pool(output.hidden_states, step))
 
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None
@@ -358,16 +358,18 @@ class ModelRunner:
         return result
 
     def _sampled(
-        self, result: SampleResult | None, scored: list[LogprobColumns] | None = None, scores: bytes = b""
-    ) -> SampledStep:
-        if result is None or self._group.rank:
+        self, result: SampleResult | None, scored: list[LogprobColumns] | None = None, scores: bytes = b"",
+        hidden: torch.Tensor | None = None,
+    ) -> SampledStep:  # fmt: skip
+        if self._group.rank:
             return SampledStep(None, None, [], b"")
-        if self.device.type == "cpu":
-            return SampledStep(result, None, scored or [], scores)
+        if self.device.type == "cpu" or (result is None and hidden is None):
+            return SampledStep(result, None, scored or [], scores, hidden)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        result = result.to_host()
+        result = None if result is None else result.to_host()
+        hidden = None if hidden is None else hidden.to("cpu", non_blocking=True)
         copied.record()
-        return SampledStep(result, copied, scored or [], scores)
+        return SampledStep(result, copied, scored or [], scores, hidden)
 
     def is_usable(self) -> bool:
         """Return whether the device still works after an error, and release its cached memory."""

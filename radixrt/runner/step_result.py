@@ -71,18 +71,20 @@ class SampledStep:
 
     Attributes:
         result: result of the sampling rows, in host memory or being copied there; None if there are none.
-        copied: event after the copy of `result`; None if there is no copy to wait for.
+        copied: event after the copy of `result` and `hidden`; None if there is no copy to wait for.
         prompt_logprobs, scores: see `messages.StepOutput`.
+        hidden: float32 [Q, hidden size], in host memory or being copied there; None if nothing is pooled.
     """
 
     result: SampleResult | None
     copied: torch.cuda.Event | None
     prompt_logprobs: list[LogprobColumns]
     scores: bytes
+    hidden: torch.Tensor | None = None
 
     @property
     def is_ready(self) -> bool:
-        """True if `result` can be read without waiting for the device."""
+        """True if `result` and `hidden` can be read without waiting for the device."""
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> SampleResult | None:

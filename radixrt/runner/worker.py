@@ -34,7 +34,7 @@ from radixrt.messages.runner import (
     StepOutput,
     ToRunner,
 )
-from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
@@ -241,6 +241,7 @@ class Worker:
                 prompt_logprobs=sampled.prompt_logprobs,
                 row_errors=[] if result is None else result.row_errors,
                 scores=sampled.scores,
+                hidden=b"" if sampled.hidden is None else pack_f32(sampled.hidden.numpy()),
                 forward_s=time.perf_counter() - waiting.launched.started,
             )
         )

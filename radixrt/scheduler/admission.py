@@ -114,8 +114,8 @@ class Admission:
                 continue
             self._requests.activate(req, prefix, now)
             computing.add(req)
-            if req.scores is not None:
-                follower = self._requests.queue_next_row(req.scores.rid)
+            if req.row is not None:
+                follower = self._requests.queue_next_row(req.row.rid)
                 if follower is not None and waiting is self._requests.waiting:  # else the row is to be alone
                     order.appendleft(follower)
             used = self._add_chunk(req, budget, chunks)

@@ -8,7 +8,7 @@ from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Timin
 from radixrt.messages.scheduler import TokenBatch, TokenDelta
 from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.scheduler.req import Req
-from radixrt.scheduler.scoring import ScoreGroup
+from radixrt.scheduler.request_group import RequestGroup
 
 
 class _Open:
@@ -103,8 +103,8 @@ class DeltaWriter:
         """Write the finish of a request that was never queued."""
         self._deltas.append(TokenDelta(rid, finish=finish, usage=Usage(prompt_tokens), timings=Timings()))
 
-    def scored(self, group: ScoreGroup, finish: Finish, now: float) -> None:
-        """Write the one answer to a scoring request."""
+    def answered(self, group: RequestGroup, finish: Finish, now: float) -> None:
+        """Write the one answer to a scoring or embedding request."""
         admitted = now if group.admitted_at is None else group.admitted_at
         self._deltas.append(
             TokenDelta(
@@ -112,7 +112,7 @@ class DeltaWriter:
                 finish=finish,
                 usage=Usage(group.prompt_tokens, 0, group.cached_tokens),
                 timings=Timings(admitted - group.arrived_at, now - admitted, 0.0, group.retractions),
-                scores=group.scores() if group.is_done else None,
+                values=group.answer() if group.is_done else None,
             )
         )
 

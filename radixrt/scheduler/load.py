@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.config import SchedulerConfig
-from radixrt.messages.scheduler import LoadStats, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import LoadStats, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.scheduler.admission import NewTokenRatio
 from radixrt.scheduler.kv_manager import KVManager
@@ -20,6 +20,7 @@ from radixrt.scheduler.output_lengths import CLIP_TOKENS, OutputLengths
 from radixrt.scheduler.queue_forecast import QueueForecast, Work
 from radixrt.scheduler.queued_prompts import QueuedPrompts
 from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.request_group import GroupMessage
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.step_time import StepTimeFit
 
@@ -36,7 +37,7 @@ _NO_WORK = Work(0, 0, 0, 0)
 
 
 class Arrival(NamedTuple):
-    """A request or scoring request that arrives.
+    """A request that arrives, of any kind.
 
     Attributes:
         ids: int32, the tokens of its input that may come from the cache.
@@ -53,7 +54,7 @@ class Arrival(NamedTuple):
     timeout_s: float
 
 
-def arrival_of(message: TokenizedReq | TokenizedScoreReq, max_len: int, timeout_s: float) -> Arrival:
+def arrival_of(message: TokenizedReq | GroupMessage, max_len: int, timeout_s: float) -> Arrival:
     """Return the arrival of a message.
 
     Args:
@@ -63,6 +64,11 @@ def arrival_of(message: TokenizedReq | TokenizedScoreReq, max_len: int, timeout_
     if isinstance(message, TokenizedScoreReq):
         ids = unpack_i32(message.prefixes[message.rows[0].prefix])
         new_tokens = sum(map(len, message.prefixes)) // 4 - len(ids) + sum(len(row.path) for row in message.rows) // 4
+        return Arrival(message.rid, ids, message.cache_salt, new_tokens, 0, message.priority, timeout_s)
+    if isinstance(message, TokenizedEmbedReq):
+        first = unpack_i32(message.prompts[0])
+        ids = first[: len(first) - 1 if message.pooling == "last" else 0]
+        new_tokens = sum(map(len, message.prompts)) // 4 - len(ids)
         return Arrival(message.rid, ids, message.cache_salt, new_tokens, 0, message.priority, timeout_s)
     ids, sampling = unpack_i32(message.input_ids), message.sampling
     longest = max_len - len(ids)
@@ -236,7 +242,7 @@ class LoadPredictor:
         return work
 
     def _work_of(self, req: Req, cached: int) -> Work:
-        rest = 0 if req.scores is None else self._requests.groups[req.scores.rid].tokens_left
+        rest = 0 if req.row is None else self._requests.groups[req.row.rid].tokens_left
         return self._work(req.known_len + rest, cached, req.max_len - req.prompt_len, req.num_output)
 
     def _work(self, length: int, cached: int, max_output: int, sampled: int) -> Work:

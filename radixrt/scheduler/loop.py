@@ -24,6 +24,7 @@ from radixrt.messages.scheduler import (
     RunnerRestarted,
     SchedulerReady,
     SchedulerStats,
+    TokenizedEmbedReq,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
@@ -142,8 +143,8 @@ class SchedulerLoop:
             now = self._last_arrival = time.monotonic()
             if isinstance(message, TokenizedReq):
                 self._add(message, now)
-            elif isinstance(message, TokenizedScoreReq):
-                self._core.add_score(message, now)
+            elif isinstance(message, (TokenizedScoreReq, TokenizedEmbedReq)):
+                self._core.add_group(message, now)
             elif isinstance(message, AbortReq):
                 if self._grammars.abort(message.rid):
                     self._core.abandon(message.rid)

@@ -91,11 +91,11 @@ class Program:
 
 @dataclass(slots=True, eq=False)
 class ProgramCall:
-    """One request or scoring request as a call of a program.
+    """One request, or one scoring or embedding request, as a call of a program.
 
     Attributes:
         program: None where nothing is cached, so that hints are of no use.
-        hint: None for a row of a scoring request, whose call the scoring request is.
+        hint: None for a row of a group, whose call the group is.
         lease_len: number of leading tokens to lease for a fork once they are in the tree; 0 for none, or done.
     """
 

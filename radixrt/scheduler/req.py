@@ -13,6 +13,7 @@ from radixrt.messages.parts import ConstraintInfo, Finish
 from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.group_rows import GroupRow
 from radixrt.scheduler.programs import ProgramCall
 
 
@@ -83,50 +84,8 @@ class ReqStats:
     cached_tokens: int = -1
 
 
-class RowScores:
-    """Targets and scores of one row of a scoring request; see `messages.ScoreRow`.
-
-    Attributes:
-        rid: id of the scoring request.
-        shared_len: number of leading tokens that an earlier row of the same request has too.
-        positions, targets: int32[q].
-    """
-
-    __slots__ = ("_answered", "_values", "positions", "rid", "shared_len", "targets")
-
-    def __init__(self, rid: str, positions: Int32Array, targets: Int32Array, shared_len: int) -> None:
-        self.rid = rid
-        self.positions = positions
-        self.targets = targets
-        self.shared_len = shared_len
-        self._answered = 0
-        self._values: list[bytes] = []
-
-    @property
-    def first_open(self) -> int:
-        """Position of the first target without a score. Read only while there is one."""
-        return int(self.positions[self._answered])
-
-    @property
-    def is_done(self) -> bool:
-        return self._answered == len(self.positions)
-
-    def within(self, start: int, end: int) -> slice:
-        """The targets without a score at positions [start, end)."""
-        first, last = np.searchsorted(self.positions, [start, end])
-        return slice(max(int(first), self._answered), max(int(last), self._answered))
-
-    def take(self, values: bytes) -> None:
-        """Append the next scores, a float32 column."""
-        self._values.append(values)
-        self._answered += len(values) // 4
-
-    def all_values(self) -> bytes:
-        return b"".join(self._values)
-
-
 class Req:
-    """One request: its tokens and its state. The records `kv`, `constraint`, `stats`, `call` and `scores` each have one
+    """One request: its tokens and its state. The records `kv`, `constraint`, `stats`, `call` and `row` each have one
     writer, named in their docstrings.
 
     Attributes:
@@ -136,7 +95,7 @@ class Req:
         ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
         num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
         call: the call of a program that this request is; None outside of programs.
-        scores: what this request scores, as one row of a scoring request; None for one that generates.
+        row: what this request reads as one row of a group; None for one that generates.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
     """
 
@@ -153,9 +112,9 @@ class Req:
         "priority",
         "prompt_len",
         "rid",
+        "row",
         "sampling",
         "sampling_row_due",
-        "scores",
         "seed",
         "seq",
         "state",
@@ -166,7 +125,7 @@ class Req:
     def __init__(
         self, message: TokenizedReq, ids: Int32Array, *, seq: int, seed: int, eos_ids: frozenset[int], max_len: int,
         now: float, timeout_s: float, grammar: Grammar | None = None, constraint_info: ConstraintInfo | None = None,
-        call: ProgramCall | None = None, scores: RowScores | None = None,
+        call: ProgramCall | None = None, row: GroupRow | None = None,
     ) -> None:  # fmt: skip
         sampling = message.sampling
         self.rid = message.rid
@@ -185,11 +144,11 @@ class Req:
         self.num_pending = 0
         self.state = ReqState.WAITING
         self.finish: Finish | None = None
-        self.sampling_row_due = scores is None
+        self.sampling_row_due = row is None
         self.kv = KVState()
         self.stats = ReqStats(arrived_at=now, deadline=now + timeout_s, last_token_at=now)
         self.call = call
-        self.scores = scores
+        self.row = row
         self.constraint: ConstraintState | None = None
         if grammar is not None:
             wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
@@ -217,9 +176,9 @@ class Req:
 
     @property
     def reusable_ids(self) -> Int32Array:
-        """int32 view of the tokens that may come from the cache: those before the first one whose logits are needed."""
-        if self.scores is not None:
-            return self.ids[: self.scores.first_open]
+        """int32 view of the tokens that may come from the cache: those before the first one that must be computed."""
+        if self.row is not None:
+            return self.ids[: self.row.first_read]
         return self.ids[: 0 if self.computes_whole_prompt else self.known_len - 1]
 
     @property

@@ -7,7 +7,7 @@
     recover             the same for all of them, when the cache is lost
     end                 any -> FINISHED             the request's one finish
 
-A scoring request is a `ScoreGroup` whose rows are requests of their own; it ends when its last row has.
+A scoring or embedding request is a `RequestGroup` whose rows are requests of their own; it ends when its last row has.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FI
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
+from radixrt.scheduler.group_rows import GroupRow
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.programs import Programs
-from radixrt.scheduler.req import Req, ReqState, RowScores
-from radixrt.scheduler.scoring import ScoreGroup
+from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.request_group import RequestGroup
 
 
 class RequestTable:
     """See the module's docstring.
 
     Attributes:
-        by_rid: every open request, rows of scoring requests included.
-        groups: every open scoring request.
+        by_rid: every open request, rows of groups included.
+        groups: every open scoring or embedding request.
         waiting: requests in WAITING.
         active: requests in PREFILL and RUNNING, in order of admission.
         recovering: a step failed, so no slot of an active request is known to hold what it should.
@@ -43,7 +44,7 @@ class RequestTable:
         self._counters = counters
         self._outputs = outputs
         self.by_rid: dict[str, Req] = {}
-        self.groups: dict[str, ScoreGroup] = {}
+        self.groups: dict[str, RequestGroup] = {}
         self.waiting: list[Req] = []
         self.active: list[Req] = []
         self.recovering = False
@@ -55,13 +56,13 @@ class RequestTable:
         self.by_rid[req.rid] = req
         self.waiting.append(req)
 
-    def queue_group(self, group: ScoreGroup) -> None:
-        """Open a scoring request and queue its first row."""
+    def queue_group(self, group: RequestGroup) -> None:
+        """Open a group and queue its first row."""
         self.groups[group.rid] = group
         self.queue_next_row(group.rid)
 
     def queue_next_row(self, rid: str) -> Req | None:
-        """Queue the next row of a scoring request, if it has one left."""
+        """Queue the next row of a group, if it has one left."""
         req = self.groups[rid].next_row()
         if req is not None:
             self.queue(req)
@@ -73,7 +74,7 @@ class RequestTable:
         self.waiting.remove(req)
         self.active.append(req)
         req.state = ReqState.PREFILL
-        req.sampling_row_due = req.scores is None
+        req.sampling_row_due = req.row is None
         if req.stats.cached_tokens < 0:
             self._count_admission(req, len(prefix), now)
 
@@ -81,23 +82,23 @@ class RequestTable:
         stats, counters = req.stats, self._counters
         stats.cached_tokens = min(cached, req.prompt_len)  # tokens that a grammar forced can be cached too
         stats.admitted_at = now
-        shared = 0 if req.scores is None else req.scores.shared_len
+        shared = 0 if req.row is None else req.row.shared_len
         prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)
         counters.prompt_tokens += prompt_tokens
         counters.cached_tokens += cached_tokens
         if req.call is not None and req.call.hint is not None:
             counters.hinted_prompt_tokens += prompt_tokens
             counters.hinted_cached_tokens += cached_tokens
-        if req.scores is not None:
-            self.groups[req.scores.rid].admitted(prompt_tokens, cached_tokens, now)
+        if req.row is not None:
+            self.groups[req.row.rid].admitted(prompt_tokens, cached_tokens, now)
 
     def retract(self, req: Req) -> None:
         """Put an active request back to waiting for lack of slots; what it computed stays in the cache."""
         self._requeue(req, keep=True)
         req.stats.retractions += 1
         self._counters.retractions += 1
-        if req.scores is not None:
-            self.groups[req.scores.rid].retractions += 1
+        if req.row is not None:
+            self.groups[req.row.rid].retractions += 1
 
     def set_aside(self, req: Req) -> None:
         """Put an active request back to waiting, so that another one is computed alone."""
@@ -109,6 +110,8 @@ class RequestTable:
         req.num_pending = 0
         if req.constraint is not None:
             req.constraint.stale_samples = 0
+        if req.row is not None:
+            req.row.restart()
         if req.num_output == 0:
             self._writer.drop_prompt_logprobs(req)  # they will be computed again
         req.state = ReqState.WAITING
@@ -155,23 +158,23 @@ class RequestTable:
         req.state = ReqState.FINISHED
         req.finish = finish
         del self.by_rid[req.rid]
-        if req.scores is not None:
-            self._row_ended(req, req.scores, finish, now)
+        if req.row is not None:
+            self._row_ended(req, req.row, finish, now)
             return
         self._counters.finished += 1
         if req.stats.admitted_at is not None and finish.reason != FINISH_ERROR:
             self._outputs.ended(req.max_len - req.prompt_len, req.num_output)
         self._writer.finish(req, finish, now)
 
-    def _row_ended(self, req: Req, row: RowScores, finish: Finish, now: float) -> None:
+    def _row_ended(self, req: Req, row: GroupRow, finish: Finish, now: float) -> None:
         group = self.groups.get(row.rid)
         if group is None:
-            return  # the scoring request ended first, and this row with it
+            return  # the group ended first, and this row with it
         group.live.remove(req)
         if group.is_done or finish.reason != FINISH_STOP:
             self._end_group(group, finish, now)
 
-    def _end_group(self, group: ScoreGroup, finish: Finish, now: float) -> None:
+    def _end_group(self, group: RequestGroup, finish: Finish, now: float) -> None:
         del self.groups[group.rid]
         for req in group.live:
             self.end(req, Finish(FINISH_ABORT), now)
@@ -179,4 +182,4 @@ class RequestTable:
             end = self._kv.cache.node_at(group.prompt, group.namespace) if group.is_done else None
             self._programs.end_call(group.call, end, group.cached_tokens, now)
         self._counters.finished += 1
-        self._writer.scored(group, finish, now)
+        self._writer.answered(group, finish, now)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
-from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
+from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow, StepOutput
 from radixrt.messages.wire import Int32Array, pack_i32
+from radixrt.scheduler.group_rows import PooledRow, ScoredRow
 from radixrt.scheduler.kv_manager import DecodeSlots
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
@@ -46,6 +48,7 @@ class ScheduleBatch:
     Attributes:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
         scored: rows of scoring requests that the step scores, with the number of their targets, in row order.
+        pooled: rows of embedding requests that the step pools, with the number of their positions, in row order.
         prompt_logprobs: requests whose prompt log-probabilities come with this step, in row order.
         step: the message to the runners.
         decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
@@ -60,11 +63,22 @@ class ScheduleBatch:
     decided_at: float
     grammar_rows: list[int] = field(default_factory=list)
     scored: list[tuple[Req, int]] = field(default_factory=list)
+    pooled: list[tuple[Req, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Number of new tokens that the step computes."""
         return len(self.step.out_cache_loc) // 4
+
+    def values(self, output: StepOutput) -> Iterator[tuple[Req, int, bytes]]:
+        """Yield (request, number of targets or positions, their values) of the rows of groups that the step reads."""
+        at = 0
+        for req, count in self.scored:
+            yield req, count, output.scores[at : at + 4 * count]
+            at += 4 * count
+        size = len(output.hidden) // max(len(self.pooled), 1)
+        for i, (req, count) in enumerate(self.pooled):
+            yield req, count, output.hidden[i * size : (i + 1) * size]
 
 
 def sampling_row(req: Req) -> SamplingRow:
@@ -119,9 +133,9 @@ def extend_batch(
 ) -> ScheduleBatch:  # fmt: skip
     """An EXTEND step: chunks in the order of `ByKind`, then the decode rows with one future token each."""
     reqs = [c.req for c in chunks] + decode
-    samples = [c.is_last and c.req.scores is None for c in chunks]
+    samples = [c.is_last and c.req.row is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
-    scores = _Scores(chunks)
+    scores, pooled = _Scores(chunks), _Pooled(chunks)
     scored = [i for i, c in enumerate(chunks) if c.req.computes_whole_prompt]
     grammar_rows = [i for i, r in enumerate(sampled) if r.constraint is not None]
     ones = np.ones(len(decode), np.int32)
@@ -142,11 +156,14 @@ def extend_batch(
         logprob_targets=pack_i32(np.concatenate([_targets(chunks[i]) for i in scored])) if scored else b"",
         score_index=scores.index,
         score_targets=scores.targets,
+        pool_spans=pooled.spans,
         has_grammar=bool(grammar_rows),
         shared_segments=shared.segments,
         shared_rows=shared.rows,
     )
-    return ScheduleBatch(step_id, step, sampled, [chunks[i].req for i in scored], reqs, now, grammar_rows, scores.rows)
+    return ScheduleBatch(
+        step_id, step, sampled, [chunks[i].req for i in scored], reqs, now, grammar_rows, scores.rows, pooled.rows
+    )  # fmt: skip
 
 
 class ByKind(NamedTuple):
@@ -196,8 +213,8 @@ class _Scores:
         index, targets = [], []
         first = 0  # index of the chunk's first token in the step
         for chunk in chunks:
-            row = chunk.req.scores
-            if row is not None:
+            row = chunk.req.row
+            if isinstance(row, ScoredRow):
                 open_ = row.within(chunk.start, chunk.start + len(chunk.slots))
                 self.rows.append((chunk.req, open_.stop - open_.start))
                 index.append(row.positions[open_] + (first - chunk.start))
@@ -205,6 +222,24 @@ class _Scores:
             first += len(chunk.slots)
         self.index = pack_i32(np.concatenate(index)) if index else b""
         self.targets = pack_i32(np.concatenate(targets)) if targets else b""
+
+
+class _Pooled:
+    """Positions that the chunks of embedding requests pool: column of `ForwardStep`, and their requests."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.rows: list[tuple[Req, int]] = []
+        spans: list[int] = []
+        first = 0  # index of the chunk's first token in the step
+        for chunk in chunks:
+            row = chunk.req.row
+            if isinstance(row, PooledRow):
+                positions = row.within(chunk.start, chunk.start + len(chunk.slots))
+                if positions:
+                    self.rows.append((chunk.req, len(positions)))
+                    spans += [first + positions.start - chunk.start, len(positions)]
+            first += len(chunk.slots)
+        self.spans = pack_i32(spans)
 
 
 def _chunk_ids(chunk: Chunk) -> Int32Array:

@@ -20,7 +20,7 @@ from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import Grammar, bitmask_words
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_STOP, ConstraintInfo, Finish, FinishError
 from radixrt.messages.runner import CascadeCosts, StepOutput
-from radixrt.messages.scheduler import LoadStats, TokenBatch, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import LoadStats, TokenBatch, TokenizedReq
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.admission_control import AdmissionControl
@@ -33,9 +33,9 @@ from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.recovery import Recovery
 from radixrt.scheduler.req import Req, ReqState
+from radixrt.scheduler.request_group import GroupMessage, longest_row, make_group
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk, ScheduleBatch, by_kind, decode_batch, extend_batch, shared_in_extend
-from radixrt.scheduler.scoring import ScoreGroup, longest_row
 from radixrt.scheduler.sharing import NOTHING, SharingPlanner
 from radixrt.scheduler.step_time import StepTimeFit
 
@@ -145,14 +145,14 @@ class Scheduler:
         if finish is not None:
             self._requests.end(req, finish, now)
 
-    def add_score(self, message: TokenizedScoreReq, now: float) -> None:
-        """Queue a scoring request; as `add`."""
+    def add_group(self, message: GroupMessage, now: float) -> None:
+        """Queue a scoring or embedding request; as `add`."""
         length = longest_row(message)
         error = self._refusal(message.rid, length) or self.queue_error(message, now)
         if error is not None:
             self._writer.refuse(message.rid, Finish(FINISH_ERROR, error=error), length)
             return
-        group = ScoreGroup(message, seq=self._take_seq(), now=now, timeout_s=self._timeout_s(message))
+        group = make_group(message, seq=self._take_seq(), now=now, timeout_s=self._timeout_s(message))
         if message.program is not None:
             group.call = self.programs.begin_call(message.program, group.seq, now)
         self._requests.queue_group(group)
@@ -161,7 +161,7 @@ class Scheduler:
         self._next_seq += 1
         return self._next_seq - 1
 
-    def _timeout_s(self, message: TokenizedReq | TokenizedScoreReq) -> float:
+    def _timeout_s(self, message: TokenizedReq | GroupMessage) -> float:
         return self._config.request_timeout_s if message.timeout_s is None else message.timeout_s
 
     def refuse(self, message: TokenizedReq, error: FinishError) -> None:
@@ -183,9 +183,7 @@ class Scheduler:
             )  # fmt: skip
         return None
 
-    def queue_error(
-        self, message: TokenizedReq | TokenizedScoreReq, now: float, compiling: int = 0
-    ) -> FinishError | None:
+    def queue_error(self, message: TokenizedReq | GroupMessage, now: float, compiling: int = 0) -> FinishError | None:
         """The error of a further request when the queue is full or the request would wait too long; None otherwise.
 
         Args:
@@ -218,7 +216,7 @@ class Scheduler:
         expired = [r for r in self._requests.by_rid.values() if r.stats.deadline <= now]
         for req in expired:
             if req.finish is not None:
-                continue  # a row of a scoring request that has just ended
+                continue  # a row of a group that has just ended
             if req.constraint is not None and req.num_output > req.constraint.forced_tokens:
                 self._requests.end(req, self._constrained.expire(req), now)  # its output so far becomes a valid answer
                 continue
@@ -272,7 +270,7 @@ class Scheduler:
         for chunk in chunks:
             req = chunk.req
             if chunk.is_last:
-                req.state = RUNNING  # also a scoring row, which samples nothing
+                req.state = RUNNING  # also a row of a group, which samples nothing
             # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(req)
             if req.call is not None:
@@ -322,7 +320,7 @@ class Scheduler:
                 self.recovery.recover()
             return
         self._writer.store_prompt_logprobs(batch.prompt_logprobs, output.prompt_logprobs)
-        self._take_scores(batch, output.scores, now)
+        self._take_values(batch, output, now)
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
         write_token = self._writer.token
@@ -355,13 +353,12 @@ class Scheduler:
         if self.recovery.num_suspects:
             self.recovery.committed(batch)
 
-    def _take_scores(self, batch: ScheduleBatch, scores: bytes, now: float) -> None:
-        taken = 0
-        for req, count in batch.scored:
-            values, taken = scores[taken : taken + 4 * count], taken + 4 * count
-            if req.finish is None and req.scores is not None:
-                req.scores.take(values)
-                if req.scores.is_done:
+    def _take_values(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
+        """Give the rows of groups what the step has read for them."""
+        for req, count, values in batch.values(output):
+            if req.finish is None and req.row is not None:
+                req.row.take(values, count)
+                if req.row.is_done:
                     self._requests.end(req, Finish(FINISH_STOP), now)
 
     def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:

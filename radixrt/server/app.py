@@ -32,6 +32,7 @@ from radixrt.server.routes import management, probes
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.completions import completions
 from radixrt.server.routes.decisions import decisions
+from radixrt.server.routes.embeddings import embeddings
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.tokens import chat_template, detokenize, tokenize
 
@@ -42,6 +43,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/generate", generate),
     ("POST", "/v1/decisions", decisions),
+    ("POST", "/v1/embeddings", embeddings),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/chat_template", chat_template),

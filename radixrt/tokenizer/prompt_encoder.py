@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.client import EmbedReq, GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
@@ -82,6 +82,14 @@ class PromptEncoder:
             return pack_i32([*self._begin(req.parts), *self._parts.encode(req.parts, INPUT_PARTS)]), INPUT_PARTS
         assert req.prompt is not None
         return pack_i32(self._encode(req.prompt, "prompt")), "prompt"
+
+    def embedded(self, req: EmbedReq) -> list[bytes]:
+        """Encode the prompts of an embedding request as int32 columns; raises RequestError naming the prompt."""
+        if req.input_ids is not None:
+            return [self._checked(ids, f"input_ids[{i}]") for i, ids in enumerate(req.input_ids)]
+        self.check_text("prompts")
+        names = ((text, f"prompts[{i}]") for i, text in enumerate(req.prompts or ()))
+        return [self._checked(pack_i32(self._encode(text, name)), name) for text, name in names]
 
     def choices(self, req: ScoreReq) -> ChoiceTokens:
         """Encode a prompt and the choices after it; raises RequestError naming the field."""

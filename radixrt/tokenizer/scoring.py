@@ -121,8 +121,8 @@ class ScoreState:
         if finish is None:
             return None
         decision = None
-        if finish.reason == FINISH_STOP and delta.scores is not None:
-            logprobs = self._by_choice(unpack_f32(delta.scores).tolist())
+        if finish.reason == FINISH_STOP and delta.values is not None:
+            logprobs = self._by_choice(unpack_f32(delta.values).tolist())
             without = logprobs[1] if len(logprobs) > 1 else None
             decision = select(self._req.method, self._tokens.token_ids, logprobs[0], without, self._tokens.kept)
         return RequestOutput(

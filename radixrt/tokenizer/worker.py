@@ -18,6 +18,7 @@ from radixrt.channel import Outbox
 from radixrt.errors import RequestError
 from radixrt.messages.client import (
     DetokenizeReq,
+    EmbedReq,
     EngineReady,
     GenerateReq,
     OutputBatch,
@@ -37,12 +38,15 @@ from radixrt.messages.scheduler import (
     SchedulerStats,
     TokenBatch,
     TokenDelta,
+    TokenizedEmbedReq,
     TokenizedReq,
     TokenizedScoreReq,
     ToScheduler,
 )
 from radixrt.messages.wire import pack_i32
+from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.embedding import EmbedState, check_embedding
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
 from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
@@ -56,6 +60,9 @@ MAX_BRANCH_CHARS = 1_024
 MAX_ALTERNATIVES = 1_000_000
 """Largest number of log-probabilities of one request: about 40 MB, below `channel.MAX_FRAME_BYTES`."""
 
+State = RequestState | ScoreState | EmbedState
+"""State of a live request."""
+
 
 class TokenizerWorker:
     """Tokenizes requests for the scheduler and detokenizes their outputs for the client.
@@ -64,6 +71,7 @@ class TokenizerWorker:
         model: model name that clients use.
         vocab_size: token ids of prompts must be below this.
         context_length: longest sequence of the model, in tokens.
+        embedding: how hidden states become embeddings.
         queue: encodes the prompts; default: at once, in `handle`.
 
     Attributes:
@@ -79,6 +87,7 @@ class TokenizerWorker:
         context_length: int,
         to_scheduler: Outbox[ToScheduler],
         to_main: Outbox[ToMain],
+        embedding: EmbeddingSpec | None = None,
         queue: PromptQueue | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -89,9 +98,10 @@ class TokenizerWorker:
         self._model = model
         self._vocab_size = vocab_size
         self._context_length = context_length
+        self._embedding = embedding or EmbeddingSpec()
         self._to_scheduler = to_scheduler
         self._to_main = to_main
-        self._live: dict[str, RequestState | ScoreState] = {}
+        self._live: dict[str, State] = {}
 
     @property
     def num_live(self) -> int:
@@ -108,6 +118,8 @@ class TokenizerWorker:
             self._submit(message.rid, partial(self._generate, message), encodes=encodes, program=program)
         elif isinstance(message, ScoreReq):
             self._submit(message.rid, partial(self._score, message))
+        elif isinstance(message, EmbedReq):
+            self._submit(message.rid, partial(self._embed, message), encodes=message.input_ids is None)
         elif isinstance(message, (TokenizeReq, DetokenizeReq)):
             self._submit(message.rid, partial(self._answer, message))
         elif isinstance(message, AbortReq):
@@ -173,7 +185,13 @@ class TokenizerWorker:
         state = ScoreState(req, self._prompts.choices(req), bos)
         return lambda: self._begin(state, state.request())
 
-    def _begin(self, state: RequestState | ScoreState, tokenized: TokenizedReq | TokenizedScoreReq) -> None:
+    def _embed(self, req: EmbedReq) -> Start:
+        _check_envelope(req)
+        check_embedding(req, self._embedding)
+        state = EmbedState(req, self._prompts.embedded(req), self._embedding)
+        return lambda: self._begin(state, state.request())
+
+    def _begin(self, state: State, tokenized: TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq) -> None:
         self._live[tokenized.rid] = state
         self._to_scheduler.send(tokenized)
 
@@ -254,7 +272,7 @@ class TokenizerWorker:
             self._to_scheduler.send(AbortReq(delta.rid, "stop"))
 
     @staticmethod
-    def _failed(rid: str, state: RequestState | ScoreState, error: Exception) -> RequestOutput:
+    def _failed(rid: str, state: State, error: Exception) -> RequestOutput:
         """Finish of a request whose detokenizing raised an exception; called in the exception's handler."""
         logger.exception("detokenizing for request %s failed", rid)
         return state.fail(f"the output could not be detokenized: {error!r:.300}")
@@ -278,7 +296,7 @@ class TokenizerWorker:
         )
 
 
-def _check_envelope(req: GenerateReq | ScoreReq) -> None:
+def _check_envelope(req: GenerateReq | ScoreReq | EmbedReq) -> None:
     if not 1 <= len(req.rid) <= MAX_RID_CHARS or "\0" in req.rid:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters, none of them NUL", param="rid")
     if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):

@@ -76,6 +76,13 @@ def test_log_probabilities_and_scores_are_the_same(one: radixrt.Engine, two: rad
     np.testing.assert_allclose(scored[0].logprobs, scored[1].logprobs, atol=1e-3)
 
 
+def test_embeddings_are_the_same(one: radixrt.Engine, two: radixrt.Engine) -> None:
+    inputs = [*prompts()[:6], "The capital of France"]
+    vectors = [engine.embed(inputs, normalize=False).vectors for engine in (one, two, two)]
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-5)
+    np.testing.assert_allclose(vectors[2], vectors[0], atol=1e-5)
+
+
 def test_a_constrained_request_beside_plain_ones(one: radixrt.Engine, two: radixrt.Engine) -> None:
     inputs = ["Once upon a time", "Numbers", "The quick brown"]
     params = [

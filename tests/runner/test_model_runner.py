@@ -78,10 +78,10 @@ class Bench:
         while (message := self.outbox.recv()) is not None:
             for delta in deltas_of(message) if isinstance(message, TokenBatch) else []:
                 self.tokens.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
-                for name in ("prompt_logprobs", "scores"):
+                for name in ("prompt_logprobs", "values"):
                     if (given := getattr(delta, name)) is not None:
                         assert (delta.rid, name) not in self.scores
-                        self.scores[delta.rid, name] = given if name == "scores" else given.token_logprobs
+                        self.scores[delta.rid, name] = given if name == "values" else given.token_logprobs
                 if delta.logprobs is not None:
                     self.logprobs[delta.rid] = self.logprobs.get(delta.rid, b"") + delta.logprobs.token_logprobs
                 if delta.finish is not None:

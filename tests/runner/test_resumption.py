@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from radixrt.errors import EngineError
-from radixrt.messages.scheduler import RunnerRestarted, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import RunnerRestarted, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.scoring import ChoiceTree
@@ -43,6 +43,8 @@ def _start(folder: Path, **options: Any) -> Bench:
         bench.send(rid, [5, 6, 7, *range(20, 30 + i)], **{"max_tokens": TOKENS, "ignore_eos": True, **sampling})
     rows = ChoiceTree(len(CHOSEN_AFTER), CHOICES).rows(0)
     bench.inbox.send(TokenizedScoreReq("choices", [pack_i32(CHOSEN_AFTER)], rows))
+    for pooling in ("last", "mean"):
+        bench.inbox.send(TokenizedEmbedReq(pooling, [pack_i32(CHOSEN_AFTER), pack_i32([5, 6, 7] * 9)], pooling))
     sampling = SamplingParams(temperature=0.9, seed=1, max_tokens=TOKENS, structured=NO_JUMPS)
     message = TokenizedReq("bound", pack_i32([5, 6, 7]), sampling)
     bench.core.add(message, time.monotonic(), FixedSequence(FORCED, bench.runner.vocab_size))
@@ -50,7 +52,7 @@ def _start(folder: Path, **options: Any) -> Bench:
 
 
 def _assert_same(bench: Bench, expected: Bench) -> None:
-    assert bench.finishes.keys() == {*KINDS, "bound", "choices"}
+    assert bench.finishes.keys() == {*KINDS, "bound", "choices", "last", "mean"}
     assert bench.tokens == expected.tokens
     assert {rid: finish.reason for rid, finish in bench.finishes.items()} == {
         rid: finish.reason for rid, finish in expected.finishes.items()
@@ -58,7 +60,7 @@ def _assert_same(bench: Bench, expected: Bench) -> None:
     scores, others = (np.frombuffer(each.logprobs["scored"], np.float32) for each in (bench, expected))
     np.testing.assert_allclose(scores, others, atol=1e-4)
     assert bench.scores.keys() == expected.scores.keys() == {
-        ("prompt-scored", "prompt_logprobs"), ("choices", "scores")
+        ("prompt-scored", "prompt_logprobs"), *((rid, "values") for rid in ("choices", "last", "mean"))
     }  # fmt: skip
     for key, values in bench.scores.items():
         np.testing.assert_allclose(

@@ -19,9 +19,9 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.messages.parts import Finish, LogprobColumns, Usage
+from radixrt.messages.parts import Finish, LogprobColumns, Pooling, Usage
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
-from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.constrained import StepMasks
@@ -66,6 +66,23 @@ def expected_scores(message: TokenizedScoreReq) -> list[float]:
         pairs = zip(unpack_i32(row.positions).tolist(), unpack_i32(row.targets).tolist(), strict=True)
         scores += [target_score(states[position + 1], token) for position, token in pairs]
     return scores
+
+
+def hidden_state(state: int) -> list[float]:
+    """Stand-in for a final hidden state of two numbers; sums of a few of them are exact in float32."""
+    return [float((state >> 9) % 4096), float((state >> 21) % 64)]
+
+
+def expected_embeddings(message: TokenizedEmbedReq) -> list[list[float]]:
+    """The answer to an embedding request, computed with no engine at all."""
+    vectors = []
+    for prompt in message.prompts:
+        states = [0]
+        for token in unpack_i32(prompt).tolist():
+            states.append(digest(states[-1], token))
+        pooled = states[1:] if message.pooling == "mean" else states[-1:]
+        vectors.append(np.mean([hidden_state(state) for state in pooled], axis=0).astype(np.float32).tolist())
+    return vectors
 
 
 def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: int) -> tuple[list[int], str]:
@@ -160,8 +177,11 @@ class FakeRunner:
         index, targets = unpack_i32(step.score_index).tolist(), unpack_i32(step.score_targets).tolist()
         assert index == sorted(index)
         scores = [target_score(states[i], token) for i, token in zip(index, targets, strict=True)]
+        spans = unpack_i32(step.pool_spans).reshape(-1, 2).tolist()
+        hidden = [np.sum([hidden_state(state) for state in states[at : at + n]], axis=0) for at, n in spans]
         return StepOutput(
-            step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores)
+            step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores),
+            hidden=pack_f32(hidden),
         )  # fmt: skip
 
     def _check_order(self, seq_lens: np.ndarray, extends: np.ndarray) -> None:
@@ -266,7 +286,8 @@ class Harness:
         self.prompt_logprobs: dict[str, LogprobColumns] = {}
         self.requests: dict[str, TokenizedReq] = {}
         self.score_requests: dict[str, TokenizedScoreReq] = {}
-        self.scores: dict[str, list[float]] = {}
+        self.embed_requests: dict[str, TokenizedEmbedReq] = {}
+        self.values: dict[str, list[float]] = {}
 
     def add(self, rid: str, prompt: list[int], *, grammar: object = None, **fields: object) -> None:
         envelope = {k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s", "program") if k in fields}
@@ -283,7 +304,12 @@ class Harness:
         ]
         message = TokenizedScoreReq(rid, prefixes, rows, **envelope)  # type: ignore[arg-type]
         self.score_requests.setdefault(rid, message)
-        self.scheduler.add_score(message, self.now)
+        self.scheduler.add_group(message, self.now)
+
+    def add_embed(self, rid: str, prompts: list[list[int]], pooling: Pooling, **envelope: object) -> None:
+        message = TokenizedEmbedReq(rid, [pack_i32(ids) for ids in prompts], pooling, **envelope)  # type: ignore[arg-type]
+        self.embed_requests.setdefault(rid, message)
+        self.scheduler.add_group(message, self.now)
 
     def submit(self) -> bool:
         """One next_batch; True if it gave a step."""
@@ -331,7 +357,7 @@ class Harness:
         """The runner dies: nothing that it computed or was to compute is left."""
         lost = {req for batch in self.inflight for req in batch.requests}
         assert len(lost) <= 1 or not self.scheduler.recovery.num_suspects, "a suspect was not alone"
-        self.deaths.update(req.rid if req.scores is None else req.scores.rid for req in lost)
+        self.deaths.update(req.rid if req.row is None else req.row.rid for req in lost)
         self.scheduler.runner_lost(self.inflight, "it was told to", self.now)
         self.inflight.clear()
         self.runner = self.runner.successor()
@@ -360,8 +386,8 @@ class Harness:
         for delta in deltas_of(self.scheduler.take_deltas()):
             assert delta.rid not in self.finishes, "a delta after the finish"
             self.outputs.setdefault(delta.rid, []).extend(unpack_i32(delta.token_ids).tolist())
-            if delta.scores is not None:
-                self.scores[delta.rid] = unpack_f32(delta.scores).tolist()
+            if delta.values is not None:
+                self.values[delta.rid] = unpack_f32(delta.values).tolist()
             if delta.prompt_logprobs is not None:
                 assert delta.rid not in self.prompt_logprobs
                 self.prompt_logprobs[delta.rid] = delta.prompt_logprobs
@@ -377,7 +403,12 @@ class Harness:
     def assert_scores(self, rid: str) -> None:
         """The scoring request ended on its own, with exactly the scores that its rows determine."""
         assert self.finishes[rid].reason == "stop"
-        assert self.scores[rid] == expected_scores(self.score_requests[rid])
+        assert self.values[rid] == expected_scores(self.score_requests[rid])
+
+    def assert_embeddings(self, rid: str) -> None:
+        """The embedding request ended on its own, with exactly the vectors that its prompts determine."""
+        assert self.finishes[rid].reason == "stop"
+        assert np.array(self.values[rid]).reshape(-1, 2).tolist() == expected_embeddings(self.embed_requests[rid])
 
     def assert_output(self, rid: str) -> None:
         """The request ended on its own, with exactly the tokens that its prompt determines."""

@@ -127,7 +127,7 @@ def test_scoring_requests_count_and_are_refused() -> None:
 
     at = engine(max_queue_wait_s=1.0)
     for i in range(20):
-        at.scheduler.add_score(score(f"s{i}"), at.now)
+        at.scheduler.add_group(score(f"s{i}"), at.now)
     assert 2 < len(at.scheduler.waiting) < 19
     assert at.scheduler.queue_error(score("one more"), at.now) is not None
     assert error(at).code == "queue_full"

@@ -94,6 +94,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         envelope = {"priority": priority, "cache_salt": salt, "program": hint}
         self.h.add_score(f"r{self.count}", dict.fromkeys(prefixes, choices), **envelope)
 
+    @rule(
+        prompts=st.lists(
+            st.tuples(st.sampled_from(PREFIXES), st.lists(st.integers(1, 4), min_size=1, max_size=4)),
+            min_size=1, max_size=5,
+        ),
+        pooling=st.sampled_from(["last", "mean"]),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "a"]),
+        hint=HINTS,
+    )  # fmt: skip
+    def embed(self, prompts, pooling, priority, salt, hint) -> None:
+        self.count += 1
+        envelope = {"priority": priority, "cache_salt": salt, "program": hint}
+        self.h.add_embed(f"r{self.count}", [prefix + suffix for prefix, suffix in prompts], pooling, **envelope)
+
     @rule(program=st.sampled_from(["p", "q", "nobody"]), branch=st.sampled_from([None, "", "0", "0/1", "nothing"]))
     def release(self, program, branch) -> None:
         self.h.scheduler.programs.release(program, branch)
@@ -130,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.h.inflight)
     @rule()
     def step_fails(self) -> None:
-        self.disturbed.update(r.rid if r.scores is None else r.scores.rid for r in self.h.inflight[0].requests)
+        self.disturbed.update(r.rid if r.row is None else r.row.rid for r in self.h.inflight[0].requests)
         self.h.fail()
 
     @precondition(lambda self: self.h.scheduler.recovery.has_runner)
@@ -155,11 +170,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             h.restart()
         h.drain()
         assert h.scheduler.is_idle
-        assert h.finishes.keys() == h.requests.keys() | h.score_requests.keys(), "every request ends exactly once"
+        assert h.finishes.keys() == h.requests.keys() | h.score_requests.keys() | h.embed_requests.keys(), (
+            "every request ends exactly once"
+        )
         for rid, finish in h.finishes.items():
             if finish.reason in ("stop", "length"):
                 if rid in h.score_requests:
                     h.assert_scores(rid)
+                elif rid in h.embed_requests:
+                    h.assert_embeddings(rid)
                 else:
                     self._check_output(rid)
             elif finish.reason == "abort":

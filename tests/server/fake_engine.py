@@ -13,6 +13,7 @@ import msgspec
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.client import (
     DetokenizeReq,
+    EmbedReq,
     EngineReady,
     GenerateReq,
     OutputBatch,
@@ -34,7 +35,7 @@ from radixrt.messages.scheduler import (
     SchedulerStats,
     StepTimes,
 )
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import pack_f32, pack_i32
 from radixrt.tokenizer.selection import select
 
 MODEL = "fake"
@@ -142,8 +143,14 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
         )
 
 
-def answer(question: ScoreReq | TokenizeReq | DetokenizeReq) -> RequestOutput:
-    """Choice i is one token, i, with a log-probability of -i."""
+def answer(question: ScoreReq | EmbedReq | TokenizeReq | DetokenizeReq) -> RequestOutput:
+    """Choice i is one token, i, with a log-probability of -i; the vector of prompt i is [i, 0.1]."""
+    if isinstance(question, EmbedReq):
+        vectors = [[i, 0.1] for i in range(len(question.prompts or question.input_ids or ()))]
+        return RequestOutput(
+            question.rid, finish=Finish("stop"), usage=Usage(10, 0, 4), timings=Timings(0.01, 0.02),
+            embeddings=pack_f32(vectors),
+        )  # fmt: skip
     prompt_ids = pack_i32(range(10))
     if isinstance(question, TokenizeReq):
         return RequestOutput(question.rid, finish=Finish("stop"), prompt_ids=prompt_ids)
@@ -203,7 +210,7 @@ class FakeEngine:
                 self.requests.append(message)
                 self._open.add(message.rid)
                 threading.Thread(target=self._play, args=(message,), daemon=True).start()
-            elif isinstance(message, (ScoreReq, TokenizeReq, DetokenizeReq)):
+            elif isinstance(message, (ScoreReq, EmbedReq, TokenizeReq, DetokenizeReq)):
                 self.questions.append(message)
                 self.deliver(OutputBatch([self.answer(message)]))
             elif isinstance(message, ReleaseReq):

@@ -21,6 +21,7 @@ from radixrt.server.protocol.fields import (
     NativeRequest,
     ReleaseRequest,
 )
+from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller
@@ -31,6 +32,7 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "x"}),
     "/generate": (NativeRequest, {"text": "x"}),
     "/v1/decisions": (DecisionRequest, {"text": "x", "choices": ["a", "b"]}),
+    "/v1/embeddings": (EmbeddingRequest, {"input": "x"}),
     "/tokenize": (TokenizeBody, {"prompt": "x"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1]}),
     "/abort": (AbortRequest, {"rid": "x"}),

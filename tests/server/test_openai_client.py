@@ -405,6 +405,45 @@ def test_choices_are_scored_and_tokens_told(server_url: str) -> None:
     }
 
 
+# --- embeddings ---
+
+
+def test_embeddings(client: openai.OpenAI, model_name: str) -> None:
+    texts = ["The capital of France is Paris.", "Paris is the capital of France.", "def f(x): return x + 1"]
+    answer = client.embeddings.create(model=model_name, input=texts)  # base64, decoded by the client
+    assert answer.model == model_name
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    vectors = [each.embedding for each in answer.data]
+    assert [math.fsum(x * x for x in vector) for vector in vectors] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 15
+    near, far = (sum(a * b for a, b in zip(vectors[0], vectors[i], strict=True)) for i in (1, 2))
+    assert near > far
+    plain = client.embeddings.create(model=model_name, input=texts[0], encoding_format="float").data[0].embedding
+    assert plain == pytest.approx(vectors[0], abs=1e-2)  # bfloat16, in another batch
+    short = client.embeddings.create(model=model_name, input=[[1, 2], [3]], dimensions=32)
+    assert [len(each.embedding) for each in short.data] == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": [["a"]]}, "input[0][0]"),
+        ({"input": "a", "dimensions": 10**6}, "dimensions"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": ["a", "a " * 20_000]}, "input[1]"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_embedding_that_is_wrong_names_its_field(
+    client: openai.OpenAI, model_name: str, fields: dict, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model=model_name, **fields)
+    assert raised.value.param == param
+
+
 # --- fields of vLLM ---
 
 

@@ -22,7 +22,7 @@ def send(bench: Bench, req: ScoreReq) -> TokenizedScoreReq:
 def score(bench: Bench, req: ScoreReq, scores: list[float]) -> RequestOutput:
     sent = send(bench, req)
     assert sum(len(row.targets) // 4 for row in sent.rows) == len(scores)
-    bench.handle(TokenBatch([TokenDelta(req.rid, finish=Finish("stop"), scores=pack_f32(scores))]))
+    bench.handle(TokenBatch([TokenDelta(req.rid, finish=Finish("stop"), values=pack_f32(scores))]))
     (delta,) = bench.deltas()
     return delta
 
@@ -44,7 +44,7 @@ def test_each_choice_gets_the_scores_of_its_own_tokens(bench: Bench) -> None:
     assert len(sent.prefixes) == 2
     assert unpack_i32(sent.prefixes[1]).tolist() == [bench.tokenizer.token_to_id("<|im_start|>")]
     values = [float(-(10**i)) for i in range(sum(len(row.targets) // 4 for row in sent.rows))]
-    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), scores=pack_f32(values))]))
+    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=pack_f32(values))]))
     (delta,) = bench.deltas()
     assert delta.decision is not None
     long, short, middle = delta.decision.logprobs
@@ -119,7 +119,7 @@ def test_a_failed_request_has_no_decision(bench: Bench) -> None:
 
 def test_scores_that_do_not_fit_end_that_request_alone(bench: Bench) -> None:
     send(bench, ScoreReq("r", OK, input_ids=pack_i32([5])))
-    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), scores=b"")]))
+    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=b"")]))
     (delta,) = bench.deltas()
     assert delta.finish is not None
     assert delta.finish.error is not None
@@ -149,7 +149,7 @@ def test_every_family_scores_what_it_would_tokenize(loaded: dict[str, Tokenizer]
     prompt, choices = "The quick brown", [" fox jumps", " dog", " it"]
     sent = send(bench, ScoreReq("r", choices, prompt=prompt))
     prefix = unpack_i32(sent.prefixes[0]).tolist()
-    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), scores=pack_f32([-1.0] * 99)[: 4 * _edges(sent)])]))
+    bench.handle(TokenBatch([TokenDelta("r", finish=Finish("stop"), values=pack_f32([-1.0] * 99)[: 4 * _edges(sent)])]))
     (delta,) = bench.deltas()
     assert delta.decision is not None
     for ids, choice in zip(delta.decision.token_ids, choices, strict=True):

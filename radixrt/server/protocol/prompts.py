@@ -18,8 +18,8 @@ from radixrt.server.protocol.fields import MAX_CHOICES, MAX_PARTS, MAX_PROMPTS
 Prompt = str | list[int]
 
 
-def split_prompts(given: Any, param: str) -> list[Prompt]:
-    """Return a list of prompts from str | [str] | [int] | [[int]]."""
+def split_prompts(given: Any, param: str, most: int = MAX_PROMPTS) -> list[Prompt]:
+    """Return a list of prompts, `most` at most, from str | [str] | [int] | [[int]]."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -28,8 +28,8 @@ def split_prompts(given: Any, param: str) -> list[Prompt]:
         _check_all(given, int, param)
         return [given]
     _check_all(given, type(given[0]), param)
-    if len(given) > MAX_PROMPTS:
-        raise RequestError(f"{param} holds {len(given)} prompts; at most {MAX_PROMPTS} are allowed", param=param)
+    if len(given) > most:
+        raise RequestError(f"{param} holds {len(given)} prompts; at most {most} are allowed", param=param)
     for i, prompt in enumerate(given):
         if isinstance(prompt, list) and not prompt:
             raise RequestError(f"{param}[{i}] must not be empty", param=f"{param}[{i}]")

@@ -1,4 +1,4 @@
-"""Requests of the mixed load: plain, streamed, sampled, constrained, with tools, scored, and programs over HTTP.
+"""Requests of the mixed load: plain, streamed, sampled, constrained, with tools, scored, embedded, and programs.
 
 Each has one right answer, whatever else the server computes: it is greedy or has a seed, or it is checked by itself.
 """
@@ -134,6 +134,13 @@ def score(client: httpx.Client, number: int) -> Any:
     return answer["choice"], answer["token_ids"], [round(value, 2) for value in answer["logprobs"]]
 
 
+def embed(client: httpx.Client, number: int) -> Any:
+    """The first numbers of each vector; a restarted server computes the same ones."""
+    texts = ["Once upon a time " * 20, "Once upon a time " * 30, "apple"]
+    answer = _post(client, "/v1/embeddings", {"input": texts, "dimensions": 8})
+    return [[round(value, 1) for value in each["embedding"]] for each in answer["data"]]
+
+
 def fresh_constraint(client: httpx.Client, number: int) -> None:
     """A constraint that was never compiled before; the answer is checked against it."""
     pattern = f"[a-f]{{4,12}}-{number}-[0-9]{{3}}"
@@ -178,6 +185,7 @@ KINDS = (
     Kind("new constraint", fresh_constraint, fixed=False),
     Kind("tools", chat("Who is Ada?", tools=TOOLS, tool_choice="required", temperature=0, max_tokens=160)),
     Kind("scores", score),
+    Kind("embeddings", embed),
     Kind("program", program),
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ from radixrt.server.protocol.fields import (
     NativeRequest,
     ReleaseRequest,
 )
+from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
 from tests.constrained import fuzz
 
@@ -31,6 +32,7 @@ BODIES: dict[str, type | None] = {
     "/v1/completions": CompletionRequest,
     "/generate": NativeRequest,
     "/v1/decisions": DecisionRequest,
+    "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/abort": AbortRequest,

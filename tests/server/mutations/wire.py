@@ -24,7 +24,7 @@ GET_ROUTES = (
     "/chat_template",
     "/nope",
 )
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/decisions") * 2
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/decisions", "/v1/embeddings") * 2
 """Routes that get three times as many requests as the others."""
 OTHER_METHODS = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
 HEADERS = (

@@ -1,0 +1,96 @@
+"""POST /v1/embeddings: vectors of texts, as OpenAI has it.
+
+input               str, [str], [int] or [[int]]: one prompt or at most 2,048, as texts or as token ids
+encoding_format     "float" or "base64" (float32, little-endian)
+dimensions          cut vectors to their first numbers, so many, for models trained so (Matryoshka)
+normalize           scale vectors to length 1, after the cut; by default what the model's own files say
+model, rid, priority, cache_salt, timeout, program (as /generate has it)
+-> {"object": "list", "data": [{"object": "embedding", "index", "embedding": [float] | str}, ...], "model",
+    "usage": {"prompt_tokens", "total_tokens", "prompt_tokens_details": {"cached_tokens"}}}
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixrt.client.embedding import vectors_of, with_caller_names
+from radixrt.errors import RequestError
+from radixrt.messages.client import EmbedReq, EngineReady, RequestOutput
+from radixrt.messages.parts import Usage
+from radixrt.messages.wire import pack_i32
+from radixrt.server.http.connection import Generated
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import receive
+from radixrt.server.protocol.fields import RoutingFields, envelope_options
+from radixrt.server.protocol.prompts import Prompt, check_ids, split_prompts
+from radixrt.server.request_context import RequestContext
+from radixrt.server.request_groups import Service
+from radixrt.tokenizer.embedding import MAX_PROMPTS
+
+
+class EmbeddingRequest(RoutingFields, kw_only=True):
+    """POST /v1/embeddings"""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    body, info = await receive(service, request, embedding_decoder)
+    context: RequestContext = request.state.context
+    prompts = split_prompts(body.input, "input", MAX_PROMPTS)
+    is_one = isinstance(body.input, str) or isinstance(body.input[0], int)
+    names = dict.fromkeys(("prompts[0]", "input_ids[0]"), "input") if is_one else {}
+    options = envelope_options(body, context)
+    question = EmbedReq(
+        **_prompt_fields(prompts, is_one, info), dimensions=body.dimensions, normalize=body.normalize, **options
+    )
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            (output,) = await service.ask(context, options["rid"], [question], names)
+        except RequestError as error:
+            raise with_caller_names(error, "input") from None
+        await json_response(_body(service, body, output, len(prompts)))(scope, receive, send)
+
+    return Generated(answer)
+
+
+def _prompt_fields(prompts: list[Prompt], is_one: bool, info: EngineReady) -> dict[str, Any]:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return {"prompts": texts}
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for i, each in enumerate(ids):
+        check_ids(each, "input" if is_one else f"input[{i}]", info)
+    return {"input_ids": [pack_i32(each) for each in ids]}
+
+
+def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> dict[str, Any]:
+    vectors, usage = vectors_of(output, count), output.usage or Usage()
+    if body.encoding_format == "base64":
+        values: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
+    else:
+        values = vectors.tolist()
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)],
+        "model": service.model_name,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "total_tokens": usage.prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        },
+    }

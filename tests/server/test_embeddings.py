@@ -1,0 +1,106 @@
+"""/v1/embeddings: forms of the input, encodings, envelope, and errors that name the field."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from radixrt.messages.client import EmbedReq, RequestOutput
+from radixrt.messages.parts import Finish, FinishError
+from radixrt.messages.wire import pack_f32, pack_i32
+from radixrt.server.tenants import Tenant
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import Caller, check_error
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("hi", {"prompts": ["hi"]}),
+        (["a", "b"], {"prompts": ["a", "b"]}),
+        ([1, 2], {"input_ids": [pack_i32([1, 2])]}),
+        ([[1, 2], [3]], {"input_ids": [pack_i32([1, 2]), pack_i32([3])]}),
+    ],
+)
+def test_inputs(caller: Caller, given: Any, sent: dict[str, Any]) -> None:
+    fields = {"dimensions": 2, "normalize": False, "priority": 3, "cache_salt": "s", "timeout": 9, "rid": "r"}
+    response = caller.post("/v1/embeddings", {"input": given, "model": "fake", **fields})
+    count = len(sent.get("prompts", sent.get("input_ids")))
+    assert response.json() == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": pytest.approx([float(i), 0.1])} for i in range(count)
+        ],
+        "model": "fake",
+        "usage": {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}},
+    }
+    envelope = {"dimensions": 2, "normalize": False, "priority": 3, "cache_salt": "s", "timeout_s": 9.0}
+    assert caller.engine.questions == [EmbedReq(response.headers["x-request-id"], **sent, **envelope)]
+
+
+def test_base64(caller: Caller) -> None:
+    body = caller.post("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}).json()
+    assert [base64.b64decode(each["embedding"]) for each in body["data"]] == [
+        pack_f32([0.0, 0.1]), pack_f32([1.0, 0.1]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [[]]}, "input[0]"),
+        ({"input": ["a", 5]}, "input[1]"),
+        ({"input": [1000]}, "input"),
+        ({"input": [[1], [1000]]}, "input[1]"),
+        ({"input": [[1], [1] * 513]}, "input[1]"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": "many"}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 2**40}, "dimensions"),
+        ({"input": "a", "normalize": 1}, "normalize"),
+        ({"input": "a", "timeout": -1}, "timeout"),
+        ({"input": "a", "rid": ""}, "rid"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_each_field_is_checked_and_named(caller: Caller, body: dict[str, Any], param: str) -> None:
+    check_error(caller.post("/v1/embeddings", body), 400, param)
+    assert not caller.engine.questions
+
+
+def test_errors_of_the_engine_have_the_clients_names(engine: FakeEngine, caller: Caller) -> None:
+    def refuse(question: EmbedReq) -> RequestOutput:
+        name = f"prompts[{len(question.prompts or ()) - 1}]"
+        error = FinishError(f"{name} is too long", name, "context_length_exceeded", 400)
+        return RequestOutput(question.rid, finish=Finish("error", error=error))
+
+    engine.answer = refuse
+    assert check_error(caller.post("/v1/embeddings", {"input": "x"}), 400, "input") == "input is too long"
+    assert check_error(caller.post("/v1/embeddings", {"input": ["x", "y"]}), 400, "input[1]") == "input[1] is too long"
+    engine.wait_for(lambda: engine.client.open_requests == 0)
+
+
+def test_an_aborted_request_is_an_error(engine: FakeEngine, caller: Caller) -> None:
+    engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("abort"))
+    assert caller.post("/v1/embeddings", {"input": "x"}).status_code == 499
+
+
+def test_another_model(caller: Caller) -> None:
+    check_error(caller.post("/v1/embeddings", {"input": "x", "model": "other"}), 404, "model")
+
+
+def test_a_tenants_prefixes_are_its_own() -> None:
+    request = EmbedReq("r", prompts=["x"], cache_salt="s")
+    alice, bob = (Tenant(name).own(request, "1") for name in ("alice", "bob"))
+    assert isinstance(alice, EmbedReq)
+    assert isinstance(bob, EmbedReq)
+    assert alice.cache_salt != bob.cache_salt
+    grouped = [Tenant(name, cache_group="g").own(request, "1") for name in ("alice", "bob")]
+    assert grouped[0] == grouped[1]
