@@ -65,7 +65,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
         spec = load_model_spec(prepared.folder)
-        embedding = load_embedding_spec(prepared.folder, spec.hidden_size)
+        embedding = load_embedding_spec(prepared.folder, spec)
     except ModelLoadError as error:
         raise ModelLoadError(f"{prepared.folder}: {error}") from error
     context = config.model.context_length or spec.context_length

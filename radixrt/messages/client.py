@@ -249,6 +249,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         chat_templates: Jinja sources by name, e.g. "default".
         special_tokens: texts of special tokens by name, e.g. "bos_token".
         epoch: the runners' epoch; see `RunnerRestarted`.
+        generates: False for a model without an output head, which only embeds.
     """
 
     model: str
@@ -263,6 +264,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     chat_templates: dict[str, str] = {}
     special_tokens: dict[str, str] = {}
     epoch: int = 0
+    generates: bool = True
 
 
 ToTokenizer = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from radixrt.errors import ModelLoadError, shown
 from radixrt.messages.parts import Pooling
-from radixrt.models.model_config import read_json_object
+from radixrt.models.model_config import ModelSpec, read_json_object
 
 MODULES = "modules.json"
 MODES: dict[str, Pooling] = {"lasttoken": "last", "mean": "mean"}
@@ -26,14 +26,16 @@ class EmbeddingSpec:
     pooling: the hidden states that are pooled.
     normalize: whether vectors are scaled to length 1, unless a request says otherwise.
     size: numbers of a vector, the model's hidden size; None where the configuration does not name it.
+    generates: whether the model can also generate; False without an output head.
     """
 
     pooling: Pooling = "last"
     normalize: bool = True
     size: int | None = None
+    generates: bool = True
 
 
-def load_embedding_spec(folder: Path, size: int | None) -> EmbeddingSpec:
+def load_embedding_spec(folder: Path, model: ModelSpec) -> EmbeddingSpec:
     """Read modules.json and the Pooling module's config.json; without them: the last token, normalized.
 
     Raises:
@@ -41,7 +43,7 @@ def load_embedding_spec(folder: Path, size: int | None) -> EmbeddingSpec:
     """
     file = folder / MODULES
     if not file.is_file():
-        return EmbeddingSpec(size=size)
+        return EmbeddingSpec(size=model.hidden_size, generates=model.has_head)
     kinds = [(entry["type"].rpartition(".")[2], entry["path"]) for entry in _read_modules(file)]
     names = [kind for kind, _ in kinds]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -51,7 +53,8 @@ def load_embedding_spec(folder: Path, size: int | None) -> EmbeddingSpec:
         )
     if kinds[0][1] not in ("", "."):
         raise ModelLoadError(f"{file}: the Transformer must be in the folder itself, not in {shown(kinds[0][1])}")
-    return EmbeddingSpec(_pooling(folder / kinds[1][1] / "config.json"), "Normalize" in names, size)
+    pooling = _pooling(folder / kinds[1][1] / "config.json")
+    return EmbeddingSpec(pooling, "Normalize" in names, model.hidden_size, model.has_head)
 
 
 def _read_modules(file: Path) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ Every field that would change the result is either represented here or refused b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,14 @@ from radixrt.layers.rotary import RopeSpec, parse_rope
 
 DECODER_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures that `radixrt.models.decoder` runs. Any other runs through transformers' modeling code."""
+
+BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in DECODER_ARCHITECTURES}
+"""Decoders that may lack an output head, by name: embedding models are saved as one of these, e.g. "Qwen3Model"."""
+
+ENCODER = re.compile(
+    r"(Bert|Roberta|BERT|MPNet|Electra|Deberta|Albert).*(Model|MaskedLM|Classification)$|T5EncoderModel"
+)
+"""Architectures of bidirectional encoders."""
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
@@ -74,13 +83,14 @@ class ModelSpec:
     """A model as its folder describes it.
 
     Attributes:
-        architecture: class name in config.json, e.g. "LlamaForCausalLM".
+        architecture: class name in config.json, e.g. "LlamaForCausalLM"; that also for a "LlamaModel".
         vocab_size: rows of the embedding, which may exceed the tokenizer's vocabulary.
         context_length: longest sequence that the model was trained for.
         eos_token_ids: sorted, from config.json and generation_config.json.
         dtype: of the checkpoint, or None where config.json has none.
         decoder: None for an architecture that runs through transformers' modeling code.
         hidden_size: size of a hidden state; None where config.json does not name it.
+        has_head: False for a decoder without an output head, which embeds and cannot generate.
     """
 
     architecture: str
@@ -91,6 +101,7 @@ class ModelSpec:
     dtype: str | None
     decoder: DecoderSpec | None
     hidden_size: int | None = None
+    has_head: bool = True
 
 
 def load_model_spec(folder: Path) -> ModelSpec:
@@ -130,7 +141,8 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise ModelLoadError(f"config.json: quantization_config ({method}) is not supported; use unquantized weights")
-    architecture = architectures[0]
+    _check_causal(architectures[0], config)
+    architecture = BASE_ARCHITECTURES.get(architectures[0], architectures[0])
     return ModelSpec(
         architecture=architecture,
         vocab_size=_positive_int(config, "vocab_size"),
@@ -140,7 +152,20 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         dtype=_dtype(config),
         decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
         hidden_size=next((size for name in HIDDEN_KEYS if (size := _optional_int(config, name))), None),
+        has_head=architecture == architectures[0] or _flag(config, "tie_word_embeddings"),
     )
+
+
+def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
+    instead = "; decoders embed too, e.g. Qwen3ForCausalLM (Qwen3-Embedding)"
+    if ENCODER.search(architecture):
+        raise ModelLoadError(f"config.json: {architecture} is a bidirectional encoder, which is not supported{instead}")
+    for name, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if config.get(name, causal) not in (causal, None):
+            raise ModelLoadError(
+                f"config.json: {name} {config[name]!r} asks for attention that is not causal, which is not supported"
+                f"{instead}"
+            )
 
 
 def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:

@@ -1,4 +1,4 @@
-"""`DeepCheck`: takes one token from the model, to see that every process of the engine works."""
+"""`DeepCheck`: takes one token, or one vector, from the model, to see that every process of the engine works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixrt.client.answers import raise_for_error
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.requests import new_rid
 from radixrt.errors import RequestError
-from radixrt.messages.client import GenerateReq
+from radixrt.messages.client import EmbedReq, GenerateReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
@@ -39,7 +39,10 @@ class DeepCheck:
     async def _generate(self) -> float:
         started = time.perf_counter()
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        request = GenerateReq(new_rid(), sampling, input_ids=pack_i32([0]), priority=PRIORITY)
+        ids, info = pack_i32([0]), self._client.info
+        request: GenerateReq | EmbedReq = GenerateReq(new_rid(), sampling, input_ids=ids, priority=PRIORITY)
+        if info is not None and not info.generates:
+            request = EmbedReq(request.rid, input_ids=[ids], priority=PRIORITY)
         try:
             async with asyncio.timeout(TIMEOUT_S), aclosing(self._client.astream(request)) as outputs:
                 async for output in outputs:

@@ -161,6 +161,7 @@ class TokenizerWorker:
 
     def _generate(self, req: GenerateReq) -> Start:
         _check_envelope(req)
+        self._check_generates()
         req.sampling.validate(self._vocab_size)
         if req.sampling.n != 1:
             raise RequestError("n must be 1 for a request in the engine; send one for each completion", param="n")
@@ -181,6 +182,7 @@ class TokenizerWorker:
 
     def _score(self, req: ScoreReq) -> Start:
         _check_envelope(req)
+        self._check_generates()
         bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
         state = ScoreState(req, self._prompts.choices(req), bos)
         return lambda: self._begin(state, state.request())
@@ -194,6 +196,14 @@ class TokenizerWorker:
     def _begin(self, state: State, tokenized: TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq) -> None:
         self._live[tokenized.rid] = state
         self._to_scheduler.send(tokenized)
+
+    def _check_generates(self) -> None:
+        if not self._embedding.generates:
+            raise RequestError(
+                f"{self._model} has no output head, so that it neither generates nor scores; it embeds "
+                "(/v1/embeddings, Engine.embed)",
+                param="model", code="model_only_embeds",
+            )  # fmt: skip
 
     def _answer(self, req: TokenizeReq | DetokenizeReq) -> Start:
         """Answer a request that does not involve the scheduler."""
@@ -293,6 +303,7 @@ class TokenizerWorker:
             chat_templates={} if template is None else template.sources,
             special_tokens=self._tokenizer.special_tokens,
             epoch=ready.epoch,
+            generates=self._embedding.generates,
         )
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import radixrt
 from radixrt.errors import RequestError
 from radixrt.messages.parts import Pooling
 from tests.equivalence.reference import reference_model
+from tests.tiny_models import make_tiny_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -81,6 +83,28 @@ def test_vectors_equal_transformers(
         assert found.usage.cached_tokens == 0
     elif variant != "evicting":
         assert found.usage.cached_tokens > 100
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_of_the_decoder_alone(tied: bool, tmp_path: Path) -> None:
+    """As Qwen3-Embedding's: no "model." before the tensors' names, and no head."""
+    folder = make_tiny_model(tmp_path / "whole", "qwen3", tie_word_embeddings=tied)
+    expected = reference(folder, prompts()[0], "last")
+    copy = as_embedding_model(folder, tmp_path / "model", "lasttoken", normalize=False)
+    tensors = load_file(copy / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "lm_head" not in name}
+    save_file(bare, copy / "model.safetensors")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3Model"]}))
+    with start(copy) as engine:
+        np.testing.assert_allclose(engine.embed(prompts()[0]).vectors[0], expected, atol=1e-5, rtol=0)
+        if tied:
+            assert engine.generate("a", {"max_tokens": 2, "ignore_eos": True}).usage.completion_tokens == 2
+            return
+        for ask in (lambda: engine.generate("a", {"max_tokens": 2}), lambda: engine.score("a", ["b"])):
+            with pytest.raises(RequestError, match="no output head") as raised:
+                ask()
+            assert raised.value.code == "model_only_embeds"
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from radixrt.errors import ModelLoadError
 from radixrt.models.embedding_spec import EmbeddingSpec, load_embedding_spec
+from radixrt.models.model_config import ModelSpec
 
+MODEL = ModelSpec("Qwen3ForCausalLM", 512, 512, (), None, None, None, hidden_size=64)
 TYPES = "sentence_transformers.models."
 
 
@@ -30,18 +33,18 @@ MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "incl
 
 
 def test_a_plain_decoder(tmp_path: Path) -> None:
-    assert load_embedding_spec(tmp_path, 64) == EmbeddingSpec("last", True, 64)
+    assert load_embedding_spec(tmp_path, MODEL) == EmbeddingSpec("last", True, 64)
 
 
 @pytest.mark.parametrize("config", [LAST, {"pooling_mode": "lasttoken"}, {"pooling_mode": ["lasttoken"]}])
 def test_last_token_normalized(tmp_path: Path, config: dict[str, object]) -> None:
     folder = write(tmp_path, ["Transformer", "Pooling", "Normalize"], config)
-    assert load_embedding_spec(folder, 8) == EmbeddingSpec("last", True, 8)
+    assert load_embedding_spec(folder, MODEL) == EmbeddingSpec("last", True, 64)
 
 
 def test_mean_without_normalizing(tmp_path: Path) -> None:
     folder = write(tmp_path, ["Transformer", "Pooling"], MEAN)
-    assert load_embedding_spec(folder, None) == EmbeddingSpec("mean", False, None)
+    assert load_embedding_spec(folder, replace(MODEL, has_head=False)) == EmbeddingSpec("mean", False, 64, False)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +61,16 @@ def test_what_is_not_supported_is_named(
     tmp_path: Path, kinds: list[str], config: dict[str, object], named: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=named):
-        load_embedding_spec(write(tmp_path, kinds, config), 64)
+        load_embedding_spec(write(tmp_path, kinds, config), MODEL)
 
 
 def test_a_transformer_in_another_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="0_Transformer"):
-        load_embedding_spec(write(tmp_path, ["Transformer", "Pooling"], LAST, "0_Transformer"), 64)
+        load_embedding_spec(write(tmp_path, ["Transformer", "Pooling"], LAST, "0_Transformer"), MODEL)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[5]", '[{"type": 5, "path": ""}]'])
 def test_malformed_files_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(ModelLoadError, match=r"modules\.json"):
-        load_embedding_spec(tmp_path, 64)
+        load_embedding_spec(tmp_path, MODEL)

@@ -154,3 +154,27 @@ def test_other_architectures_have_no_decoder_spec() -> None:
     spec = parse({"architectures": ["OlmoForCausalLM"], "rope_scaling": {"rope_type": "yarn"}})
     assert spec.decoder is None
     assert spec.context_length == 256
+
+
+@pytest.mark.parametrize("architecture", ["LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"])
+def test_a_decoder_without_its_head(architecture: str) -> None:
+    spec = parse({"architectures": [architecture], "num_key_value_heads": 2})
+    assert spec.architecture == architecture.replace("Model", "ForCausalLM")
+    assert spec.decoder is not None
+    assert not spec.has_head
+    assert parse({"architectures": [architecture], "num_key_value_heads": 2, "tie_word_embeddings": True}).has_head
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["BertModel"], "vocab_size": ...}, "BertModel is a bidirectional encoder.*Qwen3"),
+        ({"architectures": ["XLMRobertaForSequenceClassification"]}, "XLMRobertaForSequenceClassification is a bidir"),
+        ({"architectures": ["ModernBertForMaskedLM"]}, "ModernBertForMaskedLM is a bidirectional"),
+        ({"architectures": ["Qwen2ForCausalLM"], "is_causal": False}, "is_causal"),
+        ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_bidirectional_encoders_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        parse(changes)

@@ -26,6 +26,7 @@ from radixrt.models.precision import choose_precision, torch_dtype
 from radixrt.models.registry import Model, model_class
 
 DUMMY_STD = 0.02
+BARE_EMBEDDING = "embed_tokens.weight"
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors of old checkpoints that are derived from the config, as we derive them too."""
 
@@ -70,7 +71,7 @@ def load_model(
         )
     precision = choose_precision(dtype, torch.device(device).type, spec.decoder.num_linear_parameters)
     model = kind(spec, precision, ops or TorchOps(), group)
-    tied = spec.decoder.tie_word_embeddings
+    tied = spec.decoder.tie_word_embeddings or not spec.has_head  # a head that is missing is never used
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied)
     else:
@@ -80,18 +81,25 @@ def load_model(
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, mapped into memory and read by name. A context manager."""
+    """The tensors of a folder's safetensors files, mapped into memory and read by name. A context manager.
+
+    Files that were saved from a decoder without its head name the tensors without "model."; here they have it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, tuple[Any, str]] = {}  # file, and the tensor's name there
         for file in _safetensors_files(folder):
             try:
                 opened = self._stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
             except (OSError, SafetensorError) as error:
                 self._stack.close()
                 raise ModelLoadError(f"{file} cannot be read: {error}") from error
-            self._files.update(dict.fromkeys(opened.keys(), opened))
+            self._files.update({name: (opened, name) for name in opened.keys()})  # noqa: SIM118 (not a dict)
+        if BARE_EMBEDDING in self._files:
+            self._files = {
+                name if name.startswith("lm_head.") else f"model.{name}": place for name, place in self._files.items()
+            }
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -104,14 +112,16 @@ class Checkpoint:
         return set(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._files[name].get_slice(name).get_shape())
+        file, stored = self._files[name]
+        return tuple(file.get_slice(stored).get_shape())
 
     def read(self, wanted: CheckpointTensor) -> torch.Tensor:
         """Read the slice that is wanted, and no other bytes of the tensor."""
+        file, stored = self._files[wanted.name]
         if wanted.whole:
-            tensor: torch.Tensor = self._files[wanted.name].get_tensor(wanted.name)
+            tensor: torch.Tensor = file.get_tensor(stored)
             return tensor
-        part = self._files[wanted.name].get_slice(wanted.name)
+        part = file.get_slice(stored)
         span = slice(wanted.taken.start, wanted.taken.stop)
         sliced: torch.Tensor = part[span] if wanted.dim == 0 else part[:, span]
         return sliced
