@@ -137,7 +137,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny random model by kind (llama, mistral, qwen2, qwen3), made once."""
+    """The folder of a tiny random model by kind (KINDS and MOE_KINDS of tests/tiny_models), made once."""
     made: dict[str, Path] = {}
 
     def get(kind: str) -> Path:

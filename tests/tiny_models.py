@@ -18,6 +18,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
+MOE_KINDS = ("mixtral", "qwen3_moe")
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -33,12 +34,28 @@ COMMON: dict[str, Any] = {
     "pad_token_id": IM_END_ID,
     "tie_word_embeddings": False,
 }
-CONFIG_CLASSES = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+CONFIG_CLASSES = {
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "mixtral": "MixtralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "mistral": {"sliding_window": 8, "head_dim": 16},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    },
 }
 TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog. What is the capital of France? The capital of France is Paris.",
@@ -49,7 +66,7 @@ TRAINING_TEXT = (
 
 
 def make_tiny_model(folder: Path, kind: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a tiny random model of one of KINDS in float32, with its tokenizer, and return the folder.
+    """Write a tiny random model of one of KINDS or MOE_KINDS in float32, with its tokenizer, and return the folder.
 
     Args:
         overrides: fields of the configuration class, e.g. num_hidden_layers=2 or sliding_window=None.

@@ -40,7 +40,7 @@ class RopeSpec:
     original_context_length: int = 0
 
 
-def parse_rope(config: Mapping[str, Any]) -> RopeSpec:
+def parse_rope(config: Mapping[str, Any], *, default_theta: float = DEFAULT_THETA) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
 
     Raises:
@@ -50,7 +50,7 @@ def parse_rope(config: Mapping[str, Any]) -> RopeSpec:
     params = config.get(source) or {}
     if not isinstance(params, Mapping) or any(isinstance(value, Mapping) for value in params.values()):
         raise ModelLoadError(f"config.json: {source} must be a flat object, not {params!r}")
-    theta = params.get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
+    theta = params.get("rope_theta", config.get("rope_theta", default_theta))
     kind = params.get("rope_type", params.get("type", "default"))
     rotary_part = params.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if rotary_part not in (None, 1.0):

@@ -1,4 +1,4 @@
-"""`Decoder`: the causal language model of Llama, Mistral, Qwen2 and Qwen3, assembled by a `DecoderSpec`."""
+"""`Decoder`: the causal language model of `DECODER_ARCHITECTURES`, assembled by a `DecoderSpec`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from radixrt.models.dense import DenseFeedForward
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
 from radixrt.models.loading.partition import partition
 from radixrt.models.model_config import LayerSpec, ModelSpec
+from radixrt.models.moe import MoEFeedForward
 from radixrt.models.precision import Precision, torch_dtype
 from radixrt.models.registry import no_progress
 
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
 
 MIXERS: dict[str, Callable[[LayerContext, LayerSpec, int], Mixer]] = {"attention": Attention}
-FEED_FORWARDS: dict[str, Callable[[LayerContext, LayerSpec], FeedForward]] = {"dense": DenseFeedForward}
+FEED_FORWARDS: dict[str, Callable[[LayerContext, LayerSpec], FeedForward]] = {
+    "dense": DenseFeedForward,
+    "moe": MoEFeedForward,
+}
 """Classes of both parts of a decoder layer, by the kinds that a `LayerSpec` names."""
 
 
@@ -77,6 +81,7 @@ class Decoder(nn.Module):
         layers = build_layers(LayerContext(decoder, dtype, activation_dtype, ops, method, part, group))
         self.embed_tokens = meta_parameter(part.vocab_rows, decoder.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(layers)
+        self.capturable = all(layer.feed_forward.capturable for layer in layers)
         mixers = (layer.mixer for layer in layers)
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
         self.norm = meta_parameter(decoder.hidden_size, dtype=activation_dtype)

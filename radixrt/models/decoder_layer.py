@@ -103,7 +103,13 @@ class Mixer(nn.Module, ABC):
 
 class FeedForward(nn.Module, ABC):
     """The part of a decoder layer that treats each token alone. Classes are constructed with a `LayerContext` and the
-    `LayerSpec`."""
+    `LayerSpec`.
+
+    Attributes:
+        capturable: see `Model.capturable`.
+    """
+
+    capturable = True
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> PartialSum:

@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
-from radixrt.layers.rotary import RopeSpec, parse_rope
+from radixrt.layers.rotary import DEFAULT_THETA, RopeSpec, parse_rope
+from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
+from radixrt.models.experts_spec import ExpertsSpec, parse_experts
 
-DECODER_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DECODER_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 """Architectures that `radixrt.models.decoder` runs. Any other runs through transformers' modeling code."""
 
 BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in DECODER_ARCHITECTURES}
@@ -47,13 +56,16 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Shape of the decoder of Llama, Mistral, Qwen2 and Qwen3.
+    """Shape of the decoder that DECODER_ARCHITECTURES share.
 
     Attributes:
+        intermediate_size: columns of a dense feed-forward.
         layers: the decoder layers, in order.
         qkv_bias, o_bias, mlp_bias: whether these linear layers have a bias.
         qk_norm: whether an RMSNorm is applied to each head of q and k, before the rotary embedding.
-        linear_method: how linear layers keep their weights, a key of `radixrt.layers.linear.LINEAR_METHODS`.
+        experts: of the layers with a mixture of experts; None where no layer has one.
+        linear_method: how linear layers keep their weights, a key of `radixrt.layers.linear.LINEAR_METHODS`. Experts
+            and their router are unquantized.
     """
 
     hidden_size: int
@@ -69,13 +81,24 @@ class DecoderSpec:
     mlp_bias: bool
     qk_norm: bool
     tie_word_embeddings: bool
+    experts: ExpertsSpec | None = None
     linear_method: str = "unquantized"
 
     @property
     def num_linear_parameters(self) -> int:
-        """Parameters of the weights of all linear layers but the output head."""
+        """Parameters of the weights of all linear layers but the output head, those of experts included."""
         heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        return len(self.layers) * self.hidden_size * (heads + 3 * self.intermediate_size)
+        sparse = sum(layer.feed_forward == "moe" for layer in self.layers)
+        columns = len(self.layers) * heads + (len(self.layers) - sparse) * 3 * self.intermediate_size
+        if self.experts is not None:
+            columns += sparse * self.experts.num_experts * (3 * self.experts.intermediate_size + 1)
+        return self.hidden_size * columns
+
+    @property
+    def intermediate_sizes(self) -> tuple[int, ...]:
+        """Columns of the feed-forwards of every kind that a layer has, each of which ranks split."""
+        dense = (self.intermediate_size,) if any(layer.feed_forward != "moe" for layer in self.layers) else ()
+        return dense if self.experts is None else (*dense, self.experts.intermediate_size)
 
 
 @dataclass(frozen=True)
@@ -145,10 +168,10 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     architecture = BASE_ARCHITECTURES.get(architectures[0], architectures[0])
     return ModelSpec(
         architecture=architecture,
-        vocab_size=_positive_int(config, "vocab_size"),
+        vocab_size=positive_int(config, "vocab_size"),
         context_length=_context_length(config),
         eos_token_ids=tuple(sorted({*_token_ids(config), *_token_ids(generation)})),
-        bos_token_id=_optional_int(config, "bos_token_id"),
+        bos_token_id=optional_int(config, "bos_token_id"),
         dtype=_dtype(config),
         decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
         hidden_size=next((size for name in HIDDEN_KEYS if (size := _optional_int(config, name))), None),
@@ -169,10 +192,10 @@ def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
 
 
 def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
-    hidden, heads = _positive_int(config, "hidden_size"), _positive_int(config, "num_attention_heads")
-    kv_heads = _positive_int(config, "num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
-    head_dim = _positive_int(config, "head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
-    layers = _positive_int(config, "num_hidden_layers")
+    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
+    kv_heads = positive_int(config, "num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
+    head_dim = positive_int(config, "head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
+    layers = positive_int(config, "num_hidden_layers")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelLoadError(f"config.json: hidden_act {activation!r} is not supported for {architecture}; silu is")
@@ -182,22 +205,28 @@ def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
         )
     if head_dim % 2:
         raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embeddings need an even one")
-    bias_allowed = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-    attention_bias = bias_allowed and _flag(config, "attention_bias")
+    bias_allowed = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+    attention_bias = bias_allowed and flag(config, "attention_bias")
+    experts, sparse = parse_experts(architecture, config, layers)
+    windows = _sliding_windows(architecture, config, layers)
     return DecoderSpec(
         hidden_size=hidden,
-        intermediate_size=_positive_int(config, "intermediate_size"),
-        layers=tuple(LayerSpec(sliding_window=window) for window in _sliding_windows(architecture, config, layers)),
+        intermediate_size=positive_int(config, "intermediate_size"),
+        layers=tuple(
+            LayerSpec(feed_forward="moe" if i in sparse else "dense", sliding_window=window)
+            for i, window in enumerate(windows)
+        ),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_positive_float(config, "rms_norm_eps"),
-        rope=parse_rope(config),
+        rms_norm_eps=positive_float(config, "rms_norm_eps"),
+        rope=parse_rope(config, default_theta=1e6 if architecture == "MixtralForCausalLM" else DEFAULT_THETA),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
         o_bias=attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and _flag(config, "mlp_bias"),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        tie_word_embeddings=_flag(config, "tie_word_embeddings"),
+        mlp_bias=architecture == "LlamaForCausalLM" and flag(config, "mlp_bias"),
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        tie_word_embeddings=flag(config, "tie_word_embeddings"),
+        experts=experts,
     )
 
 
@@ -205,18 +234,19 @@ def _sliding_windows(architecture: str, config: Mapping[str, Any], layers: int) 
     """Return each layer's window, by the rules of the architecture's configuration class in transformers."""
     if architecture == "LlamaForCausalLM":
         return (None,) * layers
-    window: int | None = 4096  # the default of these classes where the key is absent; null means none
+    # The default of these classes where the key is absent; null means none.
+    window: int | None = None if architecture == "MixtralForCausalLM" else 4096
     if "sliding_window" in config:
-        window = _optional_int(config, "sliding_window")
-    if architecture == "MistralForCausalLM":
-        if "layer_types" in config:
-            raise ModelLoadError("config.json: layer_types is not supported for MistralForCausalLM")
-        return (window,) * layers
-    if not _flag(config, "use_sliding_window"):
+        window = optional_int(config, "sliding_window")
+    if architecture.startswith("Qwen") and not flag(config, "use_sliding_window"):
         window = None
+    if architecture in ("MistralForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"):  # all layers alike
+        if "layer_types" in config:
+            raise ModelLoadError(f"config.json: layer_types is not supported for {architecture}")
+        return (window,) * layers
     types = config.get("layer_types")
     if types is None:
-        full = _positive_int(config, "max_window_layers", 28, low=0)
+        full = positive_int(config, "max_window_layers", 28, low=0)
         types = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
         types = types if window is not None else ["full_attention"] * layers
     if not isinstance(types, list) or len(types) != layers:
@@ -233,7 +263,7 @@ def _sliding_windows(architecture: str, config: Mapping[str, Any], layers: int) 
 def _context_length(config: Mapping[str, Any]) -> int:
     for key in CONTEXT_KEYS:
         if config.get(key) is not None:
-            return _positive_int(config, key)
+            return positive_int(config, key)
     raise ModelLoadError("config.json: max_position_embeddings is missing")
 
 
@@ -253,34 +283,3 @@ def _token_ids(config: Mapping[str, Any]) -> list[int]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise ModelLoadError(f"eos_token_id must be an integer or a list of integers, not {value!r}")
     return ids
-
-
-def _positive_int(config: Mapping[str, Any], name: str, default: int | None = None, *, low: int = 1) -> int:
-    value = config.get(name)
-    if value is None:
-        if default is None:
-            raise ModelLoadError(f"config.json: {name} is missing")
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ModelLoadError(f"config.json: {name} must be an integer of at least {low}, not {value!r}")
-    return value
-
-
-def _optional_int(config: Mapping[str, Any], name: str) -> int | None:
-    return None if config.get(name) is None else _positive_int(config, name, low=0)
-
-
-def _positive_float(config: Mapping[str, Any], name: str) -> float:
-    value = config.get(name)
-    if value is None:
-        raise ModelLoadError(f"config.json: {name} is missing")
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-        raise ModelLoadError(f"config.json: {name} must be a positive number, not {value!r}")
-    return float(value)
-
-
-def _flag(config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name, False)
-    if not isinstance(value, bool):
-        raise ModelLoadError(f"config.json: {name} must be true or false, not {value!r}")
-    return value

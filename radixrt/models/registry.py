@@ -31,7 +31,6 @@ TESTED_ARCHITECTURES = (
     "Gemma3ForCausalLM",
     "GemmaForCausalLM",
     "GraniteForCausalLM",
-    "MixtralForCausalLM",
     "Olmo2ForCausalLM",
     "Phi3ForCausalLM",
     "SmolLM3ForCausalLM",
@@ -56,6 +55,7 @@ FAMILIES = {
     "pixtral": "MistralForCausalLM",
     "qwen": "Qwen3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
     "smol": "SmolLM3ForCausalLM",
     "starcoder": "Starcoder2ForCausalLM",
 }
@@ -74,6 +74,9 @@ class Model(Protocol):
 
     narrows: bool
     """True if `forward` supports `batch.narrowed`; if not, it must be None."""
+
+    capturable: bool
+    """True if a CUDA graph can capture `forward`: nothing on the host depends on values on the device."""
 
     progress: Callable[[], None]
     """Called by `forward` after each layer; does nothing unless the runner sets it."""

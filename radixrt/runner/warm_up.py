@@ -17,6 +17,7 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
+from radixrt.layers.experts import FusedExperts
 from radixrt.models.registry import Model
 from radixrt.runner.sampling.sampler import Sampler
 
@@ -47,6 +48,10 @@ def compile_kernels(
                 batch = batches.build_dummy_extend(tokens)
                 _compute_layer(model, batch, _NoAttention(attention, into_pool=True))
         _compute_layer(model, batches.build_dummy_extend(1), _NoAttention(attention, into_pool=False))
+        # The first layer may have no experts, or route other numbers of tokens to them.
+        for experts in [module for module in model.modules() if isinstance(module, FusedExperts)][:1]:
+            for tokens in SIZES:
+                experts.launch_all(tokens)
         attention.launch_all(batches.req_to_token)
         sampler.launch_all(min(2, max_rows))
     logger.debug("%d kernels compiled or loaded in %.1f s", len(names), time.perf_counter() - started)

@@ -107,6 +107,14 @@ def test_four_ranks(tiny_model: Callable[[str], Path]) -> None:
         engine.check_invariants()
 
 
+def test_experts_are_split(tiny_model: Callable[[str], Path]) -> None:
+    folder, inputs = tiny_model("qwen3_moe"), prompts()[:8]
+    with radixrt.Engine(str(folder), tp=2, chunked_prefill_size=16, **OPTIONS) as engine:
+        results = engine.generate(inputs, {"temperature": 0, "max_tokens": 6, "min_tokens": 6})
+        engine.check_invariants()
+    assert_same(folder, inputs, results, [6] * 8)
+
+
 def test_under_memory_pressure(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama")
     small = {**OPTIONS, "kv_cache_tokens": 160, "schedule_conservativeness": 0.0, "max_running_requests": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 
+MOE_CASES = [
+    ("mixtral", "default"),
+    ("mixtral", "no-cache-depth-1"),
+    ("qwen3_moe", "default"),
+    ("qwen3_moe", "chunk-16-page-16-depth-1"),
+    ("qwen3_moe", "retracting"),
+]
+
 
 def prompts() -> list[list[int]]:
     """Prompts that share nothing, everything, all but one token, and more than the other is long."""
@@ -72,8 +81,7 @@ def assert_same(folder: Path, inputs: list[list[int]], results: list[Completion]
         assert result.token_ids == greedy_continuation(folder, ids, result.token_ids)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "variant"), [*itertools.product(KINDS, VARIANTS), *MOE_CASES])
 def test_greedy_equals_transformers(kind: str, variant: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(kind)
     inputs = prompts()
@@ -116,7 +124,7 @@ def test_over_the_wire_form(kind: str, tiny_model: Callable[[str], Path]) -> Non
     assert_same(folder, inputs, results, [6] * 8)
 
 
-@pytest.mark.parametrize(("kind", "depth"), [("llama", 1), ("llama", 2), ("qwen3", 2)])
+@pytest.mark.parametrize(("kind", "depth"), [("llama", 1), ("llama", 2), ("qwen3", 2), ("qwen3_moe", 2)])
 def test_between_processes(kind: str, depth: int, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(kind)
     inputs = prompts()

@@ -34,6 +34,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 6}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-every-second": ("qwen3_moe", {"mlp_only_layers": [], "decoder_sparse_step": 2, "norm_topk_prob": False}),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
 

@@ -8,6 +8,7 @@ import pytest
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.rotary import RopeSpec
+from radixrt.models.experts_spec import ExpertsSpec
 from radixrt.models.model_config import DecoderSpec, LayerSpec, ModelSpec, parse_model_spec
 
 LLAMA: dict[str, Any] = {
@@ -21,6 +22,19 @@ LLAMA: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
     "eos_token_id": [7, 3],
+}
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -121,6 +135,36 @@ def test_sliding_windows(architecture: str, fields: dict[str, Any], windows: tup
 
 
 @pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, "EEEE"),
+        ({"mlp_only_layers": [0, 2]}, "dEdE"),
+        ({"decoder_sparse_step": 2}, "dEdE"),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [3]}, "ddEd"),
+        ({"decoder_sparse_step": 5}, "dddd"),
+    ],
+)
+def test_layers_with_experts(fields: dict[str, Any], kinds: str) -> None:
+    found = decoder(**QWEN3_MOE, **fields)
+    assert "".join("E" if layer.feed_forward == "moe" else "d" for layer in found.layers) == kinds
+    names = ("gate_proj", "up_proj", "down_proj")
+    assert found.experts == (ExpertsSpec(8, 3, 48, False, "mlp", names) if "E" in kinds else None)
+
+
+def test_mixtral() -> None:
+    found = decoder(**MIXTRAL, router_jitter_noise=0.1, output_router_logits=True)
+    assert found.layers == (LayerSpec("attention", "moe", None),) * 4
+    assert found.experts == ExpertsSpec(4, 2, 128, True, "block_sparse_moe", ("w1", "w3", "w2"))
+    assert found.rope == RopeSpec(1e6)
+    assert decoder(**MIXTRAL, sliding_window=5).layers[0].sliding_window == 5
+
+
+def test_both_names_of_the_number_of_experts() -> None:
+    renamed = {**QWEN3_MOE, "num_experts": ..., "num_local_experts": 8}
+    assert decoder(**renamed) == decoder(**QWEN3_MOE) == decoder(**QWEN3_MOE, num_local_experts=8)
+
+
+@pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"hidden_size": ...}, "hidden_size"),
@@ -143,6 +187,18 @@ def test_sliding_windows(architecture: str, fields: dict[str, Any], windows: tup
         ({"eos_token_id": "x"}, "eos_token_id"),
         ({"architectures": ["Qwen2ForCausalLM"]}, "num_key_value_heads"),
         ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2, "layer_types": []}, "layer_types"),
+        ({**QWEN3_MOE, "shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size is not supported for"),
+        ({**QWEN3_MOE, "routed_scaling_factor": 2.5, "n_group": 4}, "n_group, routed_scaling_factor is not"),
+        ({**QWEN3_MOE, "layer_types": ["full_attention"]}, "layer_types"),
+        ({**QWEN3_MOE, "mlp_only_layers": 1}, "mlp_only_layers"),
+        ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({**QWEN3_MOE, "norm_topk_prob": "yes"}, "norm_topk_prob"),
+        ({**QWEN3_MOE, "num_experts": ...}, "num_experts is missing"),
+        ({**QWEN3_MOE, "num_local_experts": 9}, "num_local_experts and num_experts differ"),
+        ({**QWEN3_MOE, "num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds the number of experts, 8"),
+        ({**QWEN3_MOE, "moe_intermediate_size": ...}, "moe_intermediate_size"),
+        ({**MIXTRAL, "num_experts_per_tok": ...}, "num_experts_per_tok"),
+        ({**MIXTRAL, "moe_intermediate_size": 64}, "moe_intermediate_size is not supported for Mixtral"),
     ],
 )
 def test_problems_are_named(fields: dict[str, Any], named: str) -> None:

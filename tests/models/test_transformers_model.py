@@ -36,7 +36,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3Config", {"no_rope_layer_interval": 2}),
     "cohere": ("CohereConfig", {"logit_scale": 0.2}),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2-softcap": ("Gemma2Config", {"head_dim": 16}, "softcap"),

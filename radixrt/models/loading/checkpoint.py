@@ -18,8 +18,10 @@ class CheckpointTensor:
 
     Attributes:
         name, shape: of the whole tensor.
-        dim, taken: this rank takes the positions `taken` along dimension `dim`.
+        dim, taken: this rank takes the positions `taken` along dimension `dim`, which counts without that of `index`.
         rows: rows of the parameter that the tensor fills; where fewer are taken, zeros fill the rest.
+        index: the position along the first dimension that is meant, in a tensor that stacks several; None for all.
+        alternative: the tensor that has these values in checkpoints of another layout, read where `name` is missing.
     """
 
     name: str
@@ -27,19 +29,23 @@ class CheckpointTensor:
     dim: int
     taken: range
     rows: int
+    index: int | None = None
+    alternative: CheckpointTensor | None = None
 
     @property
     def whole(self) -> bool:
-        return len(self.taken) == self.shape[self.dim]
+        return self.index is None and len(self.taken) == self.shape[self.dim]
 
 
 ParameterSources = dict[str, tuple[CheckpointTensor, ...]]
-"""For each parameter of a module, by its path in the module, the tensors that fill its rows, in order."""
+"""For each parameter of a module, by its path in the module, the tensors that fill its rows, in order. The first two of
+three dimensions count as rows."""
 
 
-def replicated(name: str, shape: Shape) -> tuple[CheckpointTensor, ...]:
-    """The source of a parameter that every rank holds whole."""
-    return (CheckpointTensor(name, shape, 0, range(shape[0]), shape[0]),)
+def replicated(name: str, shape: Shape, *, alternative: str | None = None) -> tuple[CheckpointTensor, ...]:
+    """The source of a parameter that every rank holds whole; alternative: its name in another layout."""
+    other = None if alternative is None else CheckpointTensor(alternative, shape, 0, range(shape[0]), shape[0])
+    return (CheckpointTensor(name, shape, 0, range(shape[0]), shape[0], alternative=other),)
 
 
 def column_parallel(

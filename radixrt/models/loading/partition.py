@@ -22,7 +22,8 @@ class Partition:
     Attributes:
         heads: query heads.
         kv_heads: the key and value heads that these read; with more ranks than such heads, several ranks hold the same.
-        intermediate: columns of the feed-forward layer.
+        intermediate: columns of a dense feed-forward.
+        expert_intermediate: columns of each expert; every rank has a part of all experts.
         vocab: rows of the vocabulary.
         vocab_rows: of embedding and head on every rank; those behind `vocab` are padding.
     """
@@ -32,6 +33,7 @@ class Partition:
     heads: range
     kv_heads: range
     intermediate: range
+    expert_intermediate: range
     vocab: range
     vocab_rows: int
 
@@ -59,6 +61,7 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
         heads=range(rank * heads, (rank + 1) * heads),
         kv_heads=range(first_kv, first_kv + kv_heads),
         intermediate=_share(decoder.intermediate_size, rank, size),
+        expert_intermediate=_share(0 if decoder.experts is None else decoder.experts.intermediate_size, rank, size),
         vocab=range(start, min(start + vocab_rows, spec.vocab_size)),
         vocab_rows=vocab_rows,
     )
@@ -79,10 +82,11 @@ def check_partition(spec: ModelSpec, size: int) -> DecoderSpec | None:
             " use tp=1"
         )
     if not _fits(decoder, size):
+        columns = " and ".join(map(str, decoder.intermediate_sizes))
         fitting = [n for n in range(1, decoder.num_heads + 1) if _fits(decoder, n)]
         raise ConfigError(
             f"tp={size} does not divide {spec.architecture}: {decoder.num_heads} attention heads and"
-            f" {decoder.intermediate_size} feed-forward columns must be multiples of tp, and {decoder.num_kv_heads}"
+            f" {columns} feed-forward columns must be multiples of tp, and {decoder.num_kv_heads}"
             f" key-value heads a multiple or a divisor of it; tp may be {', '.join(map(str, fitting))}"
         )
     return decoder
@@ -90,7 +94,7 @@ def check_partition(spec: ModelSpec, size: int) -> DecoderSpec | None:
 
 def _fits(decoder: DecoderSpec, size: int) -> bool:
     kv_fit = decoder.num_kv_heads % size == 0 or size % decoder.num_kv_heads == 0
-    return decoder.num_heads % size == 0 and decoder.intermediate_size % size == 0 and kv_fit
+    return decoder.num_heads % size == 0 and kv_fit and not any(n % size for n in decoder.intermediate_sizes)
 
 
 def _share(count: int, rank: int, size: int) -> range:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from radixrt.distributed.parallel import TPGroup
 from radixrt.errors import ModelLoadError
+from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
@@ -115,6 +116,13 @@ class Checkpoint:
         file, stored = self._files[name]
         return tuple(file.get_slice(stored).get_shape())
 
+    def find(self, wanted: CheckpointTensor) -> CheckpointTensor:
+        """Return the tensor, or its alternative where the checkpoint has that one instead."""
+        other = wanted.alternative
+        if other is None or wanted.name in self._files or other.name not in self._files:
+            return wanted
+        return other
+
     def read(self, wanted: CheckpointTensor) -> torch.Tensor:
         """Read the slice that is wanted, and no other bytes of the tensor."""
         file, stored = self._files[wanted.name]
@@ -123,7 +131,8 @@ class Checkpoint:
             return tensor
         part = file.get_slice(stored)
         span = slice(wanted.taken.start, wanted.taken.stop)
-        sliced: torch.Tensor = part[span] if wanted.dim == 0 else part[:, span]
+        where: tuple[int | slice, ...] = (span,) if wanted.dim == 0 else (slice(None), span)
+        sliced: torch.Tensor = part[where if wanted.index is None else (wanted.index, *where)]
         return sliced
 
 
@@ -134,7 +143,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
         ModelLoadError: as `load_model`; lists every tensor that does not fit.
     """
     with Checkpoint(folder) as checkpoint:
-        sources = model.checkpoint_tensors()
+        sources = {path: tuple(map(checkpoint.find, each)) for path, each in model.checkpoint_tensors().items()}
         # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
         shares_head = tied and "lm_head.weight" not in checkpoint.names
         if shares_head:
@@ -152,7 +161,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
                     filled = _read_parameter(checkpoint, sources[name], parameter, device)
                     module.register_parameter(name.rpartition(".")[2], filled)
                     bar.update(len(sources[name]))
-                if isinstance(module, Linear):
+                if isinstance(module, (Linear, FusedExperts)):
                     module.process_weights_after_loading()
 
 
@@ -174,7 +183,7 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
                 for tensor, rows in zip(sources[name], _rows_of(values, sources[name]), strict=True):
                     _draw(rows, tensor, seed)
             module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
-        if isinstance(module, Linear):
+        if isinstance(module, (Linear, FusedExperts)):
             module.process_weights_after_loading()
 
 
@@ -201,7 +210,7 @@ def _read_parameter(
 
 def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tuple[torch.Tensor, ...]:
     """Split a parameter into the rows that each tensor fills."""
-    return torch.split(values, [tensor.rows for tensor in tensors])
+    return torch.split(values.flatten(0, 1) if values.dim() == 3 else values, [tensor.rows for tensor in tensors])
 
 
 def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:

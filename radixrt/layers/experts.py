@@ -1,0 +1,92 @@
+"""`FusedExperts`: the SiLU-gated MLPs of a mixture of experts, in two parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radixrt.layers.linear import meta_parameter
+from radixrt.layers.ops import LayerOps
+
+
+class FusedExperts(nn.Module):
+    """E MLPs without biases, which compute down(silu(gate(x)) * up(x)). A token is computed by a few of them.
+
+    The experts that a step uses, and their numbers of tokens, are read on the host, so a CUDA graph cannot capture
+    `forward`.
+
+    Args:
+        hidden_size, intermediate_size: of one expert, on this rank.
+        dtype: of the weights.
+
+    Attributes:
+        gate_up_proj: [E, 2 * intermediate_size, hidden_size]: rows of gate, then those of up.
+        down_proj: [E, hidden_size, intermediate_size].
+    """
+
+    def __init__(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype, ops: LayerOps
+    ) -> None:
+        super().__init__()
+        self._ops = ops
+        self.gate_up_proj = meta_parameter(num_experts, 2 * intermediate_size, hidden_size, dtype=dtype)
+        self.down_proj = meta_parameter(num_experts, hidden_size, intermediate_size, dtype=dtype)
+        self._gate_up_panels = self._down_panels = False
+
+    def process_weights_after_loading(self) -> None:
+        """Lay the weights out for `LayerOps.gated_panels` and `linear_panels`, in place, where there is a kernel."""
+        self._gate_up_panels = self._pack(self.gate_up_proj, gated=True)
+        self._down_panels = self._pack(self.down_proj, gated=False)
+
+    def _pack(self, weights: torch.Tensor, *, gated: bool) -> bool:
+        """Replace each expert's weight by its panels; return False if its shape or dtype has none."""
+        for weight in weights:
+            panels = self._ops.pack_panels(weight, gated=gated)
+            if panels is None:
+                return False
+            weight.copy_(panels)
+        return True
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts.
+
+        Args:
+            x: [T, hidden_size].
+            experts: int64 [T, k], different ones for a token.
+            weights: float32 [T, k].
+
+        Returns:
+            [T, hidden_size] in the dtype of x; added up in float32, in the order of the experts' indices.
+        """
+        chosen = experts.flatten()
+        order = chosen.argsort(stable=True)
+        counts = torch.bincount(chosen, minlength=self.gate_up_proj.shape[0]).tolist()
+        tokens, scales = order // experts.shape[1], weights.flatten()[order, None]
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        start = 0
+        for expert, count in enumerate(counts):
+            if not count:
+                continue
+            rows = tokens[start : start + count]
+            out = self._run_expert(expert, x[rows])
+            total.index_add_(0, rows, out.float() * scales[start : start + count])
+            start += count
+        return total.to(x.dtype)
+
+    def launch_all(self, tokens: int) -> None:
+        """Launch the kernels for an expert with so many tokens, for `compile_kernels`; the results are meaningless."""
+        weight = self.gate_up_proj
+        self._run_expert(0, torch.empty(tokens, weight.shape[2], dtype=weight.dtype, device=weight.device))
+
+    def _run_expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size], with the rounding of `UnquantizedLinearMethod`."""
+        ops, gate_up, down = self._ops, self.gate_up_proj[expert], self.down_proj[expert]
+        if self._gate_up_panels:
+            inner = ops.gated_panels(x, gate_up)
+        elif x.dtype == gate_up.dtype:
+            inner = ops.linear_silu_and_mul(x, gate_up, None)
+        else:
+            inner = ops.silu_and_mul(ops.linear(x.to(gate_up.dtype), gate_up, None).to(x.dtype))
+        if self._down_panels:
+            return ops.linear_panels(inner, down, None)
+        return ops.linear(inner.to(down.dtype), down, None).to(x.dtype)

@@ -1,0 +1,75 @@
+"""`MoEFeedForward`: the mixture of experts of Mixtral and Qwen3-MoE."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from radixrt.distributed.partial_sum import PartialSum
+from radixrt.layers.experts import FusedExperts
+from radixrt.layers.linear import meta_parameter
+from radixrt.models.decoder_layer import FeedForward, LayerContext
+from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
+from radixrt.models.model_config import LayerSpec
+
+
+class MoEFeedForward(FeedForward):
+    """A router, and this rank's columns of all experts.
+
+    Every rank routes each token alike, and the addends of the ranks are added up as those of a dense feed-forward.
+
+    Attributes:
+        router: [num_experts, hidden], float32 in every precision: rounded logits would route other tokens.
+    """
+
+    capturable = False  # see `FusedExperts`
+
+    def __init__(self, context: LayerContext, layer: LayerSpec) -> None:
+        super().__init__()
+        spec, experts = context.spec, context.spec.experts
+        if experts is None:
+            raise ValueError("a layer has a mixture of experts, but the spec does not describe one")
+        self._part, self._experts = context.part, experts
+        columns = len(context.part.expert_intermediate)
+        self.router = meta_parameter(experts.num_experts, spec.hidden_size, dtype=torch.float32)
+        self.experts = FusedExperts(experts.num_experts, spec.hidden_size, columns, context.dtype, context.ops)
+
+    def forward(self, x: torch.Tensor) -> PartialSum:
+        return PartialSum(self.experts(x, *self.route(x)))
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose experts: the top k of a softmax over all of them, in float32, as transformers does.
+
+        Returns:
+            The experts, int64 [T, k], and their weights, float32 [T, k].
+        """
+        probabilities = F.linear(x.float(), self.router).softmax(-1)
+        weights, experts = probabilities.topk(self._experts.top_k)
+        if self._experts.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return experts, weights
+
+    def checkpoint_tensors(self, prefix: str) -> ParameterSources:
+        """As `FeedForward.checkpoint_tensors`. A checkpoint has a tensor for each projection of each expert, or, as
+        transformers keeps them in memory, two for all experts of a layer."""
+        spec, taken = self._experts, self._part.expert_intermediate
+        (count, hidden), columns = self.router.shape, spec.intermediate_size
+        module, stacked = f"{prefix}.{spec.module}", f"{prefix}.mlp"
+        gate_up, down = [], []
+        for i in range(count):
+            names = [f"{module}.experts.{i}.{name}.weight" for name in spec.projections]
+            for name, first in zip(names[:2], (0, columns), strict=True):
+                part = range(first + taken.start, first + taken.stop)
+                other = CheckpointTensor(
+                    f"{stacked}.experts.gate_up_proj", (count, 2 * columns, hidden), 0, part, len(part), index=i
+                )
+                gate_up.append(CheckpointTensor(name, (columns, hidden), 0, taken, len(taken), alternative=other))
+            other = CheckpointTensor(
+                f"{stacked}.experts.down_proj", (count, hidden, columns), 1, taken, hidden, index=i
+            )
+            down.append(CheckpointTensor(names[2], (hidden, columns), 1, taken, hidden, alternative=other))
+        return {
+            "router": replicated(f"{module}.gate.weight", (count, hidden), alternative=f"{stacked}.gate.weight"),
+            "experts.gate_up_proj": tuple(gate_up),
+            "experts.down_proj": tuple(down),
+        }

@@ -1,0 +1,84 @@
+"""Fused experts equal a sum over single MLPs, and round as dense linear layers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from radixrt.kernels.build import load_kernels
+from radixrt.layers.experts import FusedExperts
+from radixrt.layers.linear import Linear, UnquantizedLinearMethod
+from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+
+E, HIDDEN = 5, 64
+TOP_K = 3
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+
+@pytest.fixture(scope="module", params=["torch", "compiled"])
+def ops(request: pytest.FixtureRequest, cache_folder: Path) -> LayerOps:
+    return TorchOps() if request.param == "torch" else CpuOps(load_kernels(cache_folder / "kernels"))
+
+
+def random_weights(columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(columns)
+    gate_up = torch.randn(E, 2 * columns, HIDDEN, generator=generator) / 8
+    return gate_up.to(dtype), (torch.randn(E, HIDDEN, columns, generator=generator) / 8).to(dtype)
+
+
+def loaded(gate_up: torch.Tensor, down: torch.Tensor, ops: LayerOps) -> FusedExperts:
+    made = FusedExperts(E, HIDDEN, down.shape[2], down.dtype, ops)
+    made.gate_up_proj = nn.Parameter(gate_up.clone(), requires_grad=False)
+    made.down_proj = nn.Parameter(down.clone(), requires_grad=False)
+    places = [p.data_ptr() for p in made.parameters()]
+    made.process_weights_after_loading()
+    assert [p.data_ptr() for p in made.parameters()] == places  # no second copy in memory
+    return made
+
+
+def routed(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    x, scores = torch.randn(rows, HIDDEN, generator=generator), torch.rand(rows, E, generator=generator)
+    scores[:, 1] = -1.0  # an expert without tokens
+    weights, experts = scores.topk(TOP_K)
+    return x, experts, weights
+
+
+@pytest.mark.parametrize("rows", [1, 2, 70])
+@pytest.mark.parametrize("columns", [64, 40])
+def test_a_weighted_sum_over_the_chosen_experts(columns: int, rows: int, ops: LayerOps) -> None:
+    gate_up, down = random_weights(columns, torch.float32)
+    x, experts, weights = routed(rows)
+    expected = torch.zeros(rows, HIDDEN, dtype=torch.float64)
+    for t in range(rows):
+        for expert, weight in zip(experts[t], weights[t], strict=True):
+            gate, up = (gate_up[expert].double() @ x[t].double()).chunk(2)
+            expected[t] += weight.double() * (down[expert].double() @ (gate * torch.sigmoid(gate) * up))
+    out = loaded(gate_up, down, ops)(x, experts, weights)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("columns", [64, 48, 40])  # the compiled GEMM takes both, one and neither of the weights
+def test_bfloat16_rounds_as_a_dense_feed_forward(columns: int, rows: int, ops: LayerOps) -> None:
+    gate_up, down = random_weights(columns, torch.bfloat16)
+    x, _, _ = routed(rows)
+    experts = loaded(gate_up, down, ops)
+    for chosen in range(E):
+        linears = []
+        for weight, gated in ((gate_up[chosen], True), (down[chosen], False)):
+            linear = Linear(*weight.shape[::-1], False, torch.bfloat16, UnquantizedLinearMethod(ops), gated=gated)
+            linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+            linear.process_weights_after_loading()
+            linears.append(linear)
+        dense = linears[1](linears[0].silu_and_mul(x))
+        out = experts(x, torch.full((rows, 1), chosen), torch.ones(rows, 1))
+        if linears[1].panels is not None:
+            assert torch.equal(out, dense)
+        else:  # oneDNN may add up in another order
+            torch.testing.assert_close(out, dense, atol=5e-3, rtol=2e-2)
