@@ -59,6 +59,7 @@ LONGEST = (
     "tests/equivalence/test_narrowed.py",
     "tests/scheduler/test_state_machine.py",
     "tests/equivalence/test_scoring.py",
+    "tests/equivalence/test_embedding.py",
     "tests/constrained/schema/test_equivalence.py",
     "tests/equivalence/test_cascade.py",
     "tests/server/test_run.py",

@@ -250,6 +250,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         special_tokens: texts of special tokens by name, e.g. "bos_token".
         epoch: the runners' epoch; see `RunnerRestarted`.
         generates: False for a model without an output head, which only embeds.
+        declares_pooling: the model's folder says how it embeds.
     """
 
     model: str
@@ -265,6 +266,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     special_tokens: dict[str, str] = {}
     epoch: int = 0
     generates: bool = True
+    declares_pooling: bool = False
 
 
 ToTokenizer = (

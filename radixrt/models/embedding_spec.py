@@ -27,12 +27,14 @@ class EmbeddingSpec:
     normalize: whether vectors are scaled to length 1, unless a request says otherwise.
     size: numbers of a vector, the model's hidden size; None where the configuration does not name it.
     generates: whether the model can also generate; False without an output head.
+    is_declared: whether the folder has a modules.json.
     """
 
     pooling: Pooling = "last"
     normalize: bool = True
     size: int | None = None
     generates: bool = True
+    is_declared: bool = False
 
 
 def load_embedding_spec(folder: Path, model: ModelSpec) -> EmbeddingSpec:
@@ -54,7 +56,7 @@ def load_embedding_spec(folder: Path, model: ModelSpec) -> EmbeddingSpec:
     if kinds[0][1] not in ("", "."):
         raise ModelLoadError(f"{file}: the Transformer must be in the folder itself, not in {shown(kinds[0][1])}")
     pooling = _pooling(folder / kinds[1][1] / "config.json")
-    return EmbeddingSpec(pooling, "Normalize" in names, model.hidden_size, model.has_head)
+    return EmbeddingSpec(pooling, "Normalize" in names, model.hidden_size, model.has_head, is_declared=True)
 
 
 def _read_modules(file: Path) -> list[dict[str, str]]:

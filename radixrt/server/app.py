@@ -34,6 +34,7 @@ from radixrt.server.routes.completions import completions
 from radixrt.server.routes.decisions import decisions
 from radixrt.server.routes.embeddings import embeddings
 from radixrt.server.routes.native import generate
+from radixrt.server.routes.similarity import rerank, score
 from radixrt.server.routes.tokens import chat_template, detokenize, tokenize
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -44,6 +45,8 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/generate", generate),
     ("POST", "/v1/decisions", decisions),
     ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/rerank", rerank),
+    ("POST", "/v1/score", score),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/chat_template", chat_template),

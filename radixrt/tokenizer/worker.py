@@ -304,6 +304,7 @@ class TokenizerWorker:
             special_tokens=self._tokenizer.special_tokens,
             epoch=ready.epoch,
             generates=self._embedding.generates,
+            declares_pooling=self._embedding.is_declared,
         )
 
 

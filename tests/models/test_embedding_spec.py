@@ -39,12 +39,14 @@ def test_a_plain_decoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [LAST, {"pooling_mode": "lasttoken"}, {"pooling_mode": ["lasttoken"]}])
 def test_last_token_normalized(tmp_path: Path, config: dict[str, object]) -> None:
     folder = write(tmp_path, ["Transformer", "Pooling", "Normalize"], config)
-    assert load_embedding_spec(folder, MODEL) == EmbeddingSpec("last", True, 64)
+    assert load_embedding_spec(folder, MODEL) == EmbeddingSpec("last", True, 64, is_declared=True)
 
 
 def test_mean_without_normalizing(tmp_path: Path) -> None:
     folder = write(tmp_path, ["Transformer", "Pooling"], MEAN)
-    assert load_embedding_spec(folder, replace(MODEL, has_head=False)) == EmbeddingSpec("mean", False, 64, False)
+    assert load_embedding_spec(folder, replace(MODEL, has_head=False)) == EmbeddingSpec(
+        "mean", False, 64, False, is_declared=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def info() -> EngineReady:
         has_chat_template=True,
         chat_templates={"default": "{{ messages }}"},
         special_tokens={"bos_token": "<s>"},
+        declares_pooling=True,
     )
 
 

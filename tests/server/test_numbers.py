@@ -22,6 +22,7 @@ from radixrt.server.protocol.fields import (
     ReleaseRequest,
 )
 from radixrt.server.routes.embeddings import EmbeddingRequest
+from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import Caller
@@ -33,6 +34,8 @@ ROUTES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/generate": (NativeRequest, {"text": "x"}),
     "/v1/decisions": (DecisionRequest, {"text": "x", "choices": ["a", "b"]}),
     "/v1/embeddings": (EmbeddingRequest, {"input": "x"}),
+    "/v1/rerank": (RerankRequest, {"query": "x", "documents": ["x"]}),
+    "/v1/score": (ScoreRequest, {"text_1": "x", "text_2": "x"}),
     "/tokenize": (TokenizeBody, {"prompt": "x"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1]}),
     "/abort": (AbortRequest, {"rid": "x"}),

@@ -444,6 +444,12 @@ def test_an_embedding_that_is_wrong_names_its_field(
     assert raised.value.param == param
 
 
+def test_a_generative_model_does_not_rerank(server_url: str) -> None:
+    answer = httpx.post(f"{server_url}/v1/rerank", json={"query": "a", "documents": ["b"]}, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "not_an_embedding_model"
+
+
 # --- fields of vLLM ---
 
 

@@ -24,6 +24,7 @@ from radixrt.server.protocol.fields import (
     ReleaseRequest,
 )
 from radixrt.server.routes.embeddings import EmbeddingRequest
+from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
 from tests.constrained import fuzz
 
@@ -33,6 +34,8 @@ BODIES: dict[str, type | None] = {
     "/generate": NativeRequest,
     "/v1/decisions": DecisionRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/score": ScoreRequest,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/abort": AbortRequest,
