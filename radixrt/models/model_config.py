@@ -174,8 +174,8 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         bos_token_id=optional_int(config, "bos_token_id"),
         dtype=_dtype(config),
         decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
-        hidden_size=next((size for name in HIDDEN_KEYS if (size := _optional_int(config, name))), None),
-        has_head=architecture == architectures[0] or _flag(config, "tie_word_embeddings"),
+        hidden_size=next((size for name in HIDDEN_KEYS if (size := optional_int(config, name))), None),
+        has_head=architecture == architectures[0] or flag(config, "tie_word_embeddings"),
     )
 
 
