@@ -40,8 +40,11 @@ def test_inputs(caller: Caller, given: Any, sent: dict[str, Any]) -> None:
     assert caller.engine.questions == [EmbedReq(response.headers["x-request-id"], **sent, **envelope)]
 
 
-def test_base64(caller: Caller) -> None:
+def test_formats(caller: Caller) -> None:
     body = caller.post("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}).json()
+    nulls = dict.fromkeys(("encoding_format", "dimensions", "normalize", "model", "program"))
+    plain = caller.post("/v1/embeddings", {"input": ["a", "b"], **nulls}).json()
+    assert [each["embedding"] for each in plain["data"]] == [pytest.approx([i, 0.1]) for i in (0.0, 1.0)]
     assert [base64.b64decode(each["embedding"]) for each in body["data"]] == [
         pack_f32([0.0, 0.1]), pack_f32([1.0, 0.1]),
     ]  # fmt: skip

@@ -38,7 +38,7 @@ class EmbeddingRequest(RoutingFields, kw_only=True):
     """POST /v1/embeddings"""
 
     input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
 
