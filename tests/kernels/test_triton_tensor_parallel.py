@@ -18,7 +18,12 @@ import pytest
 from tests.distributed.rank_processes import TIMEOUT_S
 from tests.tiny_models import make_tiny_model
 
-CASES = ("one-shot", "two-shot", "gemms", "all-gathers", "samples", "self-test", "model")
+CASES = {
+    2: ("one-shot", "two-shot", "gemms", "all-gathers", "samples", "self-test", "model"),
+    4: ("one-shot", "two-shot", "all-gathers", "samples"),
+    8: ("one-shot", "two-shot"),
+}
+"""Cases by the number of ranks. Interpreting the kernels of more ranks than cores takes long."""
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
 }  # fmt: skip
@@ -38,8 +43,7 @@ def _has_loops() -> bool:
 @functools.cache
 def passed(ranks: int, folder: Path) -> tuple[set[str], str]:
     """Run all cases of a group in one start of its processes: the cases that every rank passed, and the errors."""
-    names = CASES if ranks < 8 else CASES[:2]
-    names = tuple(name for name in names if name != "gemms" or _has_loops())
+    names = tuple(name for name in CASES[ranks] if name != "gemms" or _has_loops())
     for name in names:
         (folder / name).mkdir(parents=True)
     make_tiny_model(folder / "model" / "model", num_hidden_layers=1)
@@ -57,9 +61,7 @@ def rank_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize(
-    ("ranks", "name"), [*((ranks, name) for ranks in (2, 4) for name in CASES), (8, "one-shot"), (8, "two-shot")]
-)
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, names in CASES.items() for name in names])
 def test_ranks_that_wait_for_each_other(ranks: int, name: str, rank_folder: Path) -> None:
     if name == "gemms" and not _has_loops():
         pytest.skip("the interpreter of this Triton has no loops with this NumPy")
