@@ -96,6 +96,16 @@ class UsageSum:
         }
 
 
+def prompt_usage(usage: Usage | None) -> dict[str, Any]:
+    """Usage of a response that generates nothing."""
+    usage = usage or Usage()
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
 def constraint_body(output: RequestOutput) -> dict[str, Any] | None:
     """The member "radixrt" of an answer: how its constraint was enforced; None without a constraint."""
     info = output.constraint

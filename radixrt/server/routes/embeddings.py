@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 from radixrt.client.embedding import vectors_of, with_caller_names
 from radixrt.errors import RequestError
 from radixrt.messages.client import EmbedReq, EngineReady, RequestOutput
-from radixrt.messages.parts import Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
+from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.protocol.prompts import Prompt, check_ids, split_prompts
 from radixrt.server.request_context import RequestContext
@@ -79,7 +79,7 @@ def _prompt_fields(prompts: list[Prompt], is_one: bool, info: EngineReady) -> di
 
 
 def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> dict[str, Any]:
-    vectors, usage = vectors_of(output, count), output.usage or Usage()
+    vectors = vectors_of(output, count)
     if body.encoding_format == "base64":
         values: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
     else:
@@ -88,9 +88,5 @@ def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)],
         "model": service.model_name,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "total_tokens": usage.prompt_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        },
+        "usage": prompt_usage(output.usage),
     }

@@ -26,11 +26,11 @@ from starlette.types import Receive, Scope, Send
 from radixrt.client.embedding import vectors_of
 from radixrt.errors import RequestError
 from radixrt.messages.client import EmbedReq, EngineReady
-from radixrt.messages.parts import Usage
 from radixrt.messages.wire import Float32Array
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
+from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
@@ -148,9 +148,4 @@ async def _embed(
     question = EmbedReq(prompts=texts, normalize=True, **options)
     renamed = {f"prompts[{i}]": name for i, name in enumerate(names)}
     (output,) = await service.ask(context, options["rid"], [question], renamed)
-    usage = output.usage or Usage()
-    return np.asarray(vectors_of(output, len(texts))), {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    return np.asarray(vectors_of(output, len(texts))), prompt_usage(output.usage)
