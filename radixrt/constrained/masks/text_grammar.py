@@ -19,7 +19,7 @@ import numpy as np
 
 from radixrt.constrained.backends.matcher import GrammarError, Matcher
 from radixrt.constrained.grammar import Bitmask, Grammar
-from radixrt.constrained.masks.closing import Completions
+from radixrt.constrained.masks.closing import Completions, ParserState
 from radixrt.constrained.masks.mask_cache import UNKNOWN, CachedState, MaskCache
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.errors import InvariantError, RequestError
@@ -234,11 +234,14 @@ class TextGrammar(Grammar):
         """The state after a token that is no end token; None if the recognizer refuses it."""
         if self._ahead is not None and self._ahead[0] == token:
             return self._ahead[1]
-        completions, here = self._template.completions, self._path[-1]
-        state = completions.advance(completions.start if here.state is None else here.state, token)
+        here = self._path[-1]
+        state = self._template.completions.advance(self._parser_state(here), token)
         if state is None:
             return None
         return here if state is here.state else self._template.masks.at(state)
+
+    def _parser_state(self, entry: CachedState) -> ParserState:
+        return self._template.completions.start if entry.state is None else entry.state
 
     def settle(self) -> None:
         if self._behind >= self._settle_at:
@@ -311,8 +314,7 @@ class TextGrammar(Grammar):
         """As `fits`, for a state whose upper bound is unknown or does not tell."""
         if after.is_exact:
             return False
-        completions = self._template.completions
-        state = completions.start if after.state is None else after.state
+        completions, state = self._template.completions, self._parser_state(after)
         if after.safe == UNKNOWN:
             bound = completions.bound(state)
             after.safe = UNKNOWN if bound is None else bound
