@@ -34,28 +34,17 @@ def test_vectors_are_those_of_the_prompts(page_size: int, depth: int, cache: boo
     assert h.usages["mean1"].prompt_tokens == sum(map(len, PROMPTS))
 
 
-def test_the_last_token_alone_is_computed_behind_a_cached_prefix() -> None:
+@pytest.mark.parametrize(("pooling", "computed"), [("last", 1), ("mean", len(PROMPTS[0]))])
+def test_a_cached_prefix_serves_the_last_token_and_no_mean(pooling: Pooling, computed: int) -> None:
     h = Harness()
     h.add("warm", PROMPTS[0], max_tokens=1)
     h.drain()
     before = h.runner.tokens_computed
-    h.add_embed("a", PROMPTS[:1], "last")
+    h.add_embed("a", PROMPTS[:1], pooling)
     h.drain()
     h.assert_embeddings("a")
-    assert h.runner.tokens_computed - before == 1
-    assert h.usages["a"].cached_tokens == len(PROMPTS[0]) - 1
-
-
-def test_a_mean_takes_nothing_from_the_cache() -> None:
-    h = Harness()
-    h.add("warm", PROMPTS[0], max_tokens=1)
-    h.drain()
-    before = h.runner.tokens_computed
-    h.add_embed("a", PROMPTS[:1], "mean")
-    h.drain()
-    h.assert_embeddings("a")
-    assert h.runner.tokens_computed - before == len(PROMPTS[0])
-    assert h.usages["a"].cached_tokens == 0
+    assert h.runner.tokens_computed - before == computed
+    assert h.usages["a"].cached_tokens == len(PROMPTS[0]) - computed
 
 
 def test_prompts_of_one_request_share_a_step() -> None:
