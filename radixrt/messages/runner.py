@@ -83,6 +83,17 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
             tokens each, or one each.
         shared_rows: int32[N], indices of the step's rows in depth-first order: the rows of two groups are disjoint, or
             one group's rows are a subset of the other's.
+        state_src: int32[B], state slot that each row reads before its first new token; empty for a model without
+            recurrent layers. Slot 0 is all zeros and never written: a fresh sequence reads it. Slot 1 is scratch:
+            padding rows read and write it. Several rows may read one slot.
+        state_dst: int32[B], state slot that each row writes after its last new token. It may equal the row's own
+            state_src. Except for scratch, no two rows of a step write one slot, and no row reads a slot that another
+            row of the step writes.
+
+    Replay: new tokens of a model with recurrent layers whose out_cache_loc is 0 already have keys and values in the
+    slots that row_writes gave to their positions. They are computed for the state alone: their keys and values are
+    written to the padding slot, and the runner leaves its mirror of req_to_token as it is there. In such rows
+    shared segments end before the first new token, and seq_len is the end of the new tokens as always.
     """
 
     step_id: int
@@ -103,6 +114,8 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     has_grammar: bool = False
     shared_segments: bytes = b""
     shared_rows: bytes = b""
+    state_src: bytes = b""
+    state_dst: bytes = b""
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):
@@ -185,6 +198,8 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
         cascade: costs of computing shared prefixes once on this rank's device; None if no layer can share.
         executed: number of steps and masks that this rank has executed, those of earlier schedulers. Ranks that have
             executed equally many have executed the same ones, because each scheduler sends all ranks the same messages.
+        num_states: state slots of the recurrent layers, the two reserved ones (zeros, scratch) included; 0 if the
+            model has no recurrent layers.
     """
 
     rank: int
@@ -194,6 +209,7 @@ class RunnerReady(Message, frozen=True, array_like=True, tag=True):
     dtype: str
     cascade: CascadeCosts | None = None
     executed: int = 0
+    num_states: int = 0
 
 
 class StepOutput(Message, frozen=True, array_like=True, tag=True):
