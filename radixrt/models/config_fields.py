@@ -35,9 +35,9 @@ def positive_float(config: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def flag(config: Mapping[str, Any], name: str) -> bool:
-    """Return a boolean; False where the field is missing."""
-    value = config.get(name, False)
+def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Return a boolean; the default where the field is missing."""
+    value = config.get(name, default)
     if not isinstance(value, bool):
         raise ModelLoadError(f"config.json: {name} must be true or false, not {value!r}")
     return value

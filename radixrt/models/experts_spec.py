@@ -12,13 +12,19 @@ from radixrt.models.config_fields import flag, positive_int
 
 COUNT_KEYS = ("num_local_experts", "num_experts")
 """transformers writes the first since version 5.23; Qwen's own files have the second."""
+SHARED_KEY = "shared_expert_intermediate_size"
+MIXTRAL_KEYS = {*COUNT_KEYS, "num_experts_per_tok"}
+QWEN3_MOE_KEYS = {*MIXTRAL_KEYS, "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
+QWEN3_5_MOE_KEYS = {*MIXTRAL_KEYS, "moe_intermediate_size", "norm_topk_prob", SHARED_KEY}
 READ_KEYS = {
-    "MixtralForCausalLM": {*COUNT_KEYS, "num_experts_per_tok"},
-    "Qwen3MoeForCausalLM": {
-        *COUNT_KEYS, "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step",
-    },
-}  # fmt: skip
-"""Fields about experts that are read, by architecture."""
+    "MixtralForCausalLM": MIXTRAL_KEYS,
+    "Qwen3MoeForCausalLM": QWEN3_MOE_KEYS,
+    "Qwen3NextForCausalLM": {*QWEN3_MOE_KEYS, SHARED_KEY},
+    "Qwen3_5MoeForCausalLM": QWEN3_5_MOE_KEYS,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE_KEYS,
+}
+"""Fields about experts that are read, by architecture. Those without `decoder_sparse_step` have experts in every layer,
+and those without `norm_topk_prob` always divide by the sum of weights."""
 TRAINING_KEYS = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 """Fields about experts that change nothing but training."""
 about_experts = re.compile("expert|rout|moe|topk|sparse|scoring|n_group").search
@@ -36,6 +42,8 @@ class ExpertsSpec:
         renormalize: whether a token's routing weights are divided by their sum.
         module: the checkpoint's path of router and experts, in that of the decoder layer.
         projections: names of an expert's gate, up and down projection in the checkpoint.
+        shared_intermediate_size: columns of the expert that every token is routed to, weighted by the sigmoid of its
+            own gate; 0 where there is none.
     """
 
     num_experts: int
@@ -44,6 +52,18 @@ class ExpertsSpec:
     renormalize: bool
     module: str
     projections: tuple[str, str, str]
+    shared_intermediate_size: int = 0
+
+    @property
+    def num_shared(self) -> int:
+        """Experts of `intermediate_size` columns as which the shared expert is computed, the last one padded."""
+        return -(-self.shared_intermediate_size // self.intermediate_size)
+
+    @property
+    def num_linear_parameters(self) -> int:
+        """Parameters of a layer's router and experts for each column of the hidden state, those of padding included."""
+        experts = self.num_experts + self.num_shared
+        return self.num_experts + bool(self.num_shared) + experts * 3 * self.intermediate_size
 
 
 def parse_experts(
@@ -67,15 +87,16 @@ def parse_experts(
         raise ModelLoadError(f"config.json: num_experts_per_tok {top_k} exceeds the number of experts, {count}")
     if architecture == "MixtralForCausalLM":
         columns, module, projections = "intermediate_size", "block_sparse_moe", ("w1", "w3", "w2")
-        renormalize = True
     else:
         columns, module, projections = "moe_intermediate_size", "mlp", ("gate_proj", "up_proj", "down_proj")
-        renormalize = flag(config, "norm_topk_prob")
-    return ExpertsSpec(count, top_k, positive_int(config, columns), renormalize, module, projections), indices
+    # Absent fields have the default of the architecture's configuration class in transformers.
+    renormalize = "norm_topk_prob" not in known or flag(config, "norm_topk_prob", SHARED_KEY in known)
+    shared = positive_int(config, SHARED_KEY) if SHARED_KEY in known else 0
+    return ExpertsSpec(count, top_k, positive_int(config, columns), renormalize, module, projections, shared), indices
 
 
 def _layers_with_experts(architecture: str, config: Mapping[str, Any], layers: int) -> frozenset[int]:
-    if architecture == "MixtralForCausalLM":
+    if "decoder_sparse_step" not in READ_KEYS[architecture]:
         return frozenset(range(layers))
     step, dense = positive_int(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):

@@ -91,7 +91,7 @@ class DecoderSpec:
         sparse = sum(layer.feed_forward == "moe" for layer in self.layers)
         columns = len(self.layers) * heads + (len(self.layers) - sparse) * 3 * self.intermediate_size
         if self.experts is not None:
-            columns += sparse * self.experts.num_experts * (3 * self.experts.intermediate_size + 1)
+            columns += sparse * self.experts.num_linear_parameters
         return self.hidden_size * columns
 
     @property

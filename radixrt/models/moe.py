@@ -1,4 +1,4 @@
-"""`MoEFeedForward`: the mixture of experts of Mixtral and Qwen3-MoE."""
+"""`MoEFeedForward`: the mixture of experts of Mixtral, Qwen3-MoE, Qwen3-Next and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from radixrt.models.model_config import LayerSpec
 class MoEFeedForward(FeedForward):
     """A router, and this rank's columns of all experts.
 
-    Every rank routes each token alike, and the addends of the ranks are added up as those of a dense feed-forward.
+    Every rank routes each token alike, and the addends of the ranks are added up as those of a dense feed-forward. A
+    shared expert is computed with the others, as one more expert, or as several if it has more columns than they
+    have, to which every token is routed.
 
     Attributes:
-        router: [num_experts, hidden], float32 in every precision: rounded logits would route other tokens.
+        router: [num_experts, hidden], then the gate of the shared expert, if there is one, [1, hidden]. float32 in
+            every precision: rounded logits would route other tokens.
     """
 
     capturable = False  # see `FusedExperts`
@@ -31,8 +34,10 @@ class MoEFeedForward(FeedForward):
             raise ValueError("a layer has a mixture of experts, but the spec does not describe one")
         self._part, self._experts = context.part, experts
         columns = len(context.part.expert_intermediate)
-        self.router = meta_parameter(experts.num_experts, spec.hidden_size, dtype=torch.float32)
-        self.experts = FusedExperts(experts.num_experts, spec.hidden_size, columns, context.dtype, context.ops)
+        gates = experts.num_experts + bool(experts.num_shared)
+        self.router = meta_parameter(gates, spec.hidden_size, dtype=torch.float32)
+        count = experts.num_experts + experts.num_shared
+        self.experts = FusedExperts(count, spec.hidden_size, columns, context.dtype, context.ops)
 
     def forward(self, x: torch.Tensor) -> PartialSum:
         return PartialSum(self.experts(x, *self.route(x)))
@@ -41,20 +46,27 @@ class MoEFeedForward(FeedForward):
         """Choose experts: the top k of a softmax over all of them, in float32, as transformers does.
 
         Returns:
-            The experts, int64 [T, k], and their weights, float32 [T, k].
+            The experts, int64 [T, k], and their weights, float32 [T, k]; the shared ones, if there are any, last.
         """
-        probabilities = F.linear(x.float(), self.router).softmax(-1)
-        weights, experts = probabilities.topk(self._experts.top_k)
-        if self._experts.renormalize:
+        spec = self._experts
+        logits = F.linear(x.float(), self.router)
+        weights, experts = logits[:, : spec.num_experts].softmax(-1).topk(spec.top_k)
+        if spec.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
+        if spec.num_shared:
+            shape = (x.shape[0], spec.num_shared)
+            shared = torch.arange(spec.num_experts, spec.num_experts + spec.num_shared, device=x.device)
+            experts = torch.cat((experts, shared.expand(shape)), dim=1)
+            weights = torch.cat((weights, logits[:, spec.num_experts :].sigmoid().expand(shape)), dim=1)
         return experts, weights
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """As `FeedForward.checkpoint_tensors`. A checkpoint has a tensor for each projection of each expert, or, as
         transformers keeps them in memory, two for all experts of a layer."""
         spec, taken = self._experts, self._part.expert_intermediate
-        (count, hidden), columns = self.router.shape, spec.intermediate_size
+        count, hidden, columns = spec.num_experts, self.router.shape[1], spec.intermediate_size
         module, stacked = f"{prefix}.{spec.module}", f"{prefix}.mlp"
+        router = replicated(f"{module}.gate.weight", (count, hidden), alternative=f"{stacked}.gate.weight")
         gate_up, down = [], []
         for i in range(count):
             names = [f"{module}.experts.{i}.{name}.weight" for name in spec.projections]
@@ -68,8 +80,12 @@ class MoEFeedForward(FeedForward):
                 f"{stacked}.experts.down_proj", (count, hidden, columns), 1, taken, hidden, index=i
             )
             down.append(CheckpointTensor(names[2], (hidden, columns), 1, taken, hidden, alternative=other))
-        return {
-            "router": replicated(f"{module}.gate.weight", (count, hidden), alternative=f"{stacked}.gate.weight"),
-            "experts.gate_up_proj": tuple(gate_up),
-            "experts.down_proj": tuple(down),
-        }
+        if spec.num_shared:
+            router += replicated(f"{module}.shared_expert_gate.weight", (1, hidden))
+        for i in range(spec.num_shared):
+            names = [f"{module}.shared_expert.{name}.weight" for name in spec.projections]
+            whole = spec.shared_intermediate_size
+            part = range(whole)[i * columns + taken.start : i * columns + taken.stop]
+            gate_up += [CheckpointTensor(name, (whole, hidden), 0, part, len(taken)) for name in names[:2]]
+            down.append(CheckpointTensor(names[2], (hidden, whole), 1, part, hidden))
+        return {"router": router, "experts.gate_up_proj": tuple(gate_up), "experts.down_proj": tuple(down)}

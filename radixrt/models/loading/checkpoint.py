@@ -19,7 +19,7 @@ class CheckpointTensor:
     Attributes:
         name, shape: of the whole tensor.
         dim, taken: this rank takes the positions `taken` along dimension `dim`, which counts without that of `index`.
-        rows: rows of the parameter that the tensor fills; where fewer are taken, zeros fill the rest.
+        rows: rows of the parameter that the tensor fills; where fewer rows or columns are taken, zeros fill the rest.
         index: the position along the first dimension that is meant, in a tensor that stacks several; None for all.
         alternative: the tensor that has these values in checkpoints of another layout, read where `name` is missing.
     """

@@ -191,7 +191,7 @@ def _draw(rows: torch.Tensor, tensor: CheckpointTensor, seed: int) -> None:
     """Fill a parameter's rows with the same slice of a tensor of random numbers."""
     digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
     generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
-    if tensor.whole and len(rows) == tensor.shape[0]:
+    if tensor.whole and rows.shape == tensor.shape:
         rows.normal_(0.0, DUMMY_STD, generator=generator)
         return
     whole = torch.empty(tensor.shape, dtype=rows.dtype, device=rows.device)
@@ -214,10 +214,10 @@ def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tup
 
 
 def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
-    """Copy this rank's slice of a tensor into a parameter's rows, and zeros behind it."""
-    taken = part.shape[0]
-    rows[:taken].copy_(part)
-    rows[taken:].zero_()
+    """Copy this rank's slice of a tensor into a parameter's rows, and zeros behind its rows and columns."""
+    if rows.shape != part.shape:
+        rows.zero_()
+    rows[tuple(map(slice, part.shape))].copy_(part)
 
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: dict[str, tuple[CheckpointTensor, ...]]) -> None:
