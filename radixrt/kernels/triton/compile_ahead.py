@@ -42,10 +42,23 @@ def compiling() -> Iterator[list[str]]:
             finally:
                 JITFunction.run = run
             made = list(mode.future_kernels.values())
-        names.extend(threads.map(_load, (each.result() for each in made)))
+        kernels = [each.result() for each in made]
+        by_signature = {tuple(kernel.src.signature.values()): kernel for kernel in kernels}
+        list(threads.map(_compile_launcher, by_signature.values()))
+    names.extend(_load(kernel) for kernel in kernels)
+
+
+def _compile_launcher(kernel: CompiledKernel) -> None:
+    """Compile the C function that launches kernels of this signature into Triton's cache on disk.
+
+    The launcher itself is dropped. Triton loads the functions as C extensions that all have the same module name, and
+    Python keeps one module object for them: a thread that loads one may get the function that another thread has just
+    loaded. So kernels are loaded one after the other.
+    """
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def _load(kernel: CompiledKernel) -> str:
-    """Load a kernel, which also compiles the C function that launches it; otherwise its first launch does."""
+    """Load a kernel and its launcher, which its first launch would do otherwise."""
     _ = kernel.run
     return str(kernel.name)
