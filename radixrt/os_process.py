@@ -6,11 +6,13 @@ hardly any time passes before the kernel knows.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import runpy
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +27,13 @@ class ProcessStat:
     Attributes:
         state: state of the main thread: "R" runnable, "S" or "D" asleep, "T" stopped by a signal, "t" by a debugger,
             "Z" dead and not reaped.
+        group: its process group.
         cpu_s: seconds of processor time that all its threads have used.
         start_time: start of the process in clock ticks after boot, which tells it from a later process with its pid.
     """
 
     state: str
+    group: int
     cpu_s: float
     start_time: int
 
@@ -41,13 +45,34 @@ def read_stat(pid: int) -> ProcessStat | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
-    return ProcessStat(fields[0], (int(fields[11]) + int(fields[12])) / CLOCK_TICKS, int(fields[19]))
+    return ProcessStat(fields[0], int(fields[2]), (int(fields[11]) + int(fields[12])) / CLOCK_TICKS, int(fields[19]))
 
 
 def is_alive(pid: int, start_time: int) -> bool:
     """Return True if the process that had this pid and start time still exists."""
     stat = read_stat(pid)
     return stat is not None and stat.start_time == start_time and stat.state != "Z"
+
+
+def end_group(group: int, patience_s: float) -> None:
+    """End a process group: ask its processes to end, wait, and kill those that live after patience_s seconds.
+
+    They are asked first for the sake of ninja, which compiles FlashInfer's kernels: it starts each compiler in a group
+    of its own, and ends those groups if it is asked to end, not if it is killed. A stopped process can only be killed.
+    """
+    deadline = time.monotonic() + patience_s
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        while _is_alive(group) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(group, signal.SIGKILL)
+
+
+def _is_alive(group: int) -> bool:
+    """Return True if a process of the group lives; dead ones that nobody has reaped do not count."""
+    with os.scandir("/proc") as entries:
+        stats = [read_stat(int(entry.name)) for entry in entries if entry.name.isdecimal()]
+    return any(stat is not None and stat.group == group and stat.state != "Z" for stat in stats)
 
 
 def die_with_parent() -> None:

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 
-from radixrt.os_process import is_alive, read_stat
+import pytest
+
+from radixrt.os_process import end_group, is_alive, read_stat
 from tests.server_process import wait_for
 
 CHILD = "import time, radixrt.os_process as p; p.die_with_parent(); print('up', flush=True); time.sleep(600)"
@@ -18,6 +20,13 @@ process.stdout.readline()
 print(process.pid, flush=True)
 time.sleep(600)
 """
+
+BUILD_TOOL = """
+trap 'kill -TERM -- -$!; exit 1' TERM
+setsid bash -c 'echo $$; exec sleep 600' &
+wait
+"""
+"""As ninja does it, with a compiler in a process group of its own."""
 
 
 def test_this_process() -> None:
@@ -51,3 +60,20 @@ def test_a_stopped_child_dies_with_its_killed_parent() -> None:
     parent.kill()
     parent.communicate()
     assert wait_for(lambda: not is_alive(child, started.start_time))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_group_ends_with_what_it_ends_itself(stopped: bool) -> None:
+    tool = subprocess.Popen(["bash", "-c", BUILD_TOOL], stdout=subprocess.PIPE, text=True, process_group=0)
+    assert tool.stdout is not None
+    compiler = int(tool.stdout.readline())
+    started = read_stat(compiler)
+    assert started is not None
+    if stopped:
+        tool.send_signal(signal.SIGSTOP)
+    end_group(tool.pid, 0.2 if stopped else 60)
+    assert tool.wait(60) == (-signal.SIGKILL if stopped else 1)
+    if stopped:
+        os.kill(compiler, signal.SIGKILL)
+    assert wait_for(lambda: not is_alive(compiler, started.start_time))
+    end_group(tool.pid, 60)  # there is none any more

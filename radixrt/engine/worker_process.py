@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -14,13 +13,14 @@ from typing import Any
 
 from radixrt.engine.endpoints import is_runner, process_name
 from radixrt.errors import EngineError
-from radixrt.os_process import child_command
+from radixrt.os_process import child_command, end_group
 
 TAIL_BYTES = 8192
 TAIL_LINES = 5
 """Last output of a worker that is kept for the log line about its end."""
 TAIL_WAIT_S = 0.1
 KILL_TIMEOUT_S = 30.0
+CHILDREN_WAIT_S = 1.0
 
 
 class WorkerProcess:
@@ -100,10 +100,8 @@ class WorkerProcess:
             raise EngineError(f"the {self.name} process (pid {self.pid}) does not end") from None
 
     def close(self) -> None:
-        """Close the pipes to a dead process, and kill what it started: a child may be stopped since before it could ask
-        the kernel to end it with its parent."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Close the pipes to a dead process, and end what it started."""
+        end_group(self.pid, CHILDREN_WAIT_S)
         self.ask_to_exit()
         assert self._process.stdout is not None
         self._process.stdout.close()

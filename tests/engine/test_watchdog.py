@@ -30,7 +30,7 @@ class Bench:
             self.now += interval_s
             self.cpu_s += cpu * interval_s
             self.count += beats
-            stat = ProcessStat(state, self.cpu_s, 1)
+            stat = ProcessStat(state, 1, self.cpu_s, 1)
             found = self.watchdog.observe("runner", self.pid, Beats(self.count, allowance_s), stat, self.now)
             if found is not None:
                 return self.now - begun, found
