@@ -35,6 +35,9 @@ class ModelConfig:
         False, "load no tokenizer: token ids in and out; texts, messages, stop strings and constraints are refused"
     )
     chat_template: str | None = option(None, "file with a Jinja chat template, in place of the model's own")
+    score_template: str | None = option(
+        None, "template of the pairs that a reranker scores: a file with Jinja, or qwen3-reranker; default: the model's"
+    )
     dtype: str = option(
         "auto",
         "weights and activations; auto: bfloat16 where the device has it",
@@ -305,7 +308,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
         )
-    for name in ("tokenizer", "chat_template"):
+    for name in ("tokenizer", "chat_template", "score_template"):
         if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:
             raise ConfigError(f"{name} is of no use with skip_tokenizer_init; leave one of them out")
     if config.server.port > 65535:

@@ -32,6 +32,7 @@ LONGEST = (
     "tests/process/test_restarts.py",
     "tests/examples/test_programs.py",
     "tests/kernels/test_triton_tensor_parallel.py",
+    "tests/server/test_pooling_servers.py",
     "tests/server/test_openai_client.py",
     "tests/process/test_tensor_parallel.py",
     "tests/equivalence/test_smollm2.py",

@@ -79,18 +79,30 @@ def make_tiny_model(folder: Path, kind: str = "llama", *, seed: int = 0, **overr
     return folder
 
 
-def save_random_model(folder: Path, config: Any, *, seed: int = 0) -> Path:
+def make_tiny_classifier(folder: Path, kind: str, *, num_labels: int, **overrides: Any) -> Path:
+    """Write a tiny random sequence classification model, as `make_tiny_model` does a causal one."""
+    import transformers
+
+    fields = {**COMMON, **DEFAULTS[kind], "num_labels": num_labels, **overrides}
+    config = getattr(transformers, CONFIG_CLASSES[kind])(**fields)
+    save_random_model(folder, config, auto_class="AutoModelForSequenceClassification")
+    save_tokenizer(folder)
+    return folder
+
+
+def save_random_model(folder: Path, config: Any, *, seed: int = 0, auto_class: str = "AutoModelForCausalLM") -> Path:
     """Write a random float32 model of any transformers configuration (no tokenizer)."""
     import torch
     import transformers
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = getattr(transformers, auto_class).from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight")):  # not left at zero and one, where a missing one would not show
                 torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.2)
-    model.generation_config.eos_token_id = [IM_END_ID, ENDOFTEXT_ID]
+    if model.can_generate():
+        model.generation_config.eos_token_id = [IM_END_ID, ENDOFTEXT_ID]
     model.save_pretrained(folder)
     return folder
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import get_args
 
 from radixrt.errors import RequestError, shown
-from radixrt.messages.client import DetokenizeReq, EmbedReq, GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.client import (
+    ClassifyReq,
+    DetokenizeReq,
+    EmbedReq,
+    GenerateReq,
+    RelevanceReq,
+    ScoreReq,
+    TokenizeReq,
+)
 from radixrt.messages.parts import ProgramHint, PromptPart, SelectMethod, TemplateText
 
-Question = ScoreReq | EmbedReq | TokenizeReq | DetokenizeReq
+Question = ScoreReq | EmbedReq | ClassifyReq | RelevanceReq | TokenizeReq | DetokenizeReq
 """Request that is answered with one RequestOutput."""
 
 Request = GenerateReq | Question
@@ -25,12 +33,14 @@ def check_request(request: Request) -> None:
     """
     if isinstance(request, GenerateReq):
         request.sampling.validate()
-    if isinstance(request, (GenerateReq, ScoreReq, EmbedReq)):
+    if not isinstance(request, (TokenizeReq, DetokenizeReq)):
         _check_routing(request)
     if isinstance(request, ScoreReq):
         _check_choices(request)
-    if isinstance(request, EmbedReq):
-        _check_embed(request)
+    if isinstance(request, (EmbedReq, ClassifyReq)):
+        _check_prompts(request)
+    elif isinstance(request, RelevanceReq):
+        _check_relevance(request)
     elif not isinstance(request, DetokenizeReq):
         _check_parts(request.parts)
 
@@ -66,21 +76,40 @@ def _check_choices(request: ScoreReq) -> None:
             raise RequestError(f"choices[{i}] must be a text, not {shown(choice)}", param=f"choices[{i}]")
 
 
-def _check_embed(request: EmbedReq) -> None:
+def _check_prompts(request: EmbedReq | ClassifyReq) -> None:
     for name, kind in (("prompts", str), ("input_ids", bytes)):
-        given = getattr(request, name)
-        for i, prompt in enumerate(given or ()):
-            if not isinstance(prompt, kind):
-                raise RequestError(f"{name}[{i}] must be a {kind.__name__}, not {shown(prompt)}", param=f"{name}[{i}]")
-    for name, wanted in (("dimensions", int), ("normalize", bool)):
-        value = getattr(request, name)
-        if value is not None and type(value) is not wanted:
-            raise RequestError(f"{name} must be a {wanted.__name__}, not {shown(value)}", param=name)
+        _check_each(request, name, kind)
+    if isinstance(request, ClassifyReq):
+        _check_types(request, {"activation": bool}, optional=False)
+        return
+    _check_types(request, {"dimensions": int, "normalize": bool, "prompt_name": str, "prompt_text": str})
     if request.dimensions is not None and not 1 <= request.dimensions < 2**31:
         raise RequestError(f"dimensions must be at least 1, not {request.dimensions}", param="dimensions")
 
 
-def _check_routing(request: GenerateReq | ScoreReq | EmbedReq) -> None:
+def _check_relevance(request: RelevanceReq) -> None:
+    for name in ("queries", "documents"):
+        _check_each(request, name, str)
+    _check_types(request, {"instruction": str})
+    _check_types(request, {"activation": bool, "retrieves": bool}, optional=False)
+
+
+def _check_each(request: Question, name: str, kind: type) -> None:
+    """Check the elements of a field that is a list."""
+    for i, value in enumerate(getattr(request, name) or ()):
+        if not isinstance(value, kind):
+            raise RequestError(f"{name}[{i}] must be a {kind.__name__}, not {shown(value)}", param=f"{name}[{i}]")
+
+
+def _check_types(request: Question, kinds: dict[str, type], *, optional: bool = True) -> None:
+    for name, kind in kinds.items():
+        value = getattr(request, name)
+        if not (optional and value is None) and type(value) is not kind:
+            param = "prompt" if name == "prompt_text" else name
+            raise RequestError(f"{param} must be a {kind.__name__}, not {shown(value)}", param=param)
+
+
+def _check_routing(request: GenerateReq | ScoreReq | EmbedReq | ClassifyReq | RelevanceReq) -> None:
     if not isinstance(request.priority, int) or isinstance(request.priority, bool):
         raise RequestError(f"priority must be an integer, not {shown(request.priority)}", param="priority")
     if not isinstance(request.cache_salt, str):

@@ -54,7 +54,7 @@ def make_tokenizer(
         model=settings.model_name,
         vocab_size=settings.vocab_size,
         context_length=settings.context_length,
-        embedding=settings.embedding,
+        tasks=settings.tasks,
         to_scheduler=to_scheduler,
         to_main=to_main,
         queue=PromptQueue(threaded=threaded),

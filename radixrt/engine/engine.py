@@ -17,11 +17,11 @@ from radixrt.client.answers import (
     as_chunk,
     as_completion,
     as_decision,
-    raise_for_error,
 )
 from radixrt.client.collector import OutputCollector
-from radixrt.client.embedding import Embedding, EmbedJob, embed_jobs, with_caller_names
 from radixrt.client.engine_client import EngineClient
+from radixrt.client.pooled import aask_all, ask_all, pooled_jobs
+from radixrt.client.pooled_answers import Classification, Embedding
 from radixrt.client.requests import (
     Job,
     Prompt,
@@ -41,15 +41,12 @@ from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages.client import DetokenizeReq, RequestOutput
+from radixrt.messages.client import ClassifyReq, DetokenizeReq, EmbedReq, RequestOutput
 from radixrt.messages.parts import SelectMethod
 from radixrt.messages.scheduler import SchedulerStats
 from radixrt.messages.wire import pack_i32
 
-__all__ = ["Chunk", "Completion", "Decision", "Embedding", "Engine"]
-
-EMBED_WINDOW = 8
-"""Embedding requests of one call that are open at once."""
+__all__ = ["Chunk", "Classification", "Completion", "Decision", "Embedding", "Engine"]
 
 
 class Engine:
@@ -212,11 +209,11 @@ class Engine:
                 async for output in stream:
                     yield _chunk(job, collector, output)
 
-    # --- embeddings, scoring, tokens ---
+    # --- embeddings, classification, scoring, tokens ---
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
-        **options: Any,
+        prompt_name: str | None = None, prompt: str | None = None, **options: Any,
     ) -> Embedding:  # fmt: skip
         """Embed one prompt or many: their final hidden states, pooled as the model's own files say.
 
@@ -225,6 +222,9 @@ class Engine:
             dimensions: cut the vectors to their first numbers, so many, for models trained so (Matryoshka).
             normalize: scale the vectors to length 1, after the cut; None for what the model's own files say, and True
                 where they say nothing.
+            prompt_name: name of the model's prompt that is written before each text, e.g. "query"; default: its
+                default one.
+            prompt: this text is written before each text instead.
             options: priority, cache_salt, timeout_s.
 
         Returns:
@@ -234,51 +234,61 @@ class Engine:
             RequestError: a prompt or an option is not valid; names it. The other requests of the call are aborted.
             EngineError: the engine failed.
         """
-        jobs = embed_jobs(split(prompts)[0], dimensions=dimensions, normalize=normalize, **options)
-        parts: list[tuple[int, RequestOutput]] = []
-        streams: deque[Iterator[RequestOutput]] = deque()
-        later = iter(jobs)
-        try:
-            with _engine_errors():
-                for job in jobs:
-                    streams.extend(
-                        self.client.stream(next_.request)
-                        for next_ in itertools.islice(later, EMBED_WINDOW - len(streams))
-                    )
-                    parts.append((job.count, self._embedded(job, next(streams.popleft()))))
-        finally:
-            for unanswered in jobs[len(parts) :]:
-                self.client.abort(unanswered.request.rid)
-        return Embedding.of(parts)
+        fields: dict[str, Any] = {
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "prompt_name": prompt_name,
+            "prompt_text": prompt,
+        }
+        jobs = pooled_jobs(EmbedReq, split(prompts)[0], **fields, **options)
+        with _engine_errors():
+            return Embedding.of(ask_all(self.client, jobs))
 
     async def async_embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None,
-        **options: Any,
+        prompt_name: str | None = None, prompt: str | None = None, **options: Any,
     ) -> Embedding:  # fmt: skip
         """`embed` for an event loop; cancelling it aborts its requests."""
-        jobs = embed_jobs(split(prompts)[0], dimensions=dimensions, normalize=normalize, **options)
-        slots = asyncio.Semaphore(EMBED_WINDOW)
+        fields: dict[str, Any] = {
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "prompt_name": prompt_name,
+            "prompt_text": prompt,
+        }
+        jobs = pooled_jobs(EmbedReq, split(prompts)[0], **fields, **options)
+        with _engine_errors():
+            return Embedding.of(await aask_all(self.client, jobs))
 
-        async def ask(job: EmbedJob) -> tuple[int, RequestOutput]:
-            async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
-                return job.count, self._embedded(job, await anext(stream))
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, activation: bool = True, **options: Any
+    ) -> Classification:
+        """Score the labels of one prompt or many by a sequence classification model.
 
-        tasks = [asyncio.ensure_future(ask(job)) for job in jobs]
-        try:
-            with _engine_errors():
-                return Embedding.of(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        Args:
+            prompts: a text, a list of token ids, or a list of these.
+            activation: False for logits; True for what the model's own files make of them, e.g. probabilities.
+            options: priority, cache_salt, timeout_s.
 
-    @staticmethod
-    def _embedded(job: EmbedJob, output: RequestOutput) -> RequestOutput:
-        try:
-            if output.finish is not None:
-                raise_for_error(output.finish)
-        except RequestError as error:
-            raise with_caller_names(error, "prompts", job.first) from None
-        return output
+        Raises:
+            RequestError: the model is of another kind, or a prompt or an option is not valid; names it.
+            EngineError: the engine failed.
+        """
+        jobs = pooled_jobs(ClassifyReq, split(prompts)[0], activation=activation, **options)
+        with _engine_errors():
+            return Classification.of(ask_all(self.client, jobs), self._labels)
+
+    async def async_classify(
+        self, prompts: Prompt | Sequence[Prompt], *, activation: bool = True, **options: Any
+    ) -> Classification:
+        """`classify` for an event loop; cancelling it aborts its requests."""
+        jobs = pooled_jobs(ClassifyReq, split(prompts)[0], activation=activation, **options)
+        with _engine_errors():
+            return Classification.of(await aask_all(self.client, jobs), self._labels)
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        classifier = self.settings.tasks.classifier
+        return () if classifier is None else classifier.labels
 
     def score(
         self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",

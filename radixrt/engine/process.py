@@ -35,7 +35,6 @@ from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner, ToRunner
 from radixrt.messages.scheduler import ToScheduler
-from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -206,10 +205,7 @@ def main(kind: str) -> int:
     given = json.loads(line)
     name = process_name(kind)
     config = make_config(**given["config"])
-    fields = given["settings"]
-    settings = EngineSettings(
-        **{**fields, "eos_ids": tuple(fields["eos_ids"]), "embedding": EmbeddingSpec(**fields["embedding"])}
-    )
+    settings = EngineSettings.from_dict(given["settings"])
     configure_logging(config.server.log_level, name)
     base, _, rank = kind.partition("-")
     endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])

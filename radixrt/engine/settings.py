@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from radixrt.config import Config, with_device_defaults
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.errors import ConfigError, ModelLoadError
-from radixrt.models.embedding_spec import EmbeddingSpec, load_embedding_spec
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
+from radixrt.models.model_tasks import ModelTasks, load_tasks
 from radixrt.models.precision import choose_precision
 
 
@@ -29,7 +31,7 @@ class EngineSettings:
         context_length: longest sequence, prompt and output together, in tokens.
         eos_ids: end tokens of the model.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
-        embedding: how the model's hidden states become embeddings.
+        tasks: what the model does besides generating.
         tp: number of tensor-parallel ranks.
     """
 
@@ -41,12 +43,17 @@ class EngineSettings:
     eos_ids: tuple[int, ...]
     kernel_cache: str
     grammar_cache: str
-    embedding: EmbeddingSpec
+    tasks: ModelTasks
     show_progress: bool
     tp: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(fields: dict[str, Any]) -> EngineSettings:
+        """Restore the settings from the JSON of `to_dict`."""
+        return msgspec.convert(fields, EngineSettings)
 
 
 def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, EngineSettings]:
@@ -65,7 +72,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     prepared = prepare_model(config.model, device=device, show_progress=show_progress)
     try:
         spec = load_model_spec(prepared.folder)
-        embedding = load_embedding_spec(prepared.folder, spec)
+        tasks = load_tasks(prepared.folder, spec, config.model.score_template)
     except ModelLoadError as error:
         raise ModelLoadError(f"{prepared.folder}: {error}") from error
     context = config.model.context_length or spec.context_length
@@ -83,7 +90,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         kernel_cache=str(cache_folder() / "kernels"),
         grammar_cache=str(cache_folder() / "grammars"),
         show_progress=show_progress,
-        embedding=embedding,
+        tasks=tasks,
         tp=tp,
     )
     return config, settings

@@ -1,6 +1,7 @@
 """Messages between the client (main process) and the tokenizer process.
 
-client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, TokenizeReq, DetokenizeReq, AbortReq, ReleaseReq, ControlReq
+client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, ClassifyReq, RelevanceReq, TokenizeReq, DetokenizeReq, AbortReq,
+                      ReleaseReq, ControlReq
 tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats
 """
 
@@ -103,6 +104,8 @@ class EmbedReq(Message, frozen=True, array_like=True, tag=True):
         input_ids: int32 columns of token ids.
         dimensions: vectors are cut to their first numbers, so many (Matryoshka embeddings); None for whole vectors.
         normalize: scale vectors to length 1, after the cut; None for what the model's own files say.
+        prompt_name: name of the model's prompt that is written before each text; None for its default one, if any.
+        prompt_text: this text is written before each text, in place of a prompt of the model; "" for nothing.
     """
 
     rid: str
@@ -110,6 +113,55 @@ class EmbedReq(Message, frozen=True, array_like=True, tag=True):
     input_ids: list[bytes] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    program: ProgramHint | None = None
+    prompt_name: str | None = None
+    prompt_text: str | None = None
+
+
+class ClassifyReq(Message, frozen=True, array_like=True, tag=True):
+    """Request for the scores of prompts by a sequence classification model. Exactly one of prompts, input_ids and chat
+    is set; the first two hold at least one prompt.
+
+    Other attributes: see `EmbedReq`.
+
+    Attributes:
+        chat: one conversation for the chat template.
+        activation: False for logits, True for what the model's own files say.
+    """
+
+    rid: str
+    prompts: list[str] | None = None
+    input_ids: list[bytes] | None = None
+    chat: ChatPrompt | None = None
+    activation: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    program: ProgramHint | None = None
+
+
+class RelevanceReq(Message, frozen=True, array_like=True, tag=True):
+    """Request for the relevance of documents to queries, pair by pair; see `radixrt.tokenizer.relevance`.
+
+    Other attributes: see `GenerateReq`.
+
+    Attributes:
+        queries, documents: equally many texts, or one on either side, which is paired with each of the other side.
+        instruction: the task, for models whose template asks for one; None for the model's own.
+        activation: False for logits, True for what the model's own files say.
+        retrieves: an embedding model writes its prompts for queries and for documents before these; otherwise its
+            default prompt before both.
+    """
+
+    rid: str
+    queries: list[str]
+    documents: list[str]
+    instruction: str | None = None
+    activation: bool = True
+    retrieves: bool = False
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
@@ -186,6 +238,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
         prompt_ids: int32[n] column of the tokenized prompt, on the first increment, unless the request declined it.
         decision: result of a ScoreReq, on its only output; None after an error or an abort.
         embeddings: result of an EmbedReq, on its only output: float32 column of all vectors, prompt by prompt.
+        pooled_scores: result of a ClassifyReq or RelevanceReq, on its only output: float32 column with a number for
+            each label of each prompt, or for each pair.
         kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
             for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
             string begins inside a token, or after a special token that the text hides.
@@ -206,6 +260,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
     kept: int | None = None
     tail: str = ""
     embeddings: bytes | None = None
+    pooled_scores: bytes | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -249,8 +304,8 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         chat_templates: Jinja sources by name, e.g. "default".
         special_tokens: texts of special tokens by name, e.g. "bos_token".
         epoch: the runners' epoch; see `RunnerRestarted`.
-        generates: False for a model without an output head, which only embeds.
-        declares_pooling: the model's folder says how it embeds.
+        generates: False for a model without an output head, which embeds or classifies only.
+        labels: names of the labels of a sequence classification model; empty for any other.
     """
 
     model: str
@@ -266,13 +321,15 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     special_tokens: dict[str, str] = {}
     epoch: int = 0
     generates: bool = True
-    declares_pooling: bool = False
+    labels: tuple[str, ...] = ()
 
 
 ToTokenizer = (
     GenerateReq
     | ScoreReq
     | EmbedReq
+    | ClassifyReq
+    | RelevanceReq
     | TokenizeReq
     | DetokenizeReq
     | AbortReq

@@ -220,7 +220,8 @@ class StepOutput(Message, frozen=True, array_like=True, tag=True):
         logprobs: one entry of one position for each sampling row that requested log-probabilities, in order.
         prompt_logprobs: one entry for each of the step's logprob_rows, in order.
         scores: float32[Q], log-probability of each of the step's score_targets.
-        hidden: float32[Q * hidden size], a vector for each of the step's pool_spans.
+        hidden: float32[Q * hidden size], a vector for each of the step's pool_spans; of a model with a classification
+            head float32[Q * labels], its logits.
         row_errors: (sampling row, message) of rows whose sampling failed because their logits were not finite; their
             token id is 0 and has no meaning.
         forward_s: seconds from the runner's receipt of the step until its result was on the host.

@@ -65,8 +65,8 @@ class TokenizedScoreReq(Message, frozen=True, array_like=True, tag=True):
 
 
 class TokenizedEmbedReq(Message, frozen=True, array_like=True, tag=True):
-    """Request to embed prompts. One TokenDelta answers it; its `values` are the pooled final hidden states, prompt by
-    prompt.
+    """Request for the pooled final hidden states of prompts. One TokenDelta answers it; its `values` are these, prompt
+    by prompt, or their logits if the model has a classification head.
 
     Attributes:
         prompts: int32 columns of token ids, none of them empty.

@@ -13,6 +13,7 @@ from torch import nn
 from radixrt.attention.base import AttentionBackend
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
+from radixrt.layers.classification_head import ClassificationHead
 from radixrt.layers.linear import LINEAR_METHODS, meta_parameter
 from radixrt.layers.lm_head import LMHead
 from radixrt.layers.ops import LayerOps
@@ -86,6 +87,10 @@ class Decoder(nn.Module):
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
         self.norm = meta_parameter(decoder.hidden_size, dtype=activation_dtype)
         self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype, ops)
+        classifier = spec.classifier
+        self.classifier = (
+            None if classifier is None else ClassificationHead(decoder.hidden_size, len(classifier.labels))
+        )
         self._rotary_table: torch.Tensor | None = None
         self.progress: Callable[[], None] = no_progress
 
@@ -159,6 +164,8 @@ class Decoder(nn.Module):
         part, (rows, hidden) = self._part, self.embed_tokens.shape
         shape = (self._model_spec.vocab_size, hidden)
         sources = {"norm": replicated("model.norm.weight", (hidden,))}
+        if self.classifier is not None:
+            sources["classifier.weight"] = replicated("score.weight", tuple(self.classifier.weight.shape))
         for name, tensor in (("embed_tokens", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):
             sources[name] = (CheckpointTensor(tensor, shape, 0, part.vocab, rows),)
         for i, layer in enumerate(self.layers):

@@ -14,6 +14,7 @@ from typing import Any
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.rotary import DEFAULT_THETA, RopeSpec, parse_rope
+from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
 from radixrt.models.experts_spec import ExpertsSpec, parse_experts
 
@@ -30,10 +31,19 @@ DECODER_ARCHITECTURES = (
 BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in DECODER_ARCHITECTURES}
 """Decoders that may lack an output head, by name: embedding models are saved as one of these, e.g. "Qwen3Model"."""
 
+CLASSIFIER_ARCHITECTURES = {
+    name.replace("ForCausalLM", "ForSequenceClassification"): name for name in DECODER_ARCHITECTURES
+}
+"""Decoders with a classification head instead of an output head, by name."""
+
 ENCODER = re.compile(
-    r"(Bert|Roberta|BERT|MPNet|Electra|Deberta|Albert).*(Model|MaskedLM|Classification)$|T5EncoderModel"
+    r"([Bb]ert|Roberta|BERT|MPNet|Electra|Deberta|Albert|Bidirectional).*(Model|MaskedLM|Classification|CausalLM)$"
+    r"|^(T5EncoderModel|NewModel|NewForSequenceClassification|NVEmbedModel|BidirectionalMistral\w*)$"
 )
 """Architectures of bidirectional encoders."""
+
+HEADED = re.compile(r"For(Sequence|Token)Classification$|ForQuestionAnswering$|RewardModel$")
+"""Architectures whose head is not one over the vocabulary."""
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
@@ -113,7 +123,8 @@ class ModelSpec:
         dtype: of the checkpoint, or None where config.json has none.
         decoder: None for an architecture that runs through transformers' modeling code.
         hidden_size: size of a hidden state; None where config.json does not name it.
-        has_head: False for a decoder without an output head, which embeds and cannot generate.
+        has_head: False for a decoder without an output head, which embeds or classifies and cannot generate.
+        classifier: head of a sequence classification model; None for every other model.
     """
 
     architecture: str
@@ -125,6 +136,7 @@ class ModelSpec:
     decoder: DecoderSpec | None
     hidden_size: int | None = None
     has_head: bool = True
+    classifier: ClassifierSpec | None = None
 
 
 def load_model_spec(folder: Path) -> ModelSpec:
@@ -165,7 +177,9 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         method = config["quantization_config"].get("quant_method", "unknown")
         raise ModelLoadError(f"config.json: quantization_config ({method}) is not supported; use unquantized weights")
     _check_causal(architectures[0], config)
-    architecture = BASE_ARCHITECTURES.get(architectures[0], architectures[0])
+    known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
+    architecture = known.get(architectures[0], architectures[0])
+    classifies = architectures[0] in CLASSIFIER_ARCHITECTURES
     return ModelSpec(
         architecture=architecture,
         vocab_size=positive_int(config, "vocab_size"),
@@ -175,7 +189,8 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         dtype=_dtype(config),
         decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
         hidden_size=next((size for name in HIDDEN_KEYS if (size := optional_int(config, name))), None),
-        has_head=architecture == architectures[0] or flag(config, "tie_word_embeddings"),
+        has_head=architecture == architectures[0] or (not classifies and flag(config, "tie_word_embeddings")),
+        classifier=parse_classifier(config) if classifies else None,
     )
 
 
@@ -183,6 +198,11 @@ def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
     instead = "; decoders embed too, e.g. Qwen3ForCausalLM (Qwen3-Embedding)"
     if ENCODER.search(architecture):
         raise ModelLoadError(f"config.json: {architecture} is a bidirectional encoder, which is not supported{instead}")
+    if HEADED.search(architecture) and architecture not in CLASSIFIER_ARCHITECTURES:
+        raise ModelLoadError(
+            f"config.json: {architecture} is not supported; of models with such a head,"
+            f" {', '.join(CLASSIFIER_ARCHITECTURES)} are"
+        )
     for name, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
         if config.get(name, causal) not in (causal, None):
             raise ModelLoadError(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
     from radixrt.forward_batch.forward_batch import ForwardBatch
+    from radixrt.layers.classification_head import ClassificationHead
 
 DECODER = "radixrt.models.decoder:Decoder"
 TRANSFORMERS = "radixrt.models.transformers_model:TransformersModel"
@@ -77,6 +78,9 @@ class Model(Protocol):
 
     capturable: bool
     """True if a CUDA graph can capture `forward`: nothing on the host depends on values on the device."""
+
+    classifier: ClassificationHead | None
+    """Head that is applied to pooled hidden states; None for a model that is not one of sequence classification."""
 
     progress: Callable[[], None]
     """Called by `forward` after each layer; does nothing unless the runner sets it."""

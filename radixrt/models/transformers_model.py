@@ -129,6 +129,7 @@ class TransformersModel(nn.Module):
     """A causal language model of transformers. Build one with `from_folder`."""
 
     narrows = False  # transformers' layers compute all tokens
+    classifier = None
     capturable = True  # where a layer cannot be captured, the attempt fails and steps run without graphs
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:

@@ -346,7 +346,7 @@ class ModelRunner:
         result = None
         if len(idx):
             result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask)
-        return self._sampled(result, scored, scores, pool(output.hidden_states, step))
+        return self._sampled(result, scored, scores, pool(output.hidden_states, step, self._model.classifier))
 
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None

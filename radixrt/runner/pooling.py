@@ -1,25 +1,29 @@
-"""Pooling of the final hidden states that embedding requests read."""
+"""Pooling of the final hidden states that embedding and classification requests read."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from radixrt.layers.classification_head import ClassificationHead
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import unpack_i32
 from radixrt.runner.sampling.sampling_tables import upload
 
 
-def pool(hidden: torch.Tensor, step: ForwardStep) -> torch.Tensor | None:
+def pool(hidden: torch.Tensor, step: ForwardStep, head: ClassificationHead | None = None) -> torch.Tensor | None:
     """Return float32 [Q, hidden size], the sums over the step's pool_spans; None if it has none.
 
     Args:
         hidden: [T, hidden size], the final hidden states of all new tokens.
+        head: the result is its output for the sums, float32 [Q, labels].
     """
     if not step.pool_spans:
         return None
     first, counts = unpack_i32(step.pool_spans).reshape(-1, 2).T
     if (counts == 1).all():
-        return hidden.index_select(0, upload(first.astype(np.int64), hidden.device)).float()
-    spans = zip(first.tolist(), counts.tolist(), strict=True)
-    return torch.stack([hidden[at : at + count].sum(0, dtype=torch.float32) for at, count in spans])
+        pooled = hidden.index_select(0, upload(first.astype(np.int64), hidden.device)).float()
+    else:
+        spans = zip(first.tolist(), counts.tolist(), strict=True)
+        pooled = torch.stack([hidden[at : at + count].sum(0, dtype=torch.float32) for at, count in spans])
+    return pooled if head is None else head(pooled)

@@ -30,6 +30,7 @@ from radixrt.server.http.receive import check_content_type
 from radixrt.server.request_groups import Service
 from radixrt.server.routes import management, probes
 from radixrt.server.routes.chat import chat_completions
+from radixrt.server.routes.classification import classify
 from radixrt.server.routes.completions import completions
 from radixrt.server.routes.decisions import decisions
 from radixrt.server.routes.embeddings import embeddings
@@ -47,6 +48,8 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/rerank", rerank),
     ("POST", "/v1/score", score),
+    ("POST", "/classify", classify),
+    ("POST", "/v1/classify", classify),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/chat_template", chat_template),

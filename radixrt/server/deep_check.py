@@ -9,8 +9,9 @@ from contextlib import aclosing
 from radixrt.client.answers import raise_for_error
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.requests import new_rid
+from radixrt.client.validation import Request
 from radixrt.errors import RequestError
-from radixrt.messages.client import EmbedReq, GenerateReq
+from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
@@ -40,9 +41,10 @@ class DeepCheck:
         started = time.perf_counter()
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         ids, info = pack_i32([0]), self._client.info
-        request: GenerateReq | EmbedReq = GenerateReq(new_rid(), sampling, input_ids=ids, priority=PRIORITY)
+        request: Request = GenerateReq(new_rid(), sampling, input_ids=ids, priority=PRIORITY)
         if info is not None and not info.generates:
-            request = EmbedReq(request.rid, input_ids=[ids], priority=PRIORITY)
+            kind = ClassifyReq if info.labels else EmbedReq
+            request = kind(request.rid, input_ids=[ids], priority=PRIORITY)
         try:
             async with asyncio.timeout(TIMEOUT_S), aclosing(self._client.astream(request)) as outputs:
                 async for output in outputs:

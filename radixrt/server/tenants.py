@@ -15,7 +15,7 @@ import msgspec
 
 from radixrt.client.validation import Request
 from radixrt.errors import RequestError
-from radixrt.messages.client import EmbedReq, GenerateReq, RequestOutput, ScoreReq
+from radixrt.messages.client import DetokenizeReq, RequestOutput, TokenizeReq
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Tenant:
 
     def own(self, request: Request, rid: str) -> Request:
         """Return the request with the id `rid`, and with its names in the tenant's namespaces."""
-        if not isinstance(request, (GenerateReq, ScoreReq, EmbedReq)):
+        if isinstance(request, (TokenizeReq, DetokenizeReq)):
             return msgspec.structs.replace(request, rid=rid)
         hint = request.program
         if hint is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import EmbedReq, GenerateReq, ScoreReq, TokenizeReq
+from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
-from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, RenderedTooLong
+from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, ChatTemplate, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
 from radixrt.tokenizer.prompt_parts import INPUT_PARTS, PartsEncoder
 from radixrt.tokenizer.template_trace import strings
@@ -76,20 +76,51 @@ class PromptEncoder:
         if req.input_ids is not None:
             return req.input_ids, "input_ids"
         if req.chat is not None:
-            return pack_i32(self._chat_encoder(req.chat).encode(self._chat_parts(req.chat), "messages")), "messages"
+            return self._chat(req.chat), "messages"
         if req.parts is not None:
             self._check_parts(req.parts)
             return pack_i32([*self._begin(req.parts), *self._parts.encode(req.parts, INPUT_PARTS)]), INPUT_PARTS
         assert req.prompt is not None
         return pack_i32(self._encode(req.prompt, "prompt")), "prompt"
 
-    def embedded(self, req: EmbedReq) -> list[bytes]:
-        """Encode the prompts of an embedding request as int32 columns; raises RequestError naming the prompt."""
+    def pooled(self, req: EmbedReq | ClassifyReq, before: str = "") -> list[bytes]:
+        """Encode the prompts of an embedding or classification request as int32 columns.
+
+        Args:
+            before: written before each text.
+
+        Raises:
+            RequestError: naming the prompt.
+        """
+        if isinstance(req, ClassifyReq) and req.chat is not None:
+            return [self._checked(self._chat(req.chat), "messages")]
         if req.input_ids is not None:
             return [self._checked(ids, f"input_ids[{i}]") for i, ids in enumerate(req.input_ids)]
-        self.check_text("prompts")
-        names = ((text, f"prompts[{i}]") for i, text in enumerate(req.prompts or ()))
-        return [self._checked(pack_i32(self._encode(text, name)), name) for text, name in names]
+        return self.texts(req.prompts or (), "prompts", before)
+
+    def texts(self, texts: Sequence[str], param: str, before: str = "") -> list[bytes]:
+        """Encode texts, each with `before` in front of it, as int32 columns; raises RequestError naming the text."""
+        self.check_text(param)
+        names = ((text, f"{param}[{i}]") for i, text in enumerate(texts))
+        return [self._checked(pack_i32(self._encode(before + text, name)), name) for text, name in names]
+
+    def pair(self, first: str, first_name: str, second: str, second_name: str) -> bytes:
+        """Encode two texts as the tokenizer encodes a pair; raises RequestError naming a text."""
+        self._check_length(_num_bytes(first, first_name), first_name)
+        self._check_length(_num_bytes(second, second_name), second_name)
+        self._announce(len(first) + len(second))
+        return self._checked(pack_i32(self._tokenizer.encode_pair(first, second)), second_name)
+
+    def rendered(self, chat: ChatPrompt, template: ChatTemplate, param: str) -> bytes:
+        """Encode messages as a template renders them, as an int32 column.
+
+        Raises:
+            RequestError: about any of the messages; its `param` is the given one.
+        """
+        try:
+            return self._checked(self._chat(chat, template), param)
+        except RequestError as error:
+            raise RequestError(error.message, param=param, code=error.code, status=error.status) from error
 
     def choices(self, req: ScoreReq) -> ChoiceTokens:
         """Encode a prompt and the choices after it; raises RequestError naming the field."""
@@ -191,9 +222,13 @@ class PromptEncoder:
             self._chats[markers] = PartsEncoder(self._tokenizer, controls, self._announce)
         return self._chats[markers]
 
-    def _chat_parts(self, chat: ChatPrompt) -> list[PromptPart]:
+    def _chat(self, chat: ChatPrompt, template: ChatTemplate | None = None) -> bytes:
+        """Encode a conversation as an int32 column, by the model's own template unless another is given."""
+        return pack_i32(self._chat_encoder(chat).encode(self._chat_parts(chat, template), "messages"))
+
+    def _chat_parts(self, chat: ChatPrompt, template: ChatTemplate | None = None) -> list[PromptPart]:
         """Render a conversation to texts of the template and texts of the request."""
-        template = self._tokenizer.chat_template
+        template = template or self._tokenizer.chat_template
         if template is None:
             raise RequestError(
                 "the model has no chat template; send a prompt, or start with chat_template", param="messages"

@@ -167,6 +167,11 @@ class Tokenizer:
                 raise
             raise RuntimeError(f"the tokenizer cannot read this text: {error}") from error
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Encode two texts as one sequence, with the tokens that the model's post-processor puts around and between."""
+        encoded: list[int] = self._backend.encode(first, second).ids
+        return encoded
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode a whole sequence with the library."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)

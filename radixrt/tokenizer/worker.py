@@ -17,11 +17,13 @@ from typing import assert_never
 from radixrt.channel import Outbox
 from radixrt.errors import RequestError
 from radixrt.messages.client import (
+    ClassifyReq,
     DetokenizeReq,
     EmbedReq,
     EngineReady,
     GenerateReq,
     OutputBatch,
+    RelevanceReq,
     RequestOutput,
     ScoreReq,
     TokenizeReq,
@@ -44,11 +46,14 @@ from radixrt.messages.scheduler import (
     ToScheduler,
 )
 from radixrt.messages.wire import pack_i32
-from radixrt.models.embedding_spec import EmbeddingSpec
+from radixrt.models.model_tasks import ModelTasks
 from radixrt.sampling_params import SamplingParams
-from radixrt.tokenizer.embedding import EmbedState, check_embedding
+from radixrt.tokenizer.classification import ClassifyState, check_classification
+from radixrt.tokenizer.embedding import EmbedState, check_embedding, text_prompt
+from radixrt.tokenizer.pooled_state import PooledState
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
 from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
+from radixrt.tokenizer.relevance import RelevanceState, check_pairs, make_scorer
 from radixrt.tokenizer.request_state import RequestState, unpack_ids
 from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreState
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -60,7 +65,7 @@ MAX_BRANCH_CHARS = 1_024
 MAX_ALTERNATIVES = 1_000_000
 """Largest number of log-probabilities of one request: about 40 MB, below `channel.MAX_FRAME_BYTES`."""
 
-State = RequestState | ScoreState | EmbedState
+State = RequestState | ScoreState | PooledState
 """State of a live request."""
 
 
@@ -71,11 +76,14 @@ class TokenizerWorker:
         model: model name that clients use.
         vocab_size: token ids of prompts must be below this.
         context_length: longest sequence of the model, in tokens.
-        embedding: how hidden states become embeddings.
+        tasks: what the model does besides generating.
         queue: encodes the prompts; default: at once, in `handle`.
 
     Attributes:
         queue: requests whose prompts are not encoded yet.
+
+    Raises:
+        ModelLoadError: a reranker lacks a template, or the tokens of its answers.
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class TokenizerWorker:
         context_length: int,
         to_scheduler: Outbox[ToScheduler],
         to_main: Outbox[ToMain],
-        embedding: EmbeddingSpec | None = None,
+        tasks: ModelTasks | None = None,
         queue: PromptQueue | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -98,7 +106,8 @@ class TokenizerWorker:
         self._model = model
         self._vocab_size = vocab_size
         self._context_length = context_length
-        self._embedding = embedding or EmbeddingSpec()
+        self._tasks = tasks or ModelTasks()
+        self._scorer = make_scorer(self._tasks.relevance, self._tasks.embedding, tokenizer, self._prompts)
         self._to_scheduler = to_scheduler
         self._to_main = to_main
         self._live: dict[str, State] = {}
@@ -118,8 +127,9 @@ class TokenizerWorker:
             self._submit(message.rid, partial(self._generate, message), encodes=encodes, program=program)
         elif isinstance(message, ScoreReq):
             self._submit(message.rid, partial(self._score, message))
-        elif isinstance(message, EmbedReq):
-            self._submit(message.rid, partial(self._embed, message), encodes=message.input_ids is None)
+        elif isinstance(message, (EmbedReq, ClassifyReq, RelevanceReq)):
+            encodes = isinstance(message, RelevanceReq) or message.input_ids is None
+            self._submit(message.rid, partial(self._pool, message), encodes=encodes)
         elif isinstance(message, (TokenizeReq, DetokenizeReq)):
             self._submit(message.rid, partial(self._answer, message))
         elif isinstance(message, AbortReq):
@@ -187,22 +197,61 @@ class TokenizerWorker:
         state = ScoreState(req, self._prompts.choices(req), bos)
         return lambda: self._begin(state, state.request())
 
-    def _embed(self, req: EmbedReq) -> Start:
+    def _pool(self, req: EmbedReq | ClassifyReq | RelevanceReq) -> Start:
         _check_envelope(req)
-        check_embedding(req, self._embedding)
-        state = EmbedState(req, self._prompts.embedded(req), self._embedding)
+        if isinstance(req, EmbedReq):
+            state: PooledState = self._embed(req)
+        elif isinstance(req, ClassifyReq):
+            state = self._classify(req)
+        else:
+            state = self._relate(req)
         return lambda: self._begin(state, state.request())
+
+    def _embed(self, req: EmbedReq) -> EmbedState:
+        if self._tasks.classifier is not None:
+            raise RequestError(
+                f"{self._model} is a sequence classification model, which embeds nothing; it classifies (/classify, "
+                "Engine.classify)",
+                param="model", code="not_an_embedding_model",
+            )  # fmt: skip
+        spec = self._tasks.embedding
+        check_embedding(req, spec)
+        return EmbedState(req, self._prompts.pooled(req, text_prompt(req, spec)), spec)
+
+    def _classify(self, req: ClassifyReq) -> ClassifyState:
+        spec = self._tasks.classifier
+        if spec is None:
+            raise RequestError(
+                f"{self._model} is not a sequence classification model (such as Qwen3ForSequenceClassification); "
+                "/v1/decisions scores answers of a generative model",
+                param="model", code="not_a_classifier",
+            )  # fmt: skip
+        check_classification(req)
+        return ClassifyState(req, self._prompts.pooled(req), spec)
+
+    def _relate(self, req: RelevanceReq) -> RelevanceState:
+        if self._scorer is None:
+            self._prompts.check_text("queries")
+            raise RequestError(
+                f"{self._model} scores no pairs of texts: it is neither an embedding model (modules.json of "
+                "sentence-transformers), nor a sequence classification model with one label, nor a reranker "
+                "(--score-template); /v1/decisions scores answers of a generative model",
+                param="model", code="not_a_scoring_model",
+            )  # fmt: skip
+        check_pairs(req)
+        return RelevanceState(req, self._scorer)
 
     def _begin(self, state: State, tokenized: TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq) -> None:
         self._live[tokenized.rid] = state
         self._to_scheduler.send(tokenized)
 
     def _check_generates(self) -> None:
-        if not self._embedding.generates:
+        if not self._tasks.embedding.generates:
+            classifies = self._tasks.classifier is not None
+            does = "classifies (/classify, Engine.classify)" if classifies else "embeds (/v1/embeddings, Engine.embed)"
             raise RequestError(
-                f"{self._model} has no output head, so that it neither generates nor scores; it embeds "
-                "(/v1/embeddings, Engine.embed)",
-                param="model", code="model_only_embeds",
+                f"{self._model} has no output head, so that it neither generates nor scores choices; it {does}",
+                param="model", code="model_only_classifies" if classifies else "model_only_embeds",
             )  # fmt: skip
 
     def _answer(self, req: TokenizeReq | DetokenizeReq) -> Start:
@@ -303,12 +352,12 @@ class TokenizerWorker:
             chat_templates={} if template is None else template.sources,
             special_tokens=self._tokenizer.special_tokens,
             epoch=ready.epoch,
-            generates=self._embedding.generates,
-            declares_pooling=self._embedding.is_declared,
+            generates=self._tasks.embedding.generates,
+            labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,
         )
 
 
-def _check_envelope(req: GenerateReq | ScoreReq | EmbedReq) -> None:
+def _check_envelope(req: GenerateReq | ScoreReq | EmbedReq | ClassifyReq | RelevanceReq) -> None:
     if not 1 <= len(req.rid) <= MAX_RID_CHARS or "\0" in req.rid:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters, none of them NUL", param="rid")
     if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):

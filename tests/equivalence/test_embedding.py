@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from starlette.testclient import TestClient
 
 import radixrt
-from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.parts import Pooling
-from radixrt.server import create_app
 from tests.equivalence.reference import reference_model
 from tests.tiny_models import make_tiny_model
 
@@ -138,17 +135,3 @@ def test_a_generative_model_embeds_by_its_last_token(
             with pytest.raises(RequestError) as raised:
                 engine.embed(texts, dimensions=dimensions)
             assert raised.value.param == "dimensions"
-
-
-def test_reranking_by_an_embedding_model(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = as_embedding_model(tiny_model("qwen3"), tmp_path / "model", "mean_tokens", normalize=False)
-    query, documents = "The capital of France", ["a small engine", "The capital of France is Paris", "Numbers 0 1 2"]
-    with start(folder) as engine:
-        vectors = [reference(tiny_model("qwen3"), engine.tokenize(text), "mean") for text in (query, *documents)]
-        unit = np.stack([vector / np.linalg.norm(vector) for vector in vectors])
-        with TestClient(create_app(engine.client, ServerConfig(), "tiny")) as client:
-            answer = client.post("/v1/rerank", json={"query": query, "documents": documents}).json()
-    expected = unit[1:] @ unit[0]
-    assert [each["index"] for each in answer["results"]] == np.argsort(-expected).tolist()
-    for each in answer["results"]:
-        assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-5)

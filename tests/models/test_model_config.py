@@ -8,6 +8,7 @@ import pytest
 
 from radixrt.errors import ModelLoadError
 from radixrt.layers.rotary import RopeSpec
+from radixrt.models.classifier_spec import ClassifierSpec
 from radixrt.models.experts_spec import ExpertsSpec
 from radixrt.models.model_config import DecoderSpec, LayerSpec, ModelSpec, parse_model_spec
 
@@ -227,6 +228,11 @@ def test_a_decoder_without_its_head(architecture: str) -> None:
         ({"architectures": ["BertModel"], "vocab_size": ...}, "BertModel is a bidirectional encoder.*Qwen3"),
         ({"architectures": ["XLMRobertaForSequenceClassification"]}, "XLMRobertaForSequenceClassification is a bidir"),
         ({"architectures": ["ModernBertForMaskedLM"]}, "ModernBertForMaskedLM is a bidirectional"),
+        ({"architectures": ["CamembertModel"]}, "CamembertModel is a bidirectional"),
+        ({"architectures": ["NewModel"]}, "NewModel is a bidirectional"),
+        ({"architectures": ["LlamaBidirectionalModel"]}, "LlamaBidirectionalModel is a bidirectional"),
+        ({"architectures": ["NVEmbedModel"]}, "NVEmbedModel is a bidirectional"),
+        ({"architectures": ["Qwen2ForSequenceClassification"], "is_causal": False}, "is_causal"),
         ({"architectures": ["Qwen2ForCausalLM"], "is_causal": False}, "is_causal"),
         ({"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
@@ -234,3 +240,20 @@ def test_a_decoder_without_its_head(architecture: str) -> None:
 def test_bidirectional_encoders_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelLoadError, match=named):
         parse(changes)
+
+
+@pytest.mark.parametrize("base", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_a_sequence_classification_model(base: str) -> None:
+    fields = {"num_key_value_heads": 2, "tie_word_embeddings": True, "id2label": {"0": "reward"}}
+    spec = parse({"architectures": [f"{base}ForSequenceClassification"], **fields})
+    assert spec.architecture == f"{base}ForCausalLM"
+    assert spec.classifier == ClassifierSpec(("reward",), "none")
+    assert not spec.has_head
+
+
+@pytest.mark.parametrize(
+    "architecture", ["GemmaForSequenceClassification", "Qwen3ForTokenClassification", "Qwen2ForRewardModel"]
+)
+def test_other_heads_are_refused(architecture: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"{architecture} is not supported.*Qwen3ForSequenceClassification"):
+        parse({"architectures": [architecture]})

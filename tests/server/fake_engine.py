@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 
 from radixrt.client.engine_client import EngineClient
+from radixrt.client.validation import Question
 from radixrt.messages.client import (
+    ClassifyReq,
     DetokenizeReq,
     EmbedReq,
     EngineReady,
     GenerateReq,
     OutputBatch,
+    RelevanceReq,
     RequestOutput,
-    ScoreReq,
     TokenizeReq,
     TokenLogprob,
     ToMain,
@@ -59,7 +61,6 @@ def info() -> EngineReady:
         has_chat_template=True,
         chat_templates={"default": "{{ messages }}"},
         special_tokens={"bos_token": "<s>"},
-        declares_pooling=True,
     )
 
 
@@ -144,14 +145,18 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
         )
 
 
-def answer(question: ScoreReq | EmbedReq | TokenizeReq | DetokenizeReq) -> RequestOutput:
-    """Choice i is one token, i, with a log-probability of -i; the vector of prompt i is [i, 0.1]."""
-    if isinstance(question, EmbedReq):
-        vectors = [[i, 0.1] for i in range(len(question.prompts or question.input_ids or ()))]
-        return RequestOutput(
-            question.rid, finish=Finish("stop"), usage=Usage(10, 0, 4), timings=Timings(0.01, 0.02),
-            embeddings=pack_f32(vectors),
-        )  # fmt: skip
+def answer(question: Question) -> RequestOutput:
+    """Choice i is one token, i, with a log-probability of -i; the vector of prompt i is [i, 0.1], the scores of its
+    labels [i, 0.5], and the score of pair i is i / 10."""
+    ends: Any = {"finish": Finish("stop"), "usage": Usage(10, 0, 4), "timings": Timings(0.01, 0.02)}
+    if isinstance(question, (EmbedReq, ClassifyReq)):
+        count = len(question.prompts or question.input_ids or [""])
+        if isinstance(question, EmbedReq):
+            return RequestOutput(question.rid, embeddings=pack_f32([[i, 0.1] for i in range(count)]), **ends)
+        return RequestOutput(question.rid, pooled_scores=pack_f32([[i, 0.5] for i in range(count)]), **ends)
+    if isinstance(question, RelevanceReq):
+        pairs = max(len(question.queries), len(question.documents))
+        return RequestOutput(question.rid, pooled_scores=pack_f32([i / 10 for i in range(pairs)]), **ends)
     prompt_ids = pack_i32(range(10))
     if isinstance(question, TokenizeReq):
         return RequestOutput(question.rid, finish=Finish("stop"), prompt_ids=prompt_ids)
@@ -159,10 +164,7 @@ def answer(question: ScoreReq | EmbedReq | TokenizeReq | DetokenizeReq) -> Reque
         return RequestOutput(question.rid, "text", finish=Finish("stop"))
     ids = [[i] for i in range(len(question.choices))]
     decision = select(question.method, ids, [[-float(i)] for i in range(len(ids))], [[0.0]] * len(ids), 9)
-    return RequestOutput(
-        question.rid, finish=Finish("stop"), usage=Usage(10, 0, 4), timings=Timings(0.01, 0.02), decision=decision,
-        prompt_ids=prompt_ids,
-    )  # fmt: skip
+    return RequestOutput(question.rid, decision=decision, prompt_ids=prompt_ids, **ends)
 
 
 class FakeEngine:
@@ -211,7 +213,7 @@ class FakeEngine:
                 self.requests.append(message)
                 self._open.add(message.rid)
                 threading.Thread(target=self._play, args=(message,), daemon=True).start()
-            elif isinstance(message, (ScoreReq, EmbedReq, TokenizeReq, DetokenizeReq)):
+            elif isinstance(message, Question):
                 self.questions.append(message)
                 self.deliver(OutputBatch([self.answer(message)]))
             elif isinstance(message, ReleaseReq):

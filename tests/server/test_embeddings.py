@@ -26,6 +26,7 @@ from tests.server.helpers import Caller, check_error
 )
 def test_inputs(caller: Caller, given: Any, sent: dict[str, Any]) -> None:
     fields = {"dimensions": 2, "normalize": False, "priority": 3, "cache_salt": "s", "timeout": 9, "rid": "r"}
+    fields |= {"prompt_name": "query", "prompt": "Find: "}
     response = caller.post("/v1/embeddings", {"input": given, "model": "fake", **fields})
     count = len(sent.get("prompts", sent.get("input_ids")))
     assert response.json() == {
@@ -37,12 +38,13 @@ def test_inputs(caller: Caller, given: Any, sent: dict[str, Any]) -> None:
         "usage": {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}},
     }
     envelope = {"dimensions": 2, "normalize": False, "priority": 3, "cache_salt": "s", "timeout_s": 9.0}
+    envelope |= {"prompt_name": "query", "prompt_text": "Find: "}
     assert caller.engine.questions == [EmbedReq(response.headers["x-request-id"], **sent, **envelope)]
 
 
 def test_formats(caller: Caller) -> None:
     body = caller.post("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}).json()
-    nulls = dict.fromkeys(("encoding_format", "dimensions", "normalize", "model", "program"))
+    nulls = dict.fromkeys(("encoding_format", "dimensions", "normalize", "prompt", "prompt_name", "model", "program"))
     plain = caller.post("/v1/embeddings", {"input": ["a", "b"], **nulls}).json()
     assert [each["embedding"] for each in plain["data"]] == [pytest.approx([i, 0.1]) for i in (0.0, 1.0)]
     assert [base64.b64decode(each["embedding"]) for each in body["data"]] == [
@@ -68,6 +70,8 @@ def test_formats(caller: Caller) -> None:
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 2**40}, "dimensions"),
         ({"input": "a", "normalize": 1}, "normalize"),
+        ({"input": "a", "prompt_name": 5}, "prompt_name"),
+        ({"input": "a", "prompt": ["b"]}, "prompt"),
         ({"input": "a", "timeout": -1}, "timeout"),
         ({"input": "a", "rid": ""}, "rid"),
     ],

@@ -432,6 +432,8 @@ def test_embeddings(client: openai.OpenAI, model_name: str) -> None:
         ({"input": [["a"]]}, "input[0][0]"),
         ({"input": "a", "dimensions": 10**6}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "extra_body": {"prompt_name": "query"}}, "prompt_name"),
+        ({"input": [3], "extra_body": {"prompt": "Find: "}}, "prompt"),
         ({"input": ["a", "a " * 20_000]}, "input[1]"),
     ],
     ids=lambda value: str(value)[:30],
@@ -447,7 +449,7 @@ def test_an_embedding_that_is_wrong_names_its_field(
 def test_a_generative_model_does_not_rerank(server_url: str) -> None:
     answer = httpx.post(f"{server_url}/v1/rerank", json={"query": "a", "documents": ["b"]}, timeout=60)
     assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "not_an_embedding_model"
+    assert answer.json()["error"]["code"] == "not_a_scoring_model"
 
 
 # --- fields of vLLM ---

@@ -1,68 +1,88 @@
-"""/v1/rerank and /v1/score: order, pairs, and errors that name the field."""
+"""/v1/rerank, /v1/score and /classify: requests to the engine, forms of the answers, and errors that name the field."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
-from radixrt.messages.client import EmbedReq, RequestOutput
-from radixrt.messages.parts import Finish, FinishError, Usage
-from radixrt.messages.wire import pack_f32
+from radixrt.messages.client import ClassifyReq, RelevanceReq, RequestOutput
+from radixrt.messages.parts import Finish, FinishError
+from radixrt.messages.wire import pack_i32
 from tests.server.fake_engine import FakeEngine, info
 from tests.server.helpers import Caller, check_error
 
-ANGLES = {"east": 0.0, "north-east": 0.25, "north": 0.5, "west": 1.0}
-USAGE = {"prompt_tokens": 9, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 2}}
-
-
-@pytest.fixture(autouse=True)
-def directions(engine: FakeEngine) -> None:
-    def embed(question: EmbedReq) -> RequestOutput:
-        angles = np.pi * np.array([ANGLES[text] for text in question.prompts or ()])
-        vectors = pack_f32(np.stack([np.cos(angles), np.sin(angles)], 1))
-        return RequestOutput(question.rid, finish=Finish("stop"), usage=Usage(9, 0, 2), embeddings=vectors)
-
-    engine.answer = embed
+USAGE = {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
 def test_rerank(caller: Caller) -> None:
-    body = {
-        "query": "east",
-        "documents": ["north", "east", {"text": "west"}, "north-east"],
-        "rid": "r",
-        "model": "fake",
-    }
+    """The score of the fake engine's pair i is i / 10."""
+    body = {"query": "q", "documents": ["a", {"text": "b"}, "c"], "rid": "r", "model": "fake"}
     answer = caller.post("/v1/rerank", body).json()
-    assert {name: answer[name] for name in ("id", "model", "usage")} == {"id": "r", "model": "fake", "usage": USAGE}
-    assert [each["index"] for each in answer["results"]] == [1, 3, 0, 2]
-    scores = [each["relevance_score"] for each in answer["results"]]
-    assert scores == pytest.approx([1.0, 0.5**0.5, 0.0, -1.0], abs=1e-6)
-    assert [each["document"]["text"] for each in answer["results"]] == ["east", "north-east", "north", "west"]
+    scores = [each.pop("relevance_score") for each in answer["results"]]
+    assert scores == pytest.approx([0.2, 0.1, 0.0])
+    texts = [{"index": i, "document": {"text": text}} for i, text in ((2, "c"), (1, "b"), (0, "a"))]
+    assert answer == {"id": "r", "model": "fake", "results": texts, "usage": USAGE}
     (question,) = caller.engine.questions
-    assert question.prompts == ["east", "north", "east", "west", "north-east"]
-    assert question.normalize is True
+    rid = question.rid
+    assert question == RelevanceReq(rid, ["q"], ["a", "b", "c"], retrieves=True)
     best = caller.post("/v1/rerank", {**body, "top_n": 2, "return_documents": False}).json()["results"]
-    assert best == [{"index": 1, "relevance_score": scores[0]}, {"index": 3, "relevance_score": scores[1]}]
+    assert best == [{"index": i, "relevance_score": pytest.approx(i / 10)} for i in (2, 1)]
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "scores"),
+    ("fields", "queries", "documents"),
     [
-        ("east", "west", [-1.0]),
-        ("east", ["north", "east"], [0.0, 1.0]),
-        (["north", "east"], "east", [0.0, 1.0]),
-        (["north", "east"], ["north", "west"], [1.0, -1.0]),
+        ({"text_1": "a", "text_2": "b"}, ["a"], ["b"]),
+        ({"text_1": "a", "text_2": ["b", "c"]}, ["a"], ["b", "c"]),
+        ({"text_1": ["a", "b"], "text_2": "c"}, ["a", "b"], ["c"]),
+        ({"text_1": ["a", "b"], "text_2": ["c", "d"]}, ["a", "b"], ["c", "d"]),
+        ({"queries": "a", "documents": ["b", "c"]}, ["a"], ["b", "c"]),
     ],
 )
-def test_score(caller: Caller, first: Any, second: Any, scores: list[float]) -> None:
-    answer = caller.post("/v1/score", {"text_1": first, "text_2": second}).json()
-    assert answer["object"] == "list"
-    assert [(each["index"], each["object"]) for each in answer["data"]] == [(i, "score") for i in range(len(scores))]
-    assert [each["score"] for each in answer["data"]] == pytest.approx(scores, abs=1e-6)
-    assert answer["usage"] == USAGE
+def test_score(caller: Caller, fields: dict[str, Any], queries: list[str], documents: list[str]) -> None:
+    options = {"instruction": "Find it.", "use_activation": False, "priority": 2, "cache_salt": "s", "timeout": 9}
+    answer = caller.post("/v1/score", {**fields, **options}).json()
+    count = max(len(queries), len(documents))
+    assert answer["data"] == [{"index": i, "object": "score", "score": pytest.approx(i / 10)} for i in range(count)]
+    assert {name: answer[name] for name in ("object", "model", "usage")} == {
+        "object": "list", "model": "fake", "usage": USAGE,
+    }  # fmt: skip
+    (question,) = caller.engine.questions
+    asked = {"instruction": "Find it.", "activation": False, "priority": 2, "cache_salt": "s", "timeout_s": 9.0}
+    assert question == RelevanceReq(question.rid, queries, documents, **asked)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_classify(caller: Caller, path: str) -> None:
+    caller.engine.deliver(msgspec.structs.replace(info(), labels=("bad", "good")))
+    answer = caller.post(path, {"input": ["a", "b"], "rid": "r", "use_activation": False}).json()
+    assert isinstance(answer.pop("created"), int)
+    assert answer == {
+        "id": "r",
+        "object": "list",
+        "model": "fake",
+        "data": [
+            {"index": 0, "label": "good", "probs": pytest.approx([0.0, 0.5]), "num_classes": 2},
+            {"index": 1, "label": "bad", "probs": pytest.approx([1.0, 0.5]), "num_classes": 2},
+        ],
+        "usage": {"completion_tokens": 0, **USAGE},
+    }
+    columns = [pack_i32([1]), pack_i32([2])]
+    for given, sent in (
+        ("a", {"prompts": ["a"]}),
+        ([1], {"input_ids": columns[:1]}),
+        ([[1], [2]], {"input_ids": columns}),
+    ):
+        assert caller.post(path, {"input": given}).status_code == 200
+        question = caller.engine.questions[-1]
+        assert question == ClassifyReq(question.rid, **sent)
+    messages = [{"role": "user", "content": "hi"}]
+    assert caller.post(path, {"messages": messages}).status_code == 200
+    chat = caller.engine.questions[-1].chat
+    assert chat.add_generation_prompt is False
+    assert msgspec.json.decode(chat.messages) == messages
 
 
 @pytest.mark.parametrize(
@@ -76,10 +96,27 @@ def test_score(caller: Caller, first: Any, second: Any, scores: list[float]) -> 
         ("/v1/rerank", {"query": "a", "documents": [{}]}, "documents[0].text"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "timeout": -1}, "timeout"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "instruction": 5}, "instruction"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "use_activation": "no"}, "use_activation"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"queries": "a"}, "documents"),
+        ("/v1/score", {"documents": "a"}, "queries"),
+        ("/v1/score", {"queries": "a", "documents": "b", "text_1": "c"}, "text_1"),
+        ("/v1/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "documents"),
         ("/v1/score", {"text_1": [], "text_2": "a"}, "text_1"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
         ("/v1/score", {"text_1": "a", "text_2": ["a"] * 1025}, "text_2"),
+        ("/classify", {}, "input"),
+        ("/classify", {"input": "a", "messages": [{"role": "user", "content": "b"}]}, "input"),
+        ("/classify", {"input": []}, "input"),
+        ("/classify", {"input": [[]]}, "input[0]"),
+        ("/classify", {"input": ["a", 5]}, "input[1]"),
+        ("/classify", {"input": [1000]}, "input"),
+        ("/classify", {"input": ["a"] * 2049}, "input"),
+        ("/classify", {"input": {"a": 1}}, "input"),
+        ("/classify", {"messages": []}, "messages"),
+        ("/classify", {"messages": [{"role": "user"}, 5]}, "messages[1]"),
+        ("/classify", {"input": "a", "use_activation": 1}, "use_activation"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -89,24 +126,32 @@ def test_each_field_is_checked_and_named(caller: Caller, path: str, body: dict[s
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "index", "param"),
+    ("path", "body", "engines", "param"),
     [
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}, 0, "query"),
-        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, 2, "documents[1]"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, 0, "text_1"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, 2, "text_2[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "queries[0]", "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "documents[1]", "documents[1]"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "queries[0]", "text_1"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "documents[1]", "text_2[1]"),
+        ("/classify", {"input": "a"}, "prompts[0]", "input"),
+        ("/classify", {"input": ["a", "b"]}, "prompts[1]", "input[1]"),
     ],
 )
 def test_errors_of_the_engine_have_the_clients_names(
-    caller: Caller, path: str, body: dict[str, Any], index: int, param: str
+    caller: Caller, path: str, body: dict[str, Any], engines: str, param: str
 ) -> None:
-    error = FinishError(f"prompts[{index}] is too long", f"prompts[{index}]", "context_length_exceeded", 400)
+    error = FinishError(f"{engines} is too long", engines, "context_length_exceeded", 400)
     caller.engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("error", error=error))
     assert check_error(caller.post(path, body), 400, param) == f"{param} is too long"
 
 
-@pytest.mark.parametrize("body", [{"query": "a", "documents": ["b"]}, {"text_1": "a", "text_2": "b"}])
-def test_a_model_that_declares_no_pooling_is_refused(caller: Caller, body: dict[str, Any]) -> None:
-    caller.engine.deliver(msgspec.structs.replace(info(), declares_pooling=False))
-    path = "/v1/rerank" if "query" in body else "/v1/score"
-    check_error(caller.post(path, body), 400, "model", "not_an_embedding_model")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/classify", {"input": "a"}),
+    ],
+)
+def test_an_aborted_request_is_an_error(engine: FakeEngine, caller: Caller, path: str, body: dict[str, Any]) -> None:
+    engine.answer = lambda question: RequestOutput(question.rid, finish=Finish("abort"))
+    assert caller.post(path, body).status_code == 499

@@ -28,6 +28,7 @@ from radixrt.models.registry import Model, model_class
 
 DUMMY_STD = 0.02
 BARE_EMBEDDING = "embed_tokens.weight"
+HEADS = ("lm_head.", "score.")
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors of old checkpoints that are derived from the config, as we derive them too."""
 
@@ -99,7 +100,7 @@ class Checkpoint:
             self._files.update({name: (opened, name) for name in opened.keys()})  # noqa: SIM118 (not a dict)
         if BARE_EMBEDDING in self._files:
             self._files = {
-                name if name.startswith("lm_head.") else f"model.{name}": place for name, place in self._files.items()
+                name if name.startswith(HEADS) else f"model.{name}": place for name, place in self._files.items()
             }
 
     def __enter__(self) -> Checkpoint:

@@ -88,3 +88,18 @@ def make_requests(
             request = msgspec.structs.replace(request, input_ids=pack_i32(prompt))
         requests.append(request)
     return requests
+
+
+def prompt_fields(prompts: list[Prompt], is_one: bool, info: EngineReady) -> dict[str, Any]:
+    """Return the field of an embedding or classification request for the prompts that `input` holds.
+
+    Args:
+        is_one: `input` is one prompt and not a list of them.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:
+        return {"prompts": texts}
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    for i, each in enumerate(ids):
+        check_ids(each, "input" if is_one else f"input[{i}]", info)
+    return {"input_ids": [pack_i32(each) for each in ids]}

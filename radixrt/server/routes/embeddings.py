@@ -4,6 +4,8 @@ input               str, [str], [int] or [[int]]: one prompt or at most 2,048, a
 encoding_format     "float" or "base64" (float32, little-endian)
 dimensions          cut vectors to their first numbers, so many, for models trained so (Matryoshka)
 normalize           scale vectors to length 1, after the cut; by default what the model's own files say
+prompt_name         name of the model's prompt that is written before each text, e.g. "query"; default: its default one
+prompt              this text is written before each text, in place of a prompt of the model
 model, rid, priority, cache_salt, timeout, program (as /generate has it)
 -> {"object": "list", "data": [{"object": "embedding", "index", "embedding": [float] | str}, ...], "model",
     "usage": {"prompt_tokens", "total_tokens", "prompt_tokens_details": {"cached_tokens"}}}
@@ -19,19 +21,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.client.embedding import vectors_of, with_caller_names
+from radixrt.client.pooled import rows_of, with_caller_names
 from radixrt.errors import RequestError
-from radixrt.messages.client import EmbedReq, EngineReady, RequestOutput
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.client import EmbedReq, RequestOutput
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
 from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
-from radixrt.server.protocol.prompts import Prompt, check_ids, split_prompts
+from radixrt.server.protocol.prompts import prompt_fields, split_prompts
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
-from radixrt.tokenizer.embedding import MAX_PROMPTS
+from radixrt.tokenizer.pooled_state import MAX_PROMPTS
 
 
 class EmbeddingRequest(RoutingFields, kw_only=True):
@@ -41,6 +42,8 @@ class EmbeddingRequest(RoutingFields, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
 
 
 embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
@@ -55,8 +58,9 @@ async def embeddings(service: Service, request: Request) -> Response:
     names = dict.fromkeys(("prompts[0]", "input_ids[0]"), "input") if is_one else {}
     options = envelope_options(body, context)
     question = EmbedReq(
-        **_prompt_fields(prompts, is_one, info), dimensions=body.dimensions, normalize=body.normalize, **options
-    )
+        **prompt_fields(prompts, is_one, info), dimensions=body.dimensions, normalize=body.normalize,
+        prompt_name=body.prompt_name, prompt_text=body.prompt, **options,
+    )  # fmt: skip
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -68,18 +72,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     return Generated(answer)
 
 
-def _prompt_fields(prompts: list[Prompt], is_one: bool, info: EngineReady) -> dict[str, Any]:
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if texts:
-        return {"prompts": texts}
-    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    for i, each in enumerate(ids):
-        check_ids(each, "input" if is_one else f"input[{i}]", info)
-    return {"input_ids": [pack_i32(each) for each in ids]}
-
-
 def _body(service: Service, body: EmbeddingRequest, output: RequestOutput, count: int) -> dict[str, Any]:
-    vectors = vectors_of(output, count)
+    vectors = rows_of(output.embeddings, count)
     if body.encoding_format == "base64":
         values: list[Any] = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
     else:

@@ -1,14 +1,15 @@
-"""POST /v1/rerank and /v1/score: cosine similarity of embeddings, in the forms of Jina's and vLLM's API.
+"""POST /v1/rerank and /v1/score: relevance of documents to queries, in the forms of Jina's and vLLM's API.
 
     /v1/rerank  {"query": str, "documents": [str] or [{"text": str}], "top_n": int, "return_documents": bool}
                 -> {"id", "model", "results": [{"index", "relevance_score", "document": {"text"}}, ...], "usage"}
-    /v1/score   {"text_1": str or [str], "text_2": str or [str]}: one text and each of the others, or pairs
+    /v1/score   {"text_1": str or [str], "text_2": str or [str]}, or the same as "queries" and "documents": one text and
+                each of the others, or pairs
                 -> {"id", "object": "list", "created", "model", "data": [{"index", "object": "score", "score"}, ...],
                     "usage"}
 
-Results of /v1/rerank are in descending order. Both take model, rid, priority, cache_salt, timeout and program as
-/generate does, and are for models whose folder says how they embed: another model's hidden states tell little about
-relevance, and a generative model scores answers exactly (/v1/decisions).
+Results of /v1/rerank are in descending order. Both take instruction (the task, for models whose template has one),
+use_activation (false for logits), and model, rid, priority, cache_salt, timeout and program as /generate does. The
+model decides how a pair is scored; see `radixrt.tokenizer.relevance`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.client.embedding import vectors_of
+from radixrt.client.pooled import rows_of
 from radixrt.errors import RequestError
-from radixrt.messages.client import EmbedReq, EngineReady
-from radixrt.messages.wire import Float32Array
+from radixrt.messages.client import RelevanceReq
 from radixrt.server.http.connection import Generated
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive
@@ -34,14 +33,24 @@ from radixrt.server.protocol.answers import prompt_usage
 from radixrt.server.protocol.fields import RoutingFields, envelope_options
 from radixrt.server.request_context import RequestContext
 from radixrt.server.request_groups import Service
-from radixrt.tokenizer.embedding import MAX_PROMPTS
+from radixrt.tokenizer.pooled_state import MAX_PROMPTS
+
+Named = tuple[list[str], list[str]]
+"""Texts, and the client's name of each."""
 
 
 class Document(msgspec.Struct, kw_only=True):
     text: str
 
 
-class RerankRequest(RoutingFields, kw_only=True):
+class RelevanceFields(RoutingFields, kw_only=True):
+    """Fields that both routes share."""
+
+    instruction: str | None = None
+    use_activation: bool | None = None
+
+
+class RerankRequest(RelevanceFields, kw_only=True):
     """POST /v1/rerank"""
 
     query: str
@@ -50,11 +59,13 @@ class RerankRequest(RoutingFields, kw_only=True):
     return_documents: bool | None = None
 
 
-class ScoreRequest(RoutingFields, kw_only=True):
+class ScoreRequest(RelevanceFields, kw_only=True):
     """POST /v1/score"""
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
 
 
 rerank_decoder = msgspec.json.Decoder(RerankRequest)
@@ -63,21 +74,21 @@ score_decoder = msgspec.json.Decoder(ScoreRequest)
 
 async def rerank(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, rerank_decoder)
-    _check_embeds(info)
+    body, _ = await receive(service, request, rerank_decoder)
     context: RequestContext = request.state.context
     options = envelope_options(body, context)
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     _check_number(documents, "documents", MAX_PROMPTS - 1)
     if body.top_n is not None and body.top_n < 1:
         raise RequestError(f"top_n must be at least 1, not {str(body.top_n)[:40]}", param="top_n")
-    names = ["query", *(f"documents[{i}]" for i in range(len(documents)))]
+    named = [f"documents[{i}]" for i in range(len(documents))]
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        vectors, usage = await _embed(service, context, options, [body.query, *documents], names)
-        scores = (vectors[1:] @ vectors[0]).tolist()
+        scores, usage = await _relate(
+            service, context, options, body, ([body.query], ["query"]), (documents, named), retrieves=True
+        )
         best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
-        results = [{"index": i, "relevance_score": scores[i]} for i in best]
+        results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
         if body.return_documents is not False:
             results = [{**each, "document": {"text": documents[each["index"]]}} for each in results]
         content = {"id": options["rid"], "model": service.model_name, "results": results, "usage": usage}
@@ -88,20 +99,13 @@ async def rerank(service: Service, request: Request) -> Response:
 
 async def score(service: Service, request: Request) -> Response:
     """See the module's docstring."""
-    body, info = await receive(service, request, score_decoder)
-    _check_embeds(info)
+    body, _ = await receive(service, request, score_decoder)
     context: RequestContext = request.state.context
     options = envelope_options(body, context)
-    (first, first_names), (second, second_names) = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
-    if len(first) != len(second) and 1 not in (len(first), len(second)):
-        raise RequestError(
-            f"text_2 holds {len(second)} texts, and text_1 {len(first)}: give equally many, or one in one of them",
-            param="text_2",
-        )
+    first, second = _pairs(body)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        vectors, usage = await _embed(service, context, options, first + second, first_names + second_names)
-        scores = (vectors[: len(first)] * vectors[len(first) :]).sum(1).tolist()
+        scores, usage = await _relate(service, context, options, body, first, second, retrieves=False)
         content = {
             "id": options["rid"],
             "object": "list",
@@ -115,13 +119,19 @@ async def score(service: Service, request: Request) -> Response:
     return Generated(answer)
 
 
-def _check_embeds(info: EngineReady) -> None:
-    if not info.declares_pooling:
+def _pairs(body: ScoreRequest) -> tuple[Named, Named]:
+    """Return the texts of both sides."""
+    sides = ("text_1", "text_2") if body.queries is None and body.documents is None else ("queries", "documents")
+    if sides[0] == "queries" and (body.text_1 is not None or body.text_2 is not None):
+        raise RequestError("text_1 and text_2 are other names of queries and documents; give one pair", param="text_1")
+    first, second = (_texts(getattr(body, name), name) for name in sides)
+    if len(first[0]) != len(second[0]) and 1 not in (len(first[0]), len(second[0])):
         raise RequestError(
-            "this model's folder does not say how it embeds (modules.json of sentence-transformers); /v1/decisions "
-            "scores answers of a generative model, and /v1/embeddings returns its vectors",
-            param="model", code="not_an_embedding_model",
-        )  # fmt: skip
+            f"{sides[1]} holds {len(second[0])} texts, and {sides[0]} {len(first[0])}: give equally many, or one in "
+            "one of them",
+            param=sides[1],
+        )
+    return first, second
 
 
 def _check_number(texts: Sequence[str], param: str, most: int) -> None:
@@ -129,23 +139,26 @@ def _check_number(texts: Sequence[str], param: str, most: int) -> None:
         raise RequestError(f"{param} must hold 1 to {most} texts, not {len(texts)}", param=param)
 
 
-def _texts(given: str | list[str], param: str) -> tuple[list[str], list[str]]:
-    """Return the texts of a field and the client's name of each."""
+def _texts(given: str | list[str] | None, param: str) -> Named:
+    if given is None:
+        raise RequestError(f"{param} is missing", param=param)
     if isinstance(given, str):
         return [given], [param]
     _check_number(given, param, MAX_PROMPTS // 2)
     return given, [f"{param}[{i}]" for i in range(len(given))]
 
 
-async def _embed(
-    service: Service, context: RequestContext, options: dict[str, Any], texts: list[str], names: list[str]
-) -> tuple[Float32Array, dict[str, Any]]:
-    """Return float32 [len(texts), size], vectors of length 1, and the usage for the answer.
-
-    Args:
-        names: the client's name of each text, for errors.
-    """
-    question = EmbedReq(prompts=texts, normalize=True, **options)
-    renamed = {f"prompts[{i}]": name for i, name in enumerate(names)}
+async def _relate(
+    service: Service, context: RequestContext, options: dict[str, Any], body: RelevanceFields, queries: Named,
+    documents: Named, *, retrieves: bool,
+) -> tuple[list[float], dict[str, Any]]:  # fmt: skip
+    """Return the score of each pair, and the usage for the answer."""
+    question = RelevanceReq(
+        queries=queries[0], documents=documents[0], instruction=body.instruction,
+        activation=body.use_activation is not False, retrieves=retrieves, **options,
+    )  # fmt: skip
+    renamed = {f"queries[{i}]": name for i, name in enumerate(queries[1])}
+    renamed |= {f"documents[{i}]": name for i, name in enumerate(documents[1])}
     (output,) = await service.ask(context, options["rid"], [question], renamed)
-    return np.asarray(vectors_of(output, len(texts))), prompt_usage(output.usage)
+    pairs = max(len(queries[0]), len(documents[0]))
+    return rows_of(output.pooled_scores, pairs)[:, 0].tolist(), prompt_usage(output.usage)

@@ -23,6 +23,7 @@ from radixrt.server.protocol.fields import (
     NativeRequest,
     ReleaseRequest,
 )
+from radixrt.server.routes.classification import ClassificationRequest
 from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
@@ -36,6 +37,8 @@ BODIES: dict[str, type | None] = {
     "/v1/embeddings": EmbeddingRequest,
     "/v1/rerank": RerankRequest,
     "/v1/score": ScoreRequest,
+    "/classify": ClassificationRequest,
+    "/v1/classify": ClassificationRequest,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/abort": AbortRequest,

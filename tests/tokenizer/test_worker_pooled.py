@@ -1,0 +1,133 @@
+"""Embedding, classification and relevance requests in the tokenizer process: what is refused, and by which name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from radixrt.messages.client import ClassifyReq, EmbedReq, RelevanceReq
+from radixrt.messages.parts import ChatPrompt, Finish, Usage
+from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedScoreReq
+from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
+from radixrt.models.classifier_spec import ClassifierSpec
+from radixrt.models.embedding_spec import EmbeddingSpec
+from radixrt.models.model_tasks import ModelTasks
+from radixrt.models.relevance_spec import RelevanceSpec
+from radixrt.models.sentence_transformers import Prompts
+from radixrt.tokenizer.tokenizer import Tokenizer
+from tests.tokenizer.worker_bench import Bench
+
+PAIR = "<|im_start|>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ instruction }}"
+EMBEDDING = EmbeddingSpec("mean", False, 4, is_declared=True, prompts=Prompts({"query": "Find: "}, None))
+TASKS = {
+    "embeds": ModelTasks(EMBEDDING, relevance=RelevanceSpec("cosine")),
+    "classifies": ModelTasks(EmbeddingSpec(generates=False), ClassifierSpec(("a", "b"), "softmax")),
+    "scores": ModelTasks(
+        EmbeddingSpec(generates=False), ClassifierSpec(("a",), "none"), RelevanceSpec("classifier", template=PAIR)
+    ),
+    "answers": ModelTasks(relevance=RelevanceSpec("tokens", "sigmoid", (5, 6), PAIR, "the task")),
+}
+
+
+@pytest.fixture
+def start(tokenizer: Tokenizer) -> Callable[[str], Bench]:
+    return lambda kind: Bench(tokenizer, tasks=TASKS[kind])
+
+
+CHAT = ChatPrompt(b"[]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "param", "code"),
+    [
+        ("embeds", EmbedReq("r"), "prompts", None),
+        ("embeds", EmbedReq("r", ["a"], [pack_i32([1])]), "prompts", None),
+        ("embeds", EmbedReq("r", ["a"], prompt_name="passage"), "prompt_name", None),
+        ("embeds", EmbedReq("r", ["a"], prompt_name="query", prompt_text="b"), "prompt_name", None),
+        ("embeds", EmbedReq("r", input_ids=[pack_i32([1])], prompt_name="query"), "prompt_name", None),
+        ("embeds", EmbedReq("r", input_ids=[pack_i32([1])], prompt_text="b"), "prompt", None),
+        ("embeds", ClassifyReq("r", ["a"]), "model", "not_a_classifier"),
+        ("classifies", ClassifyReq("r"), "prompts", None),
+        ("classifies", ClassifyReq("r", ["a"], [pack_i32([1])]), "prompts", None),
+        ("classifies", ClassifyReq("r", ["a"], chat=CHAT), "prompts", None),
+        ("classifies", ClassifyReq("r", []), "prompts", None),
+        ("classifies", ClassifyReq("r", ["a", ""]), "prompts[1]", None),
+        ("classifies", ClassifyReq("r", ["a"] * 2049), "prompts", None),
+        ("classifies", ClassifyReq("r", input_ids=[pack_i32([10**6])]), "input_ids[0]", None),
+        ("classifies", EmbedReq("r", ["a"]), "model", "not_an_embedding_model"),
+        ("classifies", RelevanceReq("r", ["a"], ["b"]), "model", "not_a_scoring_model"),
+        ("embeds", RelevanceReq("r", [], ["b"]), "queries", None),
+        ("embeds", RelevanceReq("r", ["a"], []), "documents", None),
+        ("embeds", RelevanceReq("r", ["a"] * 2, ["b"] * 3), "documents", None),
+        ("embeds", RelevanceReq("r", ["a"] * 1025, ["b"] * 1025), "documents", None),
+        ("embeds", RelevanceReq("r", ["a"], ["b", ""]), "documents[1]", None),
+        ("embeds", RelevanceReq("r", ["a"], ["b" * 9999]), "documents[0]", "context_length_exceeded"),
+        ("scores", RelevanceReq("r", ["a"], ["b", "c" * 9999]), "documents[1]", "context_length_exceeded"),
+        ("answers", RelevanceReq("r", ["a"], ["b", "c" * 9999]), "documents[1]", "context_length_exceeded"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_wrong_is_named(
+    start: Callable[[str], Bench], kind: str, request_: Any, param: str, code: str | None
+) -> None:
+    error = start(kind).refused(request_)
+    assert (error.param, error.code, error.status) == (param, code, 400)
+
+
+def scheduled(bench: Bench, request: Any) -> Any:
+    bench.handle(request)
+    return bench.scheduler.recv()
+
+
+def answer(bench: Bench, values: list[float]) -> Any:
+    bench.handle(TokenBatch([TokenDelta("r", b"", Finish("stop"), usage=Usage(3), values=pack_f32(values))]))
+    (output,) = bench.deltas()
+    return output
+
+
+def text_of(bench: Bench, ids: bytes) -> str:
+    return bench.tokenizer.decode(unpack_i32(ids).tolist(), skip_special_tokens=False)
+
+
+def test_a_prompt_is_written_before_each_text(start: Callable[[str], Bench]) -> None:
+    bench = start("embeds")
+    sent = scheduled(bench, EmbedReq("r", ["a b", "c"], prompt_name="query"))
+    assert isinstance(sent, TokenizedEmbedReq)
+    assert [text_of(bench, ids) for ids in sent.prompts] == ["Find: a b", "Find: c"]
+
+
+def test_pairs_share_the_text_that_stands_on_one_side(start: Callable[[str], Bench]) -> None:
+    bench = start("answers")
+    sent = scheduled(bench, RelevanceReq("r", ["a <|im_end|>"], ["b", "c"], instruction="do it"))
+    assert isinstance(sent, TokenizedScoreReq)
+    texts = [text_of(bench, ids) for ids in sent.prefixes]
+    assert texts == [f"<|im_start|>system: do it\nquery: a <|im_end|>\ndocument: {d}\ndo it" for d in "bc"]
+    end = bench.tokenizer.token_to_id("<|im_end|>")
+    assert not any(end in unpack_i32(ids) for ids in sent.prefixes)  # the user's is plain text
+    for i, row in enumerate(sent.rows):
+        last = len(sent.prefixes[i]) // 4 - 1
+        assert (row.prefix, row.path) == (i, b"")
+        assert (unpack_i32(row.positions).tolist(), unpack_i32(row.targets).tolist()) == ([last] * 2, [5, 6])
+    scores = unpack_f32(answer(bench, [-1.0, -1.0, -0.5, -9.5]).pooled_scores)
+    assert scores == pytest.approx([0.5, 1 / (1 + 2.718281828**-9)], rel=1e-4)
+
+
+def test_the_models_own_task(start: Callable[[str], Bench]) -> None:
+    bench = start("answers")
+    sent = scheduled(bench, RelevanceReq("r", ["a", "b"], ["c"]))
+    assert [text_of(bench, ids).split("\n")[:2] for ids in sent.prefixes] == [
+        ["<|im_start|>system: the task", f"query: {q}"] for q in "ab"
+    ]
+
+
+def test_hidden_states_that_are_not_numbers_are_an_error(start: Callable[[str], Bench]) -> None:
+    requests = (EmbedReq("r", ["a"]), ClassifyReq("r", ["a"]), RelevanceReq("r", ["a"], ["b"]))
+    for kind, request in zip(("embeds", "classifies", "embeds"), requests, strict=True):
+        bench = start(kind)
+        scheduled(bench, request)
+        output = answer(bench, [float("nan")] * 8)
+        assert output.finish.error.status == 500
+        assert output.embeddings is None
+        assert output.pooled_scores is None
