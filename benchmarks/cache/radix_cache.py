@@ -60,7 +60,7 @@ def build(cache: RadixCache, workload: Workload, leaves: int) -> float:
 
 
 def request(cache: RadixCache, key: Int32Array) -> None:
-    slots, node = cache.match_prefix(key)
+    slots, node, *_ = cache.match_prefix(key)
     cache.inc_lock_ref(node)
     matched = len(slots)
     new = cache.allocator.alloc_extend(matched, len(key) - matched, int(slots[-1]) if matched else 0)

@@ -11,6 +11,7 @@ from radixrt.channel import Inbox, Outbox
 from radixrt.config import Config
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine.settings import EngineSettings
+from radixrt.errors import ConfigError
 from radixrt.messages.client import ToMain, ToTokenizer
 from radixrt.messages.runner import FromRunner
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
@@ -148,6 +149,7 @@ def make_scheduler_loop(
     from radixrt.mem_cache.chunk_cache import ChunkCache
     from radixrt.mem_cache.radix_cache import RadixCache
     from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+    from radixrt.mem_cache.state_slots import StateSlotAllocator
     from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
@@ -171,8 +173,12 @@ def make_scheduler_loop(
         backend=cast("BackendChoice", config.constrained.grammar_backend),
     )
     ready = executor.wait_ready(config.executor.start_timeout_s)
-    allocator = TokenToKVPoolAllocator(ready.num_slots, config.cache.page_size)
-    cache = RadixCache(allocator, config.cache.eviction_policy) if config.cache.prefix_cache else ChunkCache(allocator)
+    page_size, policy = config.cache.page_size, config.cache.eviction_policy
+    if ready.num_states and page_size != 1:
+        raise ConfigError(f"page_size must be 1 for a model with recurrent layers, got {page_size}")
+    allocator = TokenToKVPoolAllocator(ready.num_slots, page_size)
+    states = StateSlotAllocator(ready.num_states) if ready.num_states else None
+    cache = RadixCache(allocator, policy, states) if config.cache.prefix_cache else ChunkCache(allocator, states)
     rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
     scheduler = Scheduler(
         config.scheduler,

@@ -9,6 +9,7 @@ import numpy as np
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult, PrefixCache
+from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import RootNode, TreeNode
 
 
@@ -20,8 +21,8 @@ class ChunkCache(PrefixCache):
 
     shares = False
 
-    def __init__(self, allocator: TokenToKVPoolAllocator) -> None:
-        super().__init__(allocator)
+    def __init__(self, allocator: TokenToKVPoolAllocator, state_slots: StateSlotAllocator | None = None) -> None:
+        super().__init__(allocator, state_slots, set())
         self._root = RootNode("")
         self._no_slots = np.empty(0, dtype=I32)
         self._no_slots.flags.writeable = False

@@ -9,7 +9,9 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, TokenToKVPoolAllocator
+from radixrt.mem_cache.node_states import NodeStates
 from radixrt.mem_cache.prefix_cache import PrefixCache
+from radixrt.mem_cache.state_slots import RESERVED_STATES
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RootNode, TreeNode
 
 
@@ -34,6 +36,7 @@ def check_radix_cache(
     check_shape(roots, nodes, cache.page_size)
     check_sizes(cache, leaves, nodes)
     check_slots(nodes, cache.allocator)
+    check_states(roots, nodes, cache.node_states)
     if live_nodes is not None:
         check_locks(roots, nodes, live_nodes)
 
@@ -97,6 +100,25 @@ def check_slots(nodes: list[TreeNode], allocator: TokenToKVPoolAllocator) -> Non
     _require(not (counts > 1).any(), f"slots that are in the tree twice: {taken[counts > 1][:16].tolist()}")
     both = np.intersect1d(slots, allocator.free_slots())
     _require(not len(both), f"slots that are in the tree and free: {both[:16].tolist()}")
+
+
+def check_states(roots: Mapping[str, RootNode], nodes: list[TreeNode], states: NodeStates | None) -> None:
+    """Slots of the nodes' states differ, are allocated and not reserved; the counts of states and of evictable ones are
+    those of the nodes; a pinned state's node is locked; no root has a state."""
+    _require(all(root.state is None for root in roots.values()), "a root has a state")
+    holders = [node for node in nodes if node.state is not None]
+    if states is None:
+        _require(not holders, f"{len(holders)} nodes have states, but the model has none")
+        return
+    slots = [node.state.slot for node in holders if node.state is not None]
+    _require(len(set(slots)) == len(slots), "two nodes have the same state slot")
+    _require(all(RESERVED_STATES <= slot < states.slots.num_states for slot in slots), f"bad state slots {slots}")
+    _require(not set(slots) & set(states.slots.free_slots()), "a node's state slot is free")
+    _require(len(states) == len(holders), f"{len(states)} states are counted, nodes have {len(holders)}")
+    pinned = [node for node in holders if node.state is not None and node.state.pins]
+    _require(states.evictable == len(holders) - len(pinned), f"{states.evictable} states are counted as evictable")
+    for node in pinned:
+        _require(node.lock_ref > 0, f"{node!r} has a pinned state, but no lock")
 
 
 def check_locks(roots: Mapping[str, RootNode], nodes: list[TreeNode], live_nodes: Iterable[TreeNode]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
+from radixrt.mem_cache.node_states import NodeStates
+from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import TreeNode
 
 
@@ -17,10 +19,15 @@ class MatchResult(NamedTuple):
     Attributes:
         slots: int32[matched], read-only, the cache's own slots. They hold until the next evict unless `node` is locked.
         node: node in which the prefix ends, to be locked by the user of the slots; a root if nothing matched.
+        state_node: deepest node on the path with a state of recurrent layers, to be pinned by the user of the state;
+            None if there is none.
+        state_len: number of tokens up to the end of that node; 0 without one.
     """
 
     slots: Int32Array
     node: TreeNode
+    state_node: TreeNode | None = None
+    state_len: int = 0
 
 
 class InsertResult(NamedTuple):
@@ -45,8 +52,8 @@ class CacheStats:
 
     Attributes:
         queries: calls of match_prefix.
-        hit_tokens: tokens that match_prefix found.
-        miss_tokens: tokens of its keys that match_prefix did not find.
+        hit_tokens: tokens that match_prefix found; of a model with recurrent layers, those up to the state.
+        miss_tokens: the other tokens of its keys.
         inserted_tokens: tokens that insert added.
         evicted_tokens: tokens that evict or reset dropped.
     """
@@ -67,18 +74,32 @@ class PrefixCache(ABC):
     A namespace (cache salt) is a tree of its own: equal keys of two namespaces share nothing, and neither sees the
     other's entries. They compete for the same slots.
 
+    A model with recurrent layers also needs the state after a prefix, which nodes hold (`node_states`). What it need
+    not compute then is the prefix up to the deepest state, so that is what match_len and the counters count.
+
+    Args:
+        allocator: allocator of KV slots.
+        state_slots: allocator of states; None if the model has no recurrent layers.
+        leaves: evictable leaves, in an order that depends on whether a node has a state.
+
     Attributes:
         page_size: slots per page, the allocator's. Only whole pages are cached.
         stats: counters.
+        node_states: the states at nodes; None if the model has no recurrent layers.
         shares: whether one request can reuse what another computes; if not, no request need be deferred for it.
     """
 
     shares: bool
 
-    def __init__(self, allocator: TokenToKVPoolAllocator) -> None:
+    def __init__(
+        self, allocator: TokenToKVPoolAllocator, state_slots: StateSlotAllocator | None, leaves: MutableSet[TreeNode]
+    ) -> None:
+        if state_slots is not None and allocator.page_size != 1:
+            raise ValueError(f"states of recurrent layers need page_size 1, got {allocator.page_size}")
         self.allocator = allocator
         self.page_size = allocator.page_size
         self.stats = CacheStats()
+        self.node_states = None if state_slots is None else NodeStates(state_slots, leaves)
 
     @abstractmethod
     def match_prefix(self, key: Int32Array, namespace: str = "") -> MatchResult:
@@ -89,7 +110,8 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def match_len(self, key: Int32Array, namespace: str = "") -> int:
-        """Number of tokens that match_prefix would find; changes and counts nothing."""
+        """Number of tokens that match_prefix would find, up to the deepest state if the model has recurrent layers;
+        changes and counts nothing."""
 
     @abstractmethod
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:

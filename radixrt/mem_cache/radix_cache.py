@@ -16,7 +16,9 @@ from sortedcontainers import SortedSet
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.invariants import check_radix_cache
+from radixrt.mem_cache.node_states import deepest_state
 from radixrt.mem_cache.prefix_cache import InsertResult, MatchResult, PrefixCache
+from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RETAIN_DONE, RETAIN_NORMAL, RootNode, TreeNode
 
 _NO_SLOTS = np.frombuffer(b"", dtype=I32)
@@ -34,17 +36,22 @@ _EVICTION_KEYS: dict[str, Callable[[TreeNode], Any]] = {
 EVICTION_POLICIES = tuple(_EVICTION_KEYS)
 
 
-def _leaf_order(policy: str) -> SortedSet:
+def _leaf_order(policy: str, has_states: bool) -> SortedSet:
     """An empty set of leaves in eviction order, whose pop(0) returns the first to evict; operations are logarithmic.
 
     A node must be out of the set while any field of its sort key changes.
+
+    Args:
+        has_states: nodes may hold states; then leaves without one come first, for their tokens must be computed again
+            whether their keys and values are cached or not.
 
     Raises:
         ValueError: no such policy.
     """
     if policy not in _EVICTION_KEYS:
         raise ValueError(f"unknown eviction policy {policy!r}, choose one of {', '.join(EVICTION_POLICIES)}")
-    return SortedSet(key=_EVICTION_KEYS[policy])
+    key = _EVICTION_KEYS[policy]
+    return SortedSet(key=(lambda node: (node.state is not None, key(node))) if has_states else key)
 
 
 class _Descent(NamedTuple):
@@ -73,21 +80,25 @@ class RadixCache(PrefixCache):
     Args:
         allocator: receives evicted slots; defines the page size.
         eviction_policy: "lru"; "lfu" (fewest matches); "fifo" (oldest insert); "priority" (lowest, then LRU).
+        state_slots: allocator of states; None if the model has no recurrent layers.
 
     Raises:
-        ValueError: no such policy.
+        ValueError: no such policy, or states with another page size than 1.
     """
 
     shares = True
 
-    def __init__(self, allocator: TokenToKVPoolAllocator, eviction_policy: str = "lru") -> None:
-        super().__init__(allocator)
+    def __init__(
+        self, allocator: TokenToKVPoolAllocator, eviction_policy: str = "lru",
+        state_slots: StateSlotAllocator | None = None,
+    ) -> None:  # fmt: skip
+        self._leaves = _leaf_order(eviction_policy, state_slots is not None)  # exactly the leaves with lock_ref 0
+        super().__init__(allocator, state_slots, self._leaves)
         self._page_bytes = 4 * self.page_size
         # The roots that have children, and the default one. A root without children is not kept, so a namespace without
         # cached tokens costs nothing: match_prefix creates a root for it, which is dropped with its lock.
         self._default_root = RootNode("")
         self._roots = {"": self._default_root}
-        self._leaves = _leaf_order(eviction_policy)  # exactly the leaves with lock_ref 0
         self._evictable_size = 0
         self._protected_size = 0
         self._clock = 0  # of last_access and created: the number of matches and inserts so far
@@ -108,11 +119,14 @@ class RadixCache(PrefixCache):
         if partial is not None:
             path.append(self._split(partial, common))
             length += common
-        matched = length >> 2
+        matched = found = length >> 2
+        state_node = None
+        if self.node_states is not None:
+            state_node, found = deepest_state(path[-1] if path else root, matched, matched)
         stats = self.stats
         stats.queries += 1
-        stats.hit_tokens += matched
-        stats.miss_tokens += len(key) - matched
+        stats.hit_tokens += found
+        stats.miss_tokens += len(key) - found
         if not path:
             return MatchResult(_NO_SLOTS, root)
 
@@ -128,13 +142,17 @@ class RadixCache(PrefixCache):
                 node.retention = RETAIN_NORMAL
         if was_evictable:
             self._leaves.add(end)
-        return MatchResult(np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32), end)
+        slots = np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32)
+        return MatchResult(slots, end) if state_node is None else MatchResult(slots, end, state_node, found)
 
     def match_len(self, key: Int32Array, namespace: str = "") -> int:
         root = self._roots.get(namespace)
         if root is None:
             return 0
         descent = self._descend(root, _to_bytes(key))
+        if self.node_states is not None:
+            length = descent.length >> 2
+            return deepest_state(descent.path[-1], length, length)[1] if length else 0
         return (descent.length + descent.common) >> 2
 
     def match_node(self, key: Int32Array, namespace: str = "") -> TreeNode | None:
@@ -163,6 +181,8 @@ class RadixCache(PrefixCache):
         node.retention = retention
         if listed:
             self._leaves.add(node)
+        if node.state is not None and self.node_states is not None:
+            self.node_states.retention_changed(node)
 
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         if len(key) != len(slots):
@@ -226,9 +246,9 @@ class RadixCache(PrefixCache):
     def _split(self, node: TreeNode, length: int) -> TreeNode:
         """Move the first `length` bytes of the node's run to a new parent, and return that parent.
 
-        The node object keeps the suffix, because requests and `_leaves` refer to it as the end of its path. Every lock
-        on it covers the prefix as well, so the parent has the same lock_ref and no size changes; nor does any field
-        of the node's sort key in `_leaves`.
+        The node object keeps the suffix, because requests and `_leaves` refer to it as the end of its path, where its
+        state is; the parent has none. Every lock on it covers the prefix as well, so the parent has the same lock_ref
+        and no size changes; nor does any field of the node's sort key in `_leaves`.
         """
         page_bytes = self._page_bytes
         above = node.parent
@@ -282,6 +302,8 @@ class RadixCache(PrefixCache):
         missing = 4 * num_slots
         while missing > 0 and leaves:
             leaf: TreeNode = leaves.pop(0)
+            if leaf.state is not None and self.node_states is not None:
+                self.node_states.drop(leaf)
             freed.append(leaf.value_bytes)
             missing -= len(leaf.value_bytes)
             parent = leaf.parent
@@ -300,6 +322,8 @@ class RadixCache(PrefixCache):
             return False
         freed = []
         for node in list(self.iter_nodes()):
+            if node.state is not None and self.node_states is not None:
+                self.node_states.drop(node)
             freed.append(node.value_bytes)
             node.parent = None  # no cycles are left, so the memory goes without a garbage collection
             node.children = NO_CHILDREN

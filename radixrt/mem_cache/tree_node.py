@@ -1,4 +1,4 @@
-"""Node of the radix tree: a run of tokens below its parent, and the KV slots that hold them."""
+"""Node of the radix tree: a run of tokens below its parent, the KV slots that hold them, and the state after them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,27 @@ NO_CHILDREN: dict[bytes, TreeNode] = {}
 RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED, RETAIN_LEASED = range(4)
 """Retention levels: of two evictable leaves the one with the lower level is evicted first. `radixrt.scheduler.programs`
 sets them."""
+
+
+class NodeState:
+    """State of the recurrent layers after a node's last token. Written by `radixrt.mem_cache.node_states.NodeStates`.
+
+    Attributes:
+        slot: the state slot, which the cache owns.
+        uses: number of requests that have continued from it, or are expected to; at least 1.
+        pins: number of requests that are about to read it; while it is not 0 the state is not evicted.
+        clock: eviction clock at its last use.
+        entry: number of its entry in the eviction order that counts.
+    """
+
+    __slots__ = ("clock", "entry", "pins", "slot", "uses")
+
+    def __init__(self, slot: int, uses: int) -> None:
+        self.slot = slot
+        self.uses = uses
+        self.pins = 0
+        self.clock = 0.0
+        self.entry = 0
 
 
 class TreeNode:
@@ -34,6 +55,7 @@ class TreeNode:
         priority: highest priority of the inserts that went through this node.
         created: tick of the insert that made the run.
         retention: retention level, RETAIN_NORMAL unless a program's hint changed it.
+        state: state of the recurrent layers after the node's last token; None if there is none.
     """
 
     __slots__ = (
@@ -46,6 +68,7 @@ class TreeNode:
         "parent",
         "priority",
         "retention",
+        "state",
         "value_bytes",
     )
 
@@ -62,6 +85,7 @@ class TreeNode:
         self.priority = priority
         self.created = created
         self.retention = RETAIN_NORMAL
+        self.state: NodeState | None = None
 
     @property
     def key(self) -> Int32Array:

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from radixrt.config import SchedulerConfig
+from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.programs import Programs
@@ -56,11 +58,16 @@ class Admission:
         ratio: estimate of how much of their max_tokens the running requests will use.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, programs: Programs) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, programs: Programs,
+        checkpoints: Checkpoints,
+    ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
         self._requests = requests
         self._programs = programs
+        self._max_active = min(config.max_running_requests, kv.max_active)
+        self._checkpoints = None if kv.states is None or not kv.cache.shares else checkpoints
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
     def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
@@ -81,25 +88,36 @@ class Admission:
             self._admit(waiting, budget, chunks, now)
         return chunks
 
+    def arrived(self, req: Req) -> None:
+        """Have the prompts under way leave states where a request that has just arrived parts from them, before they
+        are past these lengths."""
+        if self._checkpoints is not None:
+            cached = self._kv.match_len(req)
+            for other in self._requests.active:
+                if other.state is ReqState.PREFILL:
+                    self._checkpoints.promises(other, req, cached)
+
     @property
     def _is_full(self) -> bool:
-        return len(self._requests.active) >= self._config.max_running_requests
+        return len(self._requests.active) >= self._max_active
 
     def _add_chunk(self, req: Req, budget: int, chunks: list[Chunk]) -> int:
         """Append the request's next chunk; returns its tokens, 0 if there is no room for it."""
-        start = req.kv.length
-        num_new = min(req.known_len - start, budget)
-        slots = self._kv.extend(req, num_new)
+        start = self._kv.computed_len(req)
+        end = min(req.known_len, start + budget)
+        if req.kv.cuts:
+            end = min([end, *(cut for cut in req.kv.cuts if cut > start)])
+        slots = self._kv.extend_chunk(req, end - start)
         if slots is None:
             return 0
-        chunks.append(Chunk(req, start, slots, is_last=req.kv.length == req.known_len))
-        return num_new
+        chunks.append(Chunk(req, start, slots.slots, end == req.known_len, slots.state))
+        return end - start
 
     def _admit(self, waiting: list[Req], budget: int, chunks: list[Chunk], now: float) -> None:
         active = self._requests.active
         reserved = sum(self.ratio.reserve(r, r.kv.length) for r in active)
         order = deque(arrange(self._config.schedule_policy, waiting, self._kv, now))
-        computing = PrefillPrefixes(active, self._kv)
+        computing = PrefillPrefixes(active, self._kv, self._checkpoints)
         while order and budget > 0 and not self._is_full:
             req = order.popleft()
             if req.stats.deadline <= now or computing.covers(req):
@@ -114,10 +132,14 @@ class Admission:
                 continue
             self._requests.activate(req, prefix, now)
             computing.add(req)
+            follower = None
             if req.row is not None:
                 follower = self._requests.queue_next_row(req.row.rid)
                 if follower is not None and waiting is self._requests.waiting:  # else the row is to be alone
                     order.appendleft(follower)
+            if self._checkpoints is not None:
+                others = islice(self._requests.waiting, WINDOW)
+                self._checkpoints.place(req, len(prefix), others if follower is None else chain([follower], others))
             used = self._add_chunk(req, budget, chunks)
             if used == 0:  # the estimate was too low: the request keeps its prefix and tries again at the next step
                 return
@@ -214,8 +236,9 @@ class PrefillPrefixes:
     are compared.
     """
 
-    def __init__(self, active: Iterable[Req], kv: KVManager) -> None:
+    def __init__(self, active: Iterable[Req], kv: KVManager, checkpoints: Checkpoints | None = None) -> None:
         self._kv = kv
+        self._checkpoints = checkpoints
         self._reqs = [r for r in active if r.state is ReqState.PREFILL] if kv.cache.shares else []
         self._indexes: dict[int, dict[tuple[str, bytes], list[Req]]] = {}
 
@@ -240,8 +263,12 @@ class PrefillPrefixes:
             for other in self._reqs:
                 _add_to(index, other, cached)
         window = reusable[cached : cached + DEFER_TOKENS].tobytes()
-        same = index.get((req.namespace, window), ())
-        return any(np.array_equal(other.ids[:cached], reusable[:cached]) for other in same)
+        for other in index.get((req.namespace, window), ()):
+            if np.array_equal(other.ids[:cached], reusable[:cached]) and (
+                self._checkpoints is None or self._checkpoints.promises(other, req, cached)
+            ):
+                return True
+        return False
 
 
 def _add_to(index: dict[tuple[str, bytes], list[Req]], req: Req, cached: int) -> None:

@@ -17,13 +17,15 @@ class GroupRow(ABC):
     Attributes:
         rid: id of the group.
         shared_len: number of leading tokens that an earlier row of the same group has too.
+        fork_len: number of leading tokens that later rows of the same group have too.
     """
 
-    __slots__ = ("rid", "shared_len")
+    __slots__ = ("fork_len", "rid", "shared_len")
 
-    def __init__(self, rid: str, shared_len: int = 0) -> None:
+    def __init__(self, rid: str, shared_len: int = 0, fork_len: int = 0) -> None:
         self.rid = rid
         self.shared_len = shared_len
+        self.fork_len = fork_len
 
     @property
     @abstractmethod
@@ -62,8 +64,10 @@ class ScoredRow(GroupRow):
 
     __slots__ = ("_answered", "_values", "positions", "targets")
 
-    def __init__(self, rid: str, positions: Int32Array, targets: Int32Array, shared_len: int) -> None:
-        super().__init__(rid, shared_len)
+    def __init__(
+        self, rid: str, positions: Int32Array, targets: Int32Array, shared_len: int = 0, fork_len: int = 0
+    ) -> None:
+        super().__init__(rid, shared_len, fork_len)
         self.positions = positions
         self.targets = targets
         self._answered = 0

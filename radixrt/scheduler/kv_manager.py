@@ -1,5 +1,7 @@
 """`KVManager`: ownership of KV slots. The only code that allocates, inserts, frees or re-points a slot.
 
+For a model with recurrent layers its `StateManager` does the same for the slots of their states.
+
 A request's row of req_to_token is cut into ranges (`req.kv`, a `KVState`):
 
     0 ............ protected_len ............ length ............
@@ -9,6 +11,9 @@ The tree owns the first range for as long as `last_node` is locked. `publish` mo
 the tree; where another request has put the same tokens there first, the row is pointed at the tree's slots and ours
 are freed at once. That is safe while steps are in flight: steps run in order on one stream, so a freed slot can only be
 written again by a later step.
+
+A state may be found for fewer tokens than keys and values are. Then the tokens in between are *replayed*: computed
+again for the state's sake, with slot 0 in place of slots for their keys and values, which the row already has.
 """
 
 from __future__ import annotations
@@ -18,12 +23,14 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.node_states import tokens_since_state
 from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.runner import RowWrite
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.req import Req
+from radixrt.scheduler.state_manager import StateManager, StateStep
 
 
 class DecodeSlots(NamedTuple):
@@ -33,24 +40,49 @@ class DecodeSlots(NamedTuple):
         req_pool_idx: int32[rows].
         seq_lens: int32[rows], lengths that include the new token.
         slots: int32[rows].
+        state_src, state_dst: int32[rows], state slots; empty if the model has no recurrent layers.
     """
 
     req_pool_idx: Int32Array
     seq_lens: Int32Array
     slots: Int32Array
+    state_src: Int32Array
+    state_dst: Int32Array
+
+
+class ChunkSlots(NamedTuple):
+    """Slots for a chunk of n tokens.
+
+    Attributes:
+        slots: int32[n]; 0 for a token that is replayed.
+        state: state slots; None if the model has no recurrent layers.
+    """
+
+    slots: Int32Array
+    state: StateStep | None
 
 
 _NO_ROWS = np.empty(0, np.int32)
 
+FREE_GAP = 512
+"""Smallest number of tokens between two states that a long prompt leaves where its chunks happen to end."""
+
 
 class KVManager:
-    """See the module's docstring. `row_writes` collects what the next step must write into the runner's mirror."""
+    """See the module's docstring. `row_writes` collects what the next step must write into the runner's mirror.
+
+    Attributes:
+        states: owner of the state slots; None if the model has no recurrent layers.
+        max_active: maximum number of active requests.
+    """
 
     def __init__(self, cache: PrefixCache, allocator: TokenToKVPoolAllocator, rows: ReqToTokenPool) -> None:
         self.cache = cache
         self.allocator = allocator
         self.rows = rows
         self.row_writes: list[RowWrite] = []
+        self.states = None if cache.node_states is None else StateManager(cache.node_states, rows.max_requests)
+        self.max_active = rows.max_requests if self.states is None else self.states.max_active
 
     @property
     def reachable_slots(self) -> int:
@@ -58,17 +90,25 @@ class KVManager:
         return self.allocator.available() + self.cache.evictable_size
 
     def match_len(self, req: Req) -> int:
-        """Tokens of the request's input that the cache holds now; its last token is always computed."""
+        """Tokens of the request's input that need not be computed now; its last token is always computed."""
         return self.cache.match_len(req.reusable_ids, req.namespace)
+
+    def computed_len(self, req: Req) -> int:
+        """Number of leading tokens that an active request need not compute any more."""
+        return req.kv.length if self.states is None else req.kv.state_len
 
     def lock_prefix(self, req: Req) -> Int32Array:
         """Match and lock the cached prefix of a waiting request; returns its slots. `unlock_prefix` undoes it."""
-        slots, node = self.cache.match_prefix(req.reusable_ids, req.namespace)
-        self.cache.inc_lock_ref(node)
-        req.kv.last_node = node
-        return slots
+        match = self.cache.match_prefix(req.reusable_ids, req.namespace)
+        self.cache.inc_lock_ref(match.node)
+        req.kv.last_node = match.node
+        if self.states is not None:
+            self.states.match(req.kv, match)
+        return match.slots
 
     def unlock_prefix(self, req: Req) -> None:
+        if self.states is not None:
+            self.states.forget(req.kv)
         self.cache.dec_lock_ref(req.kv.last_node)
         req.kv.last_node = None
 
@@ -80,6 +120,22 @@ class KVManager:
         req.kv.protected_len = req.kv.length = len(prefix)
         if len(prefix):
             self._write_row(req, 0, prefix)
+        if self.states is not None:
+            self.states.admitted(req.kv)
+
+    def extend_chunk(self, req: Req, num_new: int) -> ChunkSlots | None:
+        """Slots for the next num_new tokens to compute, evicting if needed; None if there is no room."""
+        if self.states is None:
+            slots = self.extend(req, num_new)
+            return None if slots is None else ChunkSlots(slots, None)
+        if not self.states.make_room(req.kv):
+            return None
+        replayed = min(num_new, req.kv.length - req.kv.state_len)
+        slots = self.extend(req, num_new - replayed)
+        if slots is None:
+            return None
+        slots = np.concatenate([np.zeros(replayed, np.int32), slots]) if replayed else slots
+        return ChunkSlots(slots, self.states.extend(req.kv, num_new))
 
     def extend(self, req: Req, num_new: int) -> Int32Array | None:
         """Slots for positions [length, length + num_new), evicting if needed; None if there is no room."""
@@ -97,7 +153,7 @@ class KVManager:
         """A slot for the next token of each request, evicting if needed; None, with nothing changed, if there is no
         room."""
         if not reqs:
-            return DecodeSlots(_NO_ROWS, _NO_ROWS, _NO_ROWS)
+            return DecodeSlots(_NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS)
         states = [req.kv for req in reqs]
         idx = np.array([kv.req_pool_idx for kv in states], np.int32)
         lengths = np.array([kv.length for kv in states], np.int32)
@@ -108,7 +164,10 @@ class KVManager:
         self.rows.table[idx, lengths] = slots
         for kv in states:
             kv.length += 1
-        return DecodeSlots(idx, lengths + 1, slots)
+        src = dst = _NO_ROWS
+        if self.states is not None:
+            src, dst = self.states.decode(reqs)
+        return DecodeSlots(idx, lengths + 1, slots, src, dst)
 
     def _make_room(self, need: int) -> bool:
         missing = need - self.allocator.available()
@@ -129,6 +188,8 @@ class KVManager:
             row = self.rows.table[req.kv.req_pool_idx]
             self.allocator.free(row[kept : req.kv.length].copy())
         req.kv.length = min(req.kv.length, length)
+        if self.states is not None:
+            self.states.truncate(req.kv, length)
 
     def publish(self, req: Req) -> None:
         """Move the computed, known tokens of the request into the tree, in whole pages, and keep them locked."""
@@ -151,6 +212,7 @@ class KVManager:
         node in which the request's tokens end there."""
         if keep:
             self.publish(req)
+            self._keep_state(req)
         row = self.rows.table[req.kv.req_pool_idx]
         if req.kv.length > req.kv.protected_len:
             self.allocator.free(row[req.kv.protected_len : req.kv.length].copy())
@@ -160,6 +222,34 @@ class KVManager:
         req.kv.req_pool_idx = 0
         req.kv.length = req.kv.protected_len = 0
         return node
+
+    def checkpoint(self, req: Req) -> None:
+        """Leave the state behind a chunk that was just published to the cache, if it is wanted there.
+
+        A state that is not wanted in particular is left while slots are free, for long prompts.
+        """
+        kv, states = req.kv, self.states
+        if states is None or kv.state_len == req.known_len:
+            return  # the next step decodes in place
+        node, uses = self._state_node(req), kv.cuts.pop(kv.state_len, 0)
+        if uses or (node is not None and states.slots.available() and tokens_since_state(node) >= FREE_GAP):
+            states.checkpoint(kv, node, max(uses, 1))
+
+    def _keep_state(self, req: Req) -> None:
+        """Leave the state of a request that gives up its row to the cache, unless steps in flight have computed tokens
+        that are not its own, or it has read all that it was made for: nothing continues a row of a group."""
+        if self.states is None or req.kv.state_len > req.known_len or (req.row is not None and req.row.is_done):
+            return
+        self.states.checkpoint(req.kv, self._state_node(req), uses=1)
+
+    def _state_node(self, req: Req) -> TreeNode | None:
+        """The node in which the tokens of the request's state end, created by a split if necessary; None if they are
+        not in the cache."""
+        kv = req.kv
+        if kv.state_len < kv.protected_len:
+            return self.cache.node_at(req.ids[: kv.state_len], req.namespace)
+        node: TreeNode = kv.last_node
+        return node if kv.state_len == kv.protected_len else None
 
     def take_row_writes(self) -> list[RowWrite]:
         writes, self.row_writes = self.row_writes, []

@@ -226,7 +226,7 @@ class LoadPredictor:
             begin_s=self._step_time.recent_s / 2 if active else 0.0,
         )
         for req, reserve in zip(active, reserves, strict=True):
-            prefill = req.known_len - req.kv.length if req.state is ReqState.PREFILL else 0
+            prefill = req.known_len - kv.computed_len(req) if req.state is ReqState.PREFILL else 0
             output = self._outputs.expected(req.max_len - req.prompt_len, req.seq_len - req.prompt_len)
             forecast.run(Work(prefill, req.known_len, output, share * req.kv.length + reserve))
         return forecast

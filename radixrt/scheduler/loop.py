@@ -273,6 +273,10 @@ class SchedulerLoop:
         num_slots = self._core.kv.allocator.num_slots
         if ready.num_slots != num_slots:
             raise EngineError(f"the restarted ModelRunner has {ready.num_slots} KV slots instead of {num_slots}")
+        states = self._core.kv.states
+        num_states = 0 if states is None else states.slots.num_states
+        if ready.num_states != num_states:
+            raise EngineError(f"the restarted ModelRunner has {ready.num_states} state slots instead of {num_states}")
         self._core.recovery.runner_ready()
         logger.info("the ModelRunner is ready again; %d requests go on", len(self._core.waiting))
         self._tokenizer.send(self._announcement)

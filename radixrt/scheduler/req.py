@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ class ReqState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class KVState:
-    """The request's row of req_to_token and the slots in it. Written by `KVManager` alone.
+    """The request's row of req_to_token and the slots in it. Written by `KVManager` alone, and the fields about states
+    of recurrent layers by its `StateManager`, for a model that has them.
 
     Attributes:
         req_pool_idx: the row; 0 while the request is waiting.
@@ -37,12 +38,27 @@ class KVState:
         protected_len: row[:protected_len] are slots of the radix tree, locked through `last_node`; the slots in
             row[protected_len:length] are private to this request.
         last_node: the `TreeNode` in which row[:protected_len] ends, locked; None while the request holds no lock.
+        state_slot: slot that holds, or will hold once the steps in flight have run, the state after the first
+            `state_len` tokens; slot 0 (zeros) after none.
+        state_len: see `state_slot`. It is less than `length` behind a match: the tokens in [state_len, length) are
+            computed again for the state's sake.
+        state_node: node whose state that is, pinned; None if the slot is the request's own, or slot 0.
+        spare_slot: second slot of its own, between which and `state_slot` decode steps alternate; 0 for none.
+        spare_len: number of tokens after which the spare slot holds the state.
+        cuts: lengths at which a chunk ends and leaves its state to the cache -> number of requests that are expected
+            to use it. Written by `Checkpoints`.
     """
 
     req_pool_idx: int = 0
     length: int = 0
     protected_len: int = 0
     last_node: Any = None
+    state_slot: int = 0
+    state_len: int = 0
+    state_node: Any = None
+    spare_slot: int = 0
+    spare_len: int = 0
+    cuts: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -123,8 +123,13 @@ class ScoreGroup(RequestGroup):
         message, row = self._message, self._message.rows[index]
         prefix = unpack_i32(message.prefixes[row.prefix])
         is_first = index == 0 or message.rows[index - 1].prefix != row.prefix
+        is_last = index + 1 == len(message.rows) or message.rows[index + 1].prefix != row.prefix
         scored = ScoredRow(
-            self.rid, unpack_i32(row.positions), unpack_i32(row.targets), shared_len=0 if is_first else len(prefix)
+            self.rid,
+            unpack_i32(row.positions),
+            unpack_i32(row.targets),
+            shared_len=0 if is_first else len(prefix),
+            fork_len=0 if is_last or not is_first else len(prefix),
         )
         return np.concatenate([prefix, unpack_i32(row.path)]), scored
 

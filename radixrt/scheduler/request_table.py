@@ -76,7 +76,7 @@ class RequestTable:
         req.state = ReqState.PREFILL
         req.sampling_row_due = req.row is None
         if req.stats.cached_tokens < 0:
-            self._count_admission(req, len(prefix), now)
+            self._count_admission(req, self._kv.computed_len(req), now)
 
     def _count_admission(self, req: Req, cached: int, now: float) -> None:
         stats, counters = req.stats, self._counters

@@ -15,6 +15,7 @@ from radixrt.scheduler.group_rows import PooledRow, ScoredRow
 from radixrt.scheduler.kv_manager import DecodeSlots
 from radixrt.scheduler.req import Req
 from radixrt.scheduler.sharing import NOTHING, SharedColumns, SharingPlanner
+from radixrt.scheduler.state_manager import StateStep
 
 EXTEND = 1
 DECODE = 2
@@ -23,12 +24,18 @@ DECODE = 2
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of one request's input to compute in a step: positions [start, start + len(slots)) into `slots`."""
+    """Part of one request's input to compute in a step: positions [start, start + len(slots)) into `slots`.
+
+    Attributes:
+        slots: 0 for a token that is replayed.
+        state: state slots that the chunk reads and writes; None if the model has no recurrent layers.
+    """
 
     req: Req
     start: int
     slots: Int32Array
     is_last: bool
+    state: StateStep | None = None
 
     @property
     def begins(self) -> bool:
@@ -123,6 +130,8 @@ def decode_batch(
         has_grammar=bool(grammar_rows),
         shared_segments=shared.segments,
         shared_rows=shared.rows,
+        state_src=pack_i32(slots.state_src),
+        state_dst=pack_i32(slots.state_dst),
     )
     return ScheduleBatch(step_id, step, reqs, [], reqs, now, grammar_rows)
 
@@ -139,6 +148,7 @@ def extend_batch(
     scored = [i for i, c in enumerate(chunks) if c.req.computes_whole_prompt]
     grammar_rows = [i for i, r in enumerate(sampled) if r.constraint is not None]
     ones = np.ones(len(decode), np.int32)
+    states = [c.state for c in chunks if c.state is not None]
     chunk_rows = [c.req.kv.req_pool_idx for c in chunks]
     chunk_lens = [c.start + len(c.slots) for c in chunks]
     step = ForwardStep(
@@ -160,6 +170,8 @@ def extend_batch(
         has_grammar=bool(grammar_rows),
         shared_segments=shared.segments,
         shared_rows=shared.rows,
+        state_src=pack_i32([state.src for state in states]) + pack_i32(slots.state_src),
+        state_dst=pack_i32([state.dst for state in states]) + pack_i32(slots.state_dst),
     )
     return ScheduleBatch(
         step_id, step, sampled, [chunks[i].req for i in scored], reqs, now, grammar_rows, scores.rows, pooled.rows
@@ -199,9 +211,11 @@ def by_kind(chunks: list[Chunk]) -> ByKind:
 
 def shared_in_extend(sharing: SharingPlanner, chunks: ByKind, decode: list[Req]) -> SharedColumns:
     """The prefixes that rows of an EXTEND step share."""
+    behind = [*chunks.prompts, *chunks.single]
     return sharing.extend_columns(
         [chunk.req for chunk in chunks.prompts], [len(chunk.slots) for chunk in chunks.prompts],
         [chunk.req for chunk in chunks.single] + decode, len(chunks.prompts) + len(chunks.fresh),
+        {chunk.req: chunk.start for chunk in behind if chunk.start < chunk.req.kv.protected_len},
     )  # fmt: skip
 
 

@@ -6,9 +6,10 @@ decided; after `runner_lost` there are none until the runner is ready. `add` and
 Deltas for the tokenizer accumulate until `take_deltas`.
 
 Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
-`AdmissionControl` (refusals), `Admission` (prefill chunks of a step), `KVManager` (slots), `ConstrainedRequests`
-(grammars), `Programs` (hints), `SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps),
-`DeltaWriter` (output), `Recovery` (lost slots and dead runners).
+`AdmissionControl` (refusals), `Admission` (prefill chunks of a step), `Checkpoints` (places of states in prompts),
+`KVManager` (KV slots), `StateManager` (state slots), `ConstrainedRequests` (grammars), `Programs` (hints),
+`SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps), `DeltaWriter` (output), `Recovery`
+(lost slots and dead runners).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from radixrt.messages.scheduler import LoadStats, TokenBatch, TokenizedReq
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.admission import Admission
 from radixrt.scheduler.admission_control import AdmissionControl
+from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.constrained import ConstrainedRequests, StepMasks, append_token
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
@@ -55,11 +57,12 @@ class Scheduler:
         vocab_size: size of grammar masks, in tokens.
         random_seed: seed of the seeds given to requests that bring none.
         cascade: costs by which shared prefixes are computed once for several rows; None if they never are.
+        checkpoints: decides where prompts leave states, for a model with recurrent layers; None: with its defaults.
     """
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
-        random_seed: int = 0, cascade: CascadeCosts | None = None,
+        random_seed: int = 0, cascade: CascadeCosts | None = None, checkpoints: Checkpoints | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
@@ -78,7 +81,7 @@ class Scheduler:
         outputs = OutputLengths()
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
         self.recovery = Recovery(self._requests, self.counters)
-        self._admission = Admission(config, kv, self._requests, self.programs)
+        self._admission = Admission(config, kv, self._requests, self.programs, checkpoints or Checkpoints())
         load = LoadPredictor(config, kv, self._requests, self._admission.ratio, self.step_time, outputs)
         self._control = AdmissionControl(config, self._requests, load, self.counters)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
@@ -141,6 +144,7 @@ class Scheduler:
             call=None if hint is None else self.programs.begin_call(hint, seq, now, prompt_len=len(ids)),
         )
         self._requests.queue(req)
+        self._admission.arrived(req)
         finish = self._constrained.start(req)
         if finish is not None:
             self._requests.end(req, finish, now)
@@ -206,6 +210,8 @@ class Scheduler:
     def flush_cache(self) -> None:
         """Drop everything from the cache that no active request holds."""
         self._kv.cache.evict(self._kv.cache.evictable_size)
+        if self._kv.states is not None:
+            self._kv.states.nodes.evict_all()
         self.counters.cache_resets["flushed"] += 1
 
     def _expire(self, now: float) -> None:
@@ -267,12 +273,15 @@ class Scheduler:
             req.sampling_row_due = False
         for req in batch.sampled:
             req.num_pending += 1
+        if self._kv.states is not None:
+            self._kv.states.end_step()
         for chunk in chunks:
             req = chunk.req
             if chunk.is_last:
                 req.state = RUNNING  # also a row of a group, which samples nothing
             # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(req)
+            self._kv.checkpoint(req)
             if req.call is not None:
                 self.programs.lease_fork(req.call, req.known_ids, req.namespace, req.kv.length)
         self._next_step += 1

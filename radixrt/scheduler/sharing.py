@@ -10,9 +10,10 @@ cost model of `radixrt.scheduler.sharing_costs`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ class SharedColumns(NamedTuple):
 
 
 NOTHING = SharedColumns()
+NOTHING_REPLAYED: Mapping[Req, int] = MappingProxyType({})
 
 
 class SharingPlanner:
@@ -47,31 +49,39 @@ class SharingPlanner:
         self._first_row = 0
         self._columns = NOTHING
 
-    def columns(self, decode: Sequence[Req], first_row: int = 0) -> SharedColumns:
+    def columns(
+        self, decode: Sequence[Req], first_row: int = 0, replayed: Mapping[Req, int] = NOTHING_REPLAYED
+    ) -> SharedColumns:
         """The columns of a step whose decode rows, from `first_row` on, are these requests; empty if no run is faster.
 
         Each row's runs lie within its slots in the tree, so they never hold the slot of the step's own token.
+
+        Args:
+            replayed: as in `extend_columns`.
         """
-        nodes = [req.kv.last_node for req in decode]
+        nodes = _path_ends(decode, replayed)[0] if replayed else [req.kv.last_node for req in decode]
         if nodes != self._nodes or decode != self._reqs or first_row != self._first_row:
             self._reqs, self._nodes, self._first_row = decode, nodes, first_row
-            order, runs = find_runs(nodes, [req.kv.protected_len for req in decode], self._decode)
+            order, runs = find_runs(nodes, _path_ends(decode, replayed)[1], self._decode)
             self._columns = _pack(order, runs, first_row)
         return self._columns
 
     def extend_columns(
-        self, prompts: Sequence[Req], queries: Sequence[int], single: Sequence[Req], first_single: int
-    ) -> SharedColumns:
+        self, prompts: Sequence[Req], queries: Sequence[int], single: Sequence[Req], first_single: int,
+        replayed: Mapping[Req, int] = NOTHING_REPLAYED,
+    ) -> SharedColumns:  # fmt: skip
         """The columns of an EXTEND step.
 
         Args:
             prompts: requests of the step's first rows, with `queries` new tokens each.
             single: requests of the rows from `first_single` on, with one new token each.
+            replayed: requests whose new tokens have slots in the tree, and the position of the first such token. Their
+                runs end before it, for the keys of a run are attended to without a mask.
         """
-        columns = self.columns(single, first_single) if self._in_extend else NOTHING
+        columns = self.columns(single, first_single, replayed) if self._in_extend else NOTHING
         if self._prompts is None or len(prompts) < 2:
             return columns
-        nodes, lengths = [req.kv.last_node for req in prompts], [req.kv.protected_len for req in prompts]
+        nodes, lengths = _path_ends(prompts, replayed)
         order, runs = find_runs(nodes, lengths, self._prompts, queries)
         if not runs:
             return columns
@@ -79,6 +89,20 @@ class SharingPlanner:
         behind = unpack_i32(columns.segments).reshape(-1, 4) + np.array([0, 0, len(order), 0], np.int32)
         ours = _pack(order, runs, 0)
         return SharedColumns(ours.segments + pack_i32(behind.reshape(-1)), ours.rows + columns.rows)
+
+
+def _path_ends(reqs: Sequence[Req], replayed: Mapping[Req, int]) -> tuple[list[TreeNode], list[int]]:
+    """The node and the length in which each request's path ends, before the tokens that it replays."""
+    nodes, lengths = [], []
+    for req in reqs:
+        node, length = req.kv.last_node, req.kv.protected_len
+        end = replayed.get(req, length)
+        while length > end:
+            length -= node.num_tokens
+            node = node.parent
+        nodes.append(node)
+        lengths.append(length)
+    return nodes, lengths
 
 
 def _pack(order: list[int], runs: list[Run], first_row: int) -> SharedColumns:

@@ -26,7 +26,7 @@ def pages(cache: RadixCache, *firsts: int, tail: int = 0) -> np.ndarray:
 
 def put(cache: RadixCache, key: np.ndarray, namespace: str = "", priority: int = 0) -> InsertResult:
     """A request that runs to its end with no lock held, the way the scheduler does it."""
-    slots, node = cache.match_prefix(key, namespace)
+    slots, node, *_ = cache.match_prefix(key, namespace)
     cache.inc_lock_ref(node)
     matched = len(slots)
     new = cache.allocator.alloc_extend(matched, len(key) - matched, int(slots[-1]) if matched else 0)
@@ -56,7 +56,7 @@ def test_what_is_inserted_is_matched_by_whole_pages(page_size: int) -> None:
     existing, node, retained = cache.insert(key, slots)
     assert (existing, retained) == (0, 3 * page_size)
     assert cache.total_size == cache.evictable_size == retained
-    found, end = cache.match_prefix(key)
+    found, end, *_ = cache.match_prefix(key)
     assert end is node
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, slots[:retained])
@@ -71,7 +71,7 @@ def test_empty_matches_return_the_root_of_the_namespace(page_size: int) -> None:
     cache = make(page_size)
     put(cache, pages(cache, 1, 2))
     for key in (pages(cache), pages(cache, 9), pages(cache, tail=page_size - 1)):
-        slots, node = cache.match_prefix(key)
+        slots, node, *_ = cache.match_prefix(key)
         assert len(slots) == 0
         assert slots.dtype == np.int32
         assert node.parent is None
@@ -98,7 +98,7 @@ def test_a_match_that_ends_inside_a_node_splits_it(page_size: int) -> None:
     cache = make(page_size)
     node = put(cache, pages(cache, 1, 2, 3)).node
     whole = cache.path_slots(node).copy()
-    slots, prefix = cache.match_prefix(pages(cache, 1, 8))
+    slots, prefix, *_ = cache.match_prefix(pages(cache, 1, 8))
     np.testing.assert_array_equal(slots, whole[:page_size])
     assert prefix is not node
     assert node.parent is prefix
@@ -607,5 +607,5 @@ def test_nodes_are_small() -> None:
     cache = make()
     leaf = put(cache, pages(cache, 1)).node
     assert not hasattr(leaf, "__dict__")
-    assert sys.getsizeof(leaf) <= 112
+    assert sys.getsizeof(leaf) <= 120
     assert leaf.children is cache.match_prefix(pages(cache, 1)).node.children

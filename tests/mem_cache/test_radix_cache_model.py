@@ -213,7 +213,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.match_len(key, namespace) == self.model.page_size * len(
             self.model.prefixes(namespace, tokens)
         )
-        slots, node = self.cache.match_prefix(key, namespace)
+        slots, node, *_ = self.cache.match_prefix(key, namespace)
         prefix = self.model.match(namespace, tokens)
         assert slots.tolist() == self.model.slots(prefix) == self.cache.path_slots(node).tolist()
         self.lock(node, prefix)

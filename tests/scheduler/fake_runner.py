@@ -3,6 +3,9 @@
 Each slot holds a digest of all tokens up to its position, computed from what the row's slots really hold, and the next
 token is a function of that digest. So a request's output equals `expected_output` only if every slot that it read held
 exactly its own prefix, whatever was cached, shared, chunked, freed, re-used or retracted on the way.
+
+A runner with states has recurrent layers too: a state slot holds the same digest, of all tokens that were read before.
+A row raises if the state that it reads is not that of exactly its prefix.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.mem_cache.state_slots import RESERVED_STATES, SCRATCH_STATE, StateSlotAllocator
 from radixrt.messages.parts import Finish, LogprobColumns, Pooling, Usage
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints
 from radixrt.scheduler.constrained import StepMasks
 from radixrt.scheduler.invariants import check_scheduler
 from radixrt.scheduler.kv_manager import KVManager
@@ -113,12 +118,15 @@ class FakeRunner:
 
     Args:
         deadly: tokens that kill the runner as inputs.
+        num_states: number of state slots, the two reserved ones included; 0 for a model without states.
     """
 
     def __init__(
-        self, num_slots: int, max_requests: int, max_context: int, deadly: frozenset[int] = frozenset()
-    ) -> None:
+        self, num_slots: int, max_requests: int, max_context: int, deadly: frozenset[int] = frozenset(),
+        num_states: int = 0,
+    ) -> None:  # fmt: skip
         self.deadly = deadly
+        self.states: list[int | None] = [0, *[None] * (num_states - 1)] if num_states else []
         self.mirror = np.zeros((max_requests + 1, max_context), np.int32)
         self.content: list[int | None] = [None] * (num_slots + 64)
         self.future = [-1] * (max_requests + 1)
@@ -128,7 +136,9 @@ class FakeRunner:
 
     def successor(self) -> FakeRunner:
         """A runner of the same size that knows nothing."""
-        return FakeRunner(len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1], self.deadly)
+        return FakeRunner(
+            len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1], self.deadly, len(self.states)
+        )
 
     def run(self, step: ForwardStep, mask: GrammarMask | None = None) -> StepOutput:
         allowed = {} if mask is None else _masks(mask)
@@ -143,29 +153,40 @@ class FakeRunner:
             extends, ids, samples = np.ones(len(idx), int), -np.ones(len(idx), int), [1] * len(idx)
         else:
             extends, ids, samples = unpack_i32(step.extend_lens), unpack_i32(step.input_ids), list(step.samples)
-        assert 0 not in locs, "slot 0 is padding"
+        stored = locs[locs != 0]
+        assert self.states or len(stored) == len(locs), "slot 0 is padding"
         assert len(set(idx.tolist())) == len(idx), "a row twice in one step"
-        assert len(set(locs.tolist())) == len(locs), "a slot twice in one step"
+        assert len(set(stored.tolist())) == len(stored), "a slot twice in one step"
+        src, dst = self._check_states(step, len(idx))
         sampled: list[int] = []
         scored = unpack_i32(step.logprob_rows).tolist()
         prompt_logprobs = []
         states = []  # after each of the step's tokens
         at = 0
         for i, (row, length, new) in enumerate(zip(idx.tolist(), seq_lens.tolist(), extends.tolist(), strict=True)):
-            self.mirror[row, length - new : length] = locs[at : at + new]
+            new_locs = locs[at : at + new]
+            self.mirror[row, length - new : length][new_locs != 0] = new_locs[new_locs != 0]
             state = 0 if length == new else self.content[self.mirror[row, length - new - 1]]
+            assert not src or self.states[src[i]] == state, "the state is not that of the row's prefix"
             assert state is not None, "read a slot that was never written"
             self._check_prefix(row, length - new)
-            for slot, token in zip(locs[at : at + new].tolist(), ids[at : at + new].tolist(), strict=True):
+            row_slots = self.mirror[row, length - new : length]
+            for loc, slot, token in zip(
+                new_locs.tolist(), row_slots.tolist(), ids[at : at + new].tolist(), strict=True
+            ):
                 if token < 0:
                     token = self.future[row]
                     assert token >= 0, "a future token that was never sampled"
                 if token in self.deadly:
                     raise RunnerDied
                 state = digest(state, token)
-                self.content[slot] = state
+                if loc:
+                    self.content[slot] = state
+                assert self.content[slot] == state, "a replayed token is not the one that the slot holds"
                 states.append(state)
                 self.tokens_computed += 1
+            if dst:
+                self.states[dst[i]] = state
             if i in scored:
                 prompt_logprobs.append(_columns(new))
             at += new
@@ -183,6 +204,18 @@ class FakeRunner:
             step.step_id, pack_i32(sampled), prompt_logprobs=prompt_logprobs, scores=pack_f32(scores),
             hidden=pack_f32(hidden),
         )  # fmt: skip
+
+    def _check_states(self, step: ForwardStep, rows: int) -> tuple[list[int], list[int]]:
+        """The columns of states are there if the model has any, no two rows write a slot, and none reads a slot that
+        another row writes."""
+        src, dst = unpack_i32(step.state_src).tolist(), unpack_i32(step.state_dst).tolist()
+        assert len(src) == len(dst) == (rows if self.states else 0)
+        assert len(set(dst)) == len(dst), "a state slot is written twice in one step"
+        assert all(slot >= RESERVED_STATES for slot in dst), "a reserved state slot is written"
+        assert SCRATCH_STATE not in src, "the scratch slot is read"
+        writers = {slot: row for row, slot in enumerate(dst)}
+        assert all(writers.get(slot, row) == row for row, slot in enumerate(src)), "a row reads what another one writes"
+        return src, dst
 
     def _check_order(self, seq_lens: np.ndarray, extends: np.ndarray) -> None:
         """Rows stand as `split_extend` cuts: no row is in a part before one that it should be behind."""
@@ -258,18 +291,19 @@ class Harness:
     def __init__(
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, deadly: Iterable[int] = (),
-        **config: object,
+        num_states: int = 0, min_gap: int = MIN_GAP, **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
-        self.cache = RadixCache(allocator, eviction) if cache else ChunkCache(allocator)
+        slots = StateSlotAllocator(num_states) if num_states else None
+        self.cache = RadixCache(allocator, eviction, slots) if cache else ChunkCache(allocator, slots)
         rows = ReqToTokenPool(self.config.max_running_requests, max_context)
         self.scheduler = Scheduler(
             self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
-            vocab_size=VOCAB, cascade=cascade,
+            vocab_size=VOCAB, cascade=cascade, checkpoints=Checkpoints(min_gap),
         )  # fmt: skip
         self.runner = FakeRunner(
-            num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly)
+            num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly), num_states
         )
         self.max_len = min(max_context, num_slots)
         self.depth = depth

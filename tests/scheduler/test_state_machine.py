@@ -45,13 +45,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 3, 16, 1000]),
         conservativeness=st.sampled_from([0.0, 0.3, 1.0]),
         rows=st.integers(1, 5),
+        num_states=st.sampled_from([0, 0, 3, 4, 6, 9, 40]),
     )
-    def start(self, num_slots, page_size, depth, cache, eviction, policy, chunk, conservativeness, rows) -> None:
+    def start(
+        self, num_slots, page_size, depth, cache, eviction, policy, chunk, conservativeness, rows, num_states
+    ) -> None:
+        page_size = 1 if num_states else page_size
         self.h = Harness(
             num_slots=num_slots, page_size=page_size, depth=depth, cache=cache, eviction=eviction,
             schedule_policy=policy, chunked_prefill_size=chunk, schedule_conservativeness=conservativeness,
             max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
-            deadly=[DEADLY],
+            deadly=[DEADLY], num_states=num_states, min_gap=2,
         )  # fmt: skip
 
     @rule(
@@ -198,6 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (programs.programs, programs.holds, programs.held_tokens) == (0, 0, 0), "nothing is kept for ever"
         h.verify()
         kv = h.scheduler.kv
+        assert kv.states is None or kv.states.slots.available() + len(kv.states.nodes) == kv.states.slots.num_usable
         assert kv.allocator.available() + h.cache.evictable_size == kv.allocator.num_slots
         assert kv.rows.available() == h.config.max_running_requests
 

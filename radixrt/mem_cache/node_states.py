@@ -1,0 +1,226 @@
+"""States of recurrent layers at the nodes of a prefix cache, and the order in which they are evicted.
+
+A node may hold the state after its last token. A later request with the same tokens up to there continues from it;
+without a state the recurrent layers must read these tokens again, even though the cache has their keys and values.
+
+A state is worth what recomputing it would cost: the tokens since the next state above it, for each use. States are
+evicted by GDSF (Greedy-Dual-Size-Frequency, Cherkasova 1998), where all are equally large: the one with the smallest
+`clock at its last use + uses * tokens` goes first, and the clock advances to the value of each state that is evicted,
+so that a state which is not used grows old. The retention level of the node, which programs set, counts before that.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import MutableSet
+
+from radixrt.errors import InvariantError
+from radixrt.mem_cache.state_slots import StateSlotAllocator
+from radixrt.mem_cache.tree_node import NodeState, TreeNode
+
+Rank = tuple[int, float]
+"""Retention level of a state's node and the state's value: of two states the one with the lower rank is evicted first.
+"""
+
+
+class NodeStates:
+    """See the module's docstring. The only code that writes `TreeNode.state`.
+
+    A pinned state is not evicted: a request is about to read it. Requests lock their paths, so a node with a pinned
+    state is not evicted either.
+
+    Args:
+        slots: allocator of the states, which gets the slots of evicted ones.
+        leaves: evictable leaves of the cache in an order that depends on whether a node has a state.
+
+    Attributes:
+        evicted: number of states evicted so far.
+    """
+
+    def __init__(self, slots: StateSlotAllocator, leaves: MutableSet[TreeNode]) -> None:
+        self.slots = slots
+        self._leaves = leaves
+        self._clock = 0.0
+        self._heap: list[tuple[Rank, int, TreeNode]] = []  # ranks at the time of the push; the entry tells which counts
+        self._entries = 0
+        self._count = 0
+        self._pinned = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        """Number of states in the cache."""
+        return self._count
+
+    @property
+    def evictable(self) -> int:
+        """Number of states that are not pinned."""
+        return self._count - self._pinned
+
+    # --- attach, use and detach ---
+
+    def attach(self, node: TreeNode, slot: int, uses: int = 1) -> bool:
+        """Give a node the state in `slot`, which belongs to the cache from now on.
+
+        Args:
+            uses: number of uses that are expected.
+
+        Returns:
+            False, with nothing changed, if the node has a state already or is a root.
+        """
+        if node.state is not None or node.parent is None:
+            return False
+        self._set(node, NodeState(slot, uses))
+        self._count += 1
+        self._push(node)
+        return True
+
+    def use(self, node: TreeNode) -> None:
+        """Count a use of the node's state."""
+        state = _state(node)
+        state.uses += 1
+        state.clock = self._clock
+
+    def pin(self, node: TreeNode) -> None:
+        """Protect the node's state from eviction until the matching unpin."""
+        state = _state(node)
+        self._pinned += state.pins == 0
+        state.pins += 1
+
+    def unpin(self, node: TreeNode) -> None:
+        state = _state(node)
+        if state.pins < 1:
+            raise InvariantError(f"the state of {node!r} is unpinned more often than pinned")
+        state.pins -= 1
+        self._pinned -= state.pins == 0
+
+    def take(self, node: TreeNode) -> int:
+        """Take the state away from a node, which the caller has pinned and nobody else; returns its slot, which belongs
+        to the caller from now on."""
+        state = _state(node)
+        if state.pins != 1:
+            raise InvariantError(f"the state of {node!r} has {state.pins} pins")
+        self._pinned -= 1
+        self._remove(node)
+        return state.slot
+
+    # --- evict ---
+
+    def evict(self, below: Rank | None = None) -> bool:
+        """Free the slot of the state with the lowest rank among those that are not pinned.
+
+        Args:
+            below: evict nothing unless that state's rank is lower than this one.
+
+        Returns:
+            True if a slot was freed.
+        """
+        aside: list[tuple[Rank, int, TreeNode]] = []
+        found = False
+        while self._heap and not found:
+            pushed = heapq.heappop(self._heap)
+            rank, entry, node = pushed
+            state = node.state
+            if state is None or state.entry != entry:
+                continue  # evicted, or pushed again since then
+            if state.pins:
+                aside.append(pushed)
+                continue
+            now = self.rank(node)
+            if now > rank:
+                self._push(node)  # it was used, or the state above it went
+            elif below is not None and now >= below:
+                aside.append(pushed)
+                break
+            else:
+                self._clock = max(self._clock, now[1])
+                self.drop(node)
+                found = True
+        for pushed in aside:
+            heapq.heappush(self._heap, pushed)
+        return found
+
+    def evict_all(self) -> None:
+        """Free the slots of all states that are not pinned."""
+        while self.evict():
+            pass
+
+    def drop(self, node: TreeNode) -> None:
+        """Free the slot of the node's state: the state or its node is evicted.
+
+        Raises:
+            InvariantError: the state is pinned.
+        """
+        state = _state(node)
+        if state.pins:
+            raise InvariantError(f"the state of {node!r} is evicted, though it is pinned")
+        self._remove(node)
+        self.slots.free(state.slot)
+        self.evicted += 1
+
+    def retention_changed(self, node: TreeNode) -> None:
+        """Sort the node's state anew after its retention level was set."""
+        self._push(node)
+
+    def rank(self, node: TreeNode) -> Rank:
+        """Current rank of the node's state."""
+        state = _state(node)
+        return node.retention, state.clock + state.uses * tokens_since_state(node)
+
+    def _push(self, node: TreeNode) -> None:
+        if len(self._heap) > 2 * self._count + 64:  # mostly entries that no longer count
+            self._heap = [pushed for pushed in self._heap if _counts(pushed[2], pushed[1])]
+            heapq.heapify(self._heap)
+        self._entries += 1
+        _state(node).entry = self._entries
+        heapq.heappush(self._heap, (self.rank(node), self._entries, node))
+
+    def _remove(self, node: TreeNode) -> None:
+        self._set(node, None)
+        self._count -= 1
+
+    def _set(self, node: TreeNode, state: NodeState | None) -> None:
+        if state is not None:
+            state.clock = self._clock
+        is_listed = node in self._leaves
+        if is_listed:
+            self._leaves.discard(node)
+        node.state = state
+        if is_listed:
+            self._leaves.add(node)
+
+
+def tokens_since_state(node: TreeNode) -> int:
+    """Number of tokens from the next state above the node, or the root, to the node's end."""
+    tokens = node.num_tokens
+    above = node.parent
+    while above is not None and above.state is None:
+        tokens += above.num_tokens
+        above = above.parent
+    return tokens
+
+
+def deepest_state(node: TreeNode, length: int, within: int) -> tuple[TreeNode | None, int]:
+    """The deepest node with a state on a path, and the number of tokens up to its end.
+
+    Args:
+        node, length: end of the path, and its number of tokens.
+        within: a state after more than this many tokens does not count.
+
+    Returns:
+        (None, 0) if there is none.
+    """
+    at: TreeNode | None = node
+    while at is not None and (at.state is None or length > within):
+        length -= at.num_tokens
+        at = at.parent
+    return at, length
+
+
+def _state(node: TreeNode) -> NodeState:
+    if node.state is None:
+        raise InvariantError(f"{node!r} has no state")
+    return node.state
+
+
+def _counts(node: TreeNode, entry: int) -> bool:
+    return node.state is not None and node.state.entry == entry

@@ -1,0 +1,107 @@
+"""`Checkpoints`: positions at which prompts leave a state of the recurrent layers to the cache.
+
+A state is exact to the token and serves only requests that have the same tokens up to there, so it is placed where
+requests part. A chunk ends at each of these positions (`KVState.cuts`), which costs a step with a short chunk:
+
+- the length that a program's hint or a scoring request says its siblings share;
+- the length at which a waiting request parts from this one (look-ahead over the queue): it is computed once, and the
+  waiting request is deferred until its state is there (`promises`);
+- the end of the cached keys and values, where they reach beyond the deepest state: another request parted there, and
+  its state was not known to be needed, or was evicted;
+- the end of a conversation's last message, behind which chat templates may render the next request differently;
+- the token before the last one, from which the same prompt goes on when it is sent again: its last token is always
+  computed.
+
+Free of charge are the states at the end of every request and at its retraction (`KVManager.release`), and those at the
+ends of long prompts' chunks while slots are free (`KVManager.checkpoint`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from radixrt.messages.wire import Int32Array
+from radixrt.scheduler.req import Req
+
+MIN_GAP = 32
+"""A state that saves fewer tokens than this is not worth its slot and its step."""
+MAX_PARTINGS = 8
+"""Maximum number of lengths at which waiting requests part from one that look-ahead takes into account."""
+
+
+class Checkpoints:
+    """See the module's docstring.
+
+    Args:
+        min_gap: smallest number of tokens between two checkpoints of a request.
+    """
+
+    def __init__(self, min_gap: int = MIN_GAP) -> None:
+        self.min_gap = min_gap
+
+    def place(self, req: Req, matched: int, waiting: Iterable[Req]) -> None:
+        """Decide the cuts of a request that was just admitted.
+
+        Args:
+            matched: number of tokens whose keys and values are cached.
+            waiting: requests that may share a prefix with it.
+        """
+        cuts = req.kv.cuts
+        cuts.clear()
+        hint = None if req.call is None else req.call.hint
+        if hint is not None and hint.siblings > 1:
+            self._add(req, hint.fork_len, hint.siblings)
+        if req.row is not None:
+            self._add(req, min(req.row.fork_len, len(req.reusable_ids)), 2)
+        partings: Counter[int] = Counter()
+        for other in waiting:
+            partings[self._parting(req, other, req.kv.state_len)] += 1
+        for length, count in partings.most_common(MAX_PARTINGS):
+            self._add(req, length, count + 1)
+        self._add(req, matched, 1)
+        if req.row is None:
+            self._add(req, req.prompt_len - 1, 1)
+
+    def promises(self, active: Req, req: Req, cached: int) -> bool:
+        """Return True if an active request in PREFILL is going to leave a state from which a waiting one should
+        continue. A cut is added for that where the two part, unless the active one is past it.
+
+        Args:
+            cached: number of tokens up to the state from which the waiting request could continue now. The two have
+                the same tokens up to there.
+        """
+        parting = self._parting(active, req, cached)
+        if parting < cached + self.min_gap:
+            return False
+        self._add(active, parting, 2)
+        # At a cut that it has just reached, its state is left once the step is decided.
+        first = max(active.kv.state_len, cached + self.min_gap)
+        return any(first <= cut <= parting for cut in active.kv.cuts)
+
+    def _parting(self, req: Req, other: Req, start: int) -> int:
+        """Length of the prefix that a waiting request `other` could reuse of `req`; 0 if it is not min_gap tokens
+        longer than `start`."""
+        theirs, ours = other.reusable_ids, req.ids[: req.known_len - 1]
+        if req is other or req.namespace != other.namespace or min(len(theirs), len(ours)) < start + self.min_gap:
+            return 0
+        window = slice(start, start + self.min_gap)
+        if theirs[window].tobytes() != ours[window].tobytes():
+            return 0
+        common = common_len(theirs, ours)
+        return common if common >= start + self.min_gap else 0
+
+    def _add(self, req: Req, length: int, uses: int) -> None:
+        """Add a cut unless another one, or the state itself, is close."""
+        if not req.kv.state_len + self.min_gap <= length < req.known_len:
+            return
+        if all(abs(length - cut) >= self.min_gap for cut in req.kv.cuts):
+            req.kv.cuts[length] = uses
+
+
+def common_len(a: Int32Array, b: Int32Array) -> int:
+    """Number of leading tokens that are equal."""
+    count = min(len(a), len(b))
+    differs = a[:count] != b[:count]
+    first = int(differs.argmax()) if count else 0
+    return first if count and differs[first] else count

@@ -1,0 +1,192 @@
+"""`StateManager`: ownership of state slots by requests. The only code that allocates, frees or hands over one.
+
+A model with recurrent layers keeps one state for each sequence, in a slot. A step reads the state in one slot before a
+row's first new token, and writes the state after its last new token into another or the same one; nothing is ever
+copied. `req.kv.state_slot` holds the state after `state_len` tokens. The slot is one of these:
+
+    zeros         nothing is computed yet
+    a node's      `state_node`, pinned: the next chunk reads it and writes a slot of the request's own
+    its own       the next step reads and writes it, in place
+
+A checkpoint hands the request's own slot to a node (`checkpoint`): the request goes on from there as after a match. So
+a request needs one slot at any time, and a second one only within the step that reads a node's.
+
+A step never writes a slot that another row of it reads: pins that a step has used end when the step is decided, so what
+is evicted meanwhile is not read by it. Steps in flight do not matter: they run before.
+
+A request whose tokens may be taken back (jump-forward) alternates between its slot and a spare one, which keeps the
+state from before the step in flight. Spares are given out only from slots that no request could ever lack.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from radixrt.errors import InvariantError
+from radixrt.mem_cache.node_states import NodeStates, deepest_state
+from radixrt.mem_cache.prefix_cache import MatchResult
+from radixrt.mem_cache.state_slots import ZERO_STATE, StateSlotAllocator
+from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.wire import Int32Array
+from radixrt.scheduler.req import KVState, Req
+
+
+class StateStep(NamedTuple):
+    """State slots of one row of a step: the one that it reads, and the one that it writes."""
+
+    src: int
+    dst: int
+
+
+class StateManager:
+    """See the module's docstring.
+
+    Args:
+        nodes: states of the prefix cache.
+        max_requests: maximum number of requests that hold a row. Each needs a slot.
+
+    Attributes:
+        max_active: number of requests that may be active at once.
+    """
+
+    def __init__(self, nodes: NodeStates, max_requests: int) -> None:
+        self.nodes = nodes
+        self.slots: StateSlotAllocator = nodes.slots
+        self.max_active = min(max_requests, self.slots.num_usable)
+        self._max_spares = self.slots.num_usable - self.max_active
+        self._num_spares = 0
+        self._read: list[TreeNode] = []  # pinned nodes whose states the step that is being decided reads
+
+    # --- before the first chunk ---
+
+    def match(self, kv: KVState, match: MatchResult) -> None:
+        """Let a waiting request continue from the state of a match, whose path is locked."""
+        self._start_at(kv, match.state_node, match.state_len)
+
+    def admitted(self, kv: KVState) -> None:
+        """Count the use of the state from which a request that was just admitted continues."""
+        if kv.state_node is not None:
+            self.nodes.use(kv.state_node)
+
+    def forget(self, kv: KVState) -> None:
+        """Let go of whatever the request holds."""
+        if kv.state_node is not None:
+            self.nodes.unpin(kv.state_node)
+        elif kv.state_slot != ZERO_STATE:
+            self.slots.free(kv.state_slot)
+        self._free_spare(kv)
+        kv.state_slot, kv.state_len, kv.state_node = ZERO_STATE, 0, None
+        kv.cuts.clear()
+
+    def _start_at(self, kv: KVState, node: TreeNode | None, length: int) -> None:
+        if node is not None:
+            assert node.state is not None  # the cache says so
+            self.nodes.pin(node)
+            kv.state_slot = node.state.slot
+        else:
+            kv.state_slot = ZERO_STATE
+        kv.state_node, kv.state_len = node, length
+
+    # --- steps ---
+
+    def make_room(self, kv: KVState) -> bool:
+        """Make sure that the request has a slot to write; False, with nothing changed, if there is none in this step.
+
+        A checkpoint of the request that is worth less than all others is taken back for that.
+        """
+        node = kv.state_node
+        if (node is None and kv.state_slot != ZERO_STATE) or self.slots.available():
+            return True
+        mine = node is not None and node.state is not None and node.state.pins == 1
+        if self.nodes.evict(below=self.nodes.rank(node) if mine and node is not None else None):
+            return True
+        if not mine or node is None:
+            return False
+        self.nodes.take(node)
+        kv.state_node = None
+        return True
+
+    def extend(self, kv: KVState, num_new: int) -> StateStep:
+        """Advance the state by a chunk, for which `make_room` has returned True; returns the chunk's slots."""
+        src = kv.state_slot
+        if kv.state_node is not None or src == ZERO_STATE:
+            dst = self.slots.alloc()
+            assert dst is not None  # there is room
+            if kv.state_node is not None:
+                self._read.append(kv.state_node)
+                kv.state_node = None
+            kv.state_slot = dst
+        kv.state_len += num_new
+        return StateStep(src, kv.state_slot)
+
+    def decode(self, reqs: list[Req]) -> tuple[Int32Array, Int32Array]:
+        """Advance the states of decode rows by a token each; returns the slots that they read and write, int32[rows]
+        each."""
+        src, dst = [], []
+        for req in reqs:
+            kv = req.kv
+            src.append(kv.state_slot)
+            if req.constraint is not None and req.constraint.jumps:
+                self._alternate(kv)
+            dst.append(kv.state_slot)
+            kv.state_len += 1
+        return np.array(src, np.int32), np.array(dst, np.int32)
+
+    def end_step(self) -> None:
+        """The step is decided: the states that it reads may be evicted from now on."""
+        for node in self._read:
+            self.nodes.unpin(node)
+        self._read.clear()
+
+    def _alternate(self, kv: KVState) -> None:
+        """Let the next step write the spare slot, so that the present state becomes the spare."""
+        if kv.spare_slot == ZERO_STATE:
+            if self._num_spares >= self._max_spares or not (self.slots.available() or self.nodes.evict()):
+                return
+            spare = self.slots.alloc()
+            assert spare is not None  # one is free
+            kv.spare_slot = spare
+            self._num_spares += 1
+        kv.state_slot, kv.spare_slot = kv.spare_slot, kv.state_slot
+        kv.spare_len = kv.state_len
+
+    def _free_spare(self, kv: KVState) -> None:
+        if kv.spare_slot != ZERO_STATE:
+            self.slots.free(kv.spare_slot)
+            kv.spare_slot = ZERO_STATE
+            self._num_spares -= 1
+
+    # --- checkpoints and ends ---
+
+    def checkpoint(self, kv: KVState, node: TreeNode | None, uses: int) -> bool:
+        """Hand the request's own slot to the node in which its first `state_len` tokens end; it goes on from there.
+
+        Returns:
+            False, with nothing changed, if there is no such node, it has a state already, or the slot is not its own.
+        """
+        if node is None or kv.state_node is not None or kv.state_slot == ZERO_STATE:
+            return False
+        if not self.nodes.attach(node, kv.state_slot, uses):
+            return False
+        self.nodes.pin(node)
+        kv.state_node = node
+        return True
+
+    def truncate(self, kv: KVState, length: int) -> None:
+        """Go back to the state after at most `length` tokens, which are on the request's locked path or its own: that
+        of the spare slot, or the deepest one of the path. What is missing then is computed again."""
+        if kv.state_len <= length:
+            return
+        if kv.spare_slot != ZERO_STATE and kv.spare_len <= length:
+            if kv.state_node is not None:
+                raise InvariantError("a request alternates between two slots, but one of them is the cache's")
+            kv.state_slot, kv.spare_slot = kv.spare_slot, kv.state_slot
+            kv.state_len, kv.spare_len = kv.spare_len, kv.state_len
+            self._free_spare(kv)  # it is of tokens that were taken back
+            return
+        cuts = dict(kv.cuts)
+        self.forget(kv)
+        kv.cuts.update(cuts)
+        self._start_at(kv, *deepest_state(kv.last_node, kv.protected_len, length))

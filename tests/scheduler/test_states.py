@@ -1,0 +1,142 @@
+"""States of recurrent layers: which tokens are computed, and that every row reads the state of exactly its prefix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixrt.messages.parts import ProgramHint
+from radixrt.messages.wire import unpack_i32
+from tests.scheduler.fake_runner import VOCAB, Harness
+
+
+def make(**options: Any) -> Harness:
+    return Harness(**{"num_slots": 4096, "max_context": 2048, "num_states": 42, "max_running_requests": 10, **options})
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(1, VOCAB, count).tolist()
+
+
+def computed(h: Harness, *prompts: list[int], **fields: Any) -> int:
+    """Number of prompt tokens that are computed for the prompts, sent one after another, each sampling one token."""
+    before = h.runner.tokens_computed
+    for prompt in prompts:
+        run(h, prompt, **{"max_tokens": 1, **fields})
+    return h.runner.tokens_computed - before
+
+
+def run(h: Harness, prompt: list[int], **fields: Any) -> list[int]:
+    """Serve a request to its end; returns its output."""
+    rid = f"r{len(h.requests)}"
+    h.add(rid, prompt, ignore_eos=True, **fields)
+    h.drain()
+    h.assert_output(rid)
+    return h.outputs[rid]
+
+
+PREFIX = tokens(0, 300)
+BRANCHES = [[1 + i, *tokens(1 + i, 49)] for i in range(8)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("chunk", [1024, 64, 7])
+def test_branches_that_arrive_together_compute_their_prefix_once(depth: int, chunk: int) -> None:
+    h = make(depth=depth, chunked_prefill_size=chunk)
+    for i, branch in enumerate(BRANCHES):
+        h.add(f"b{i}", PREFIX + branch, max_tokens=1)
+    h.drain()
+    for i in range(8):
+        h.assert_output(f"b{i}")
+    assert h.runner.tokens_computed == 300 + 8 * 50
+    assert sum(usage.cached_tokens for usage in h.usages.values()) == 7 * 300
+
+
+def test_branches_of_a_hinted_fork_compute_their_prefix_once() -> None:
+    h = make()
+    hint = ProgramHint("p", fork_len=300, siblings=8)
+    assert computed(h, *(PREFIX + branch for branch in BRANCHES), program=hint) == 300 + 8 * 50
+
+
+def test_without_a_hint_the_second_branch_leaves_the_state_for_all_later_ones() -> None:
+    h = make()
+    prompts = [PREFIX + branch for branch in BRANCHES]
+    assert computed(h, *prompts) == 2 * 300 + 8 * 50
+    assert h.usages["r2"].cached_tokens == 300
+
+
+def test_a_branch_that_arrives_while_the_first_one_is_computed_waits_for_it() -> None:
+    h = make(chunked_prefill_size=90)
+    h.add("first", PREFIX + BRANCHES[0], max_tokens=1)
+    h.turn()
+    h.add("second", PREFIX + BRANCHES[1], max_tokens=1)
+    h.drain()
+    assert h.runner.tokens_computed == 300 + 2 * 50
+    h.assert_output("second")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_same_prompt_again_computes_its_last_token_only(depth: int) -> None:
+    h = make(depth=depth)
+    assert computed(h, *[PREFIX] * 5) == 300 + 4
+    together = make(depth=depth)
+    for i in range(5):
+        together.add(f"r{i}", PREFIX, max_tokens=1)
+    together.drain()
+    assert together.runner.tokens_computed == 300 + 4
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_chat_turn_computes_its_new_tokens_only(depth: int) -> None:
+    h = make(depth=depth)
+    prompt = PREFIX
+    for turn in range(4):
+        before = h.runner.tokens_computed
+        answer = run(h, prompt, max_tokens=40)
+        fresh = 300 if turn == 0 else 50
+        # With one step in flight the last token of the answer before this turn was not computed.
+        assert h.runner.tokens_computed - before <= fresh + 40
+        assert h.usages[f"r{turn}"].cached_tokens >= len(prompt) - fresh - (turn > 0)
+        prompt = prompt + answer + tokens(10 + turn, 50)
+
+
+def test_scored_choices_share_the_state_behind_their_prefix() -> None:
+    h = make()
+    choices = [[1 + i, *tokens(i, 9)] for i in range(6)]
+    for _ in range(2):
+        before = h.runner.tokens_computed
+        h.add_score(f"s{before}", {tuple(PREFIX): choices})
+        h.drain()
+        h.assert_scores(f"s{before}")
+        # The state is behind the token before the prefix's last one, which each row computes: a choice's first token
+        # is scored there.
+        assert h.runner.tokens_computed - before <= (300 if before == 0 else 1) + 6 * 9 + 5
+
+
+def test_embedded_texts_share_the_state_of_their_prefix() -> None:
+    h = make()
+    h.add_embed("e", [PREFIX + branch for branch in BRANCHES], "last")
+    h.drain()
+    h.assert_embeddings("e")
+    assert h.runner.tokens_computed == 300 + 8 * 50
+    h.add_embed("m", [PREFIX + branch for branch in BRANCHES], "mean")
+    h.drain()
+    h.assert_embeddings("m")
+
+
+def test_a_model_without_states_sends_no_columns_of_them() -> None:
+    h = make(num_states=0)
+    run(h, PREFIX)
+    assert all(step.state_src == step.state_dst == b"" for step in h.steps)
+
+
+def test_with_the_cache_off_every_request_has_one_slot() -> None:
+    h = make(cache=False, num_states=3, max_running_requests=4)
+    for i in range(5):
+        h.add(f"r{i}", PREFIX[: 40 + i])
+    h.drain()
+    for i in range(5):
+        h.assert_output(f"r{i}")
+    assert all(slot == 2 for step in h.steps for slot in unpack_i32(step.state_dst))
