@@ -10,8 +10,10 @@ workloads.
     shared4k   256 requests, a shared prefix of 4096 tokens and 128 of their own, 64 out
     tree       512 requests: 8 roots of 1024, 8 branches of 256 each, 8 leaves of 64 each, shuffled; 32 out
     questions  512 requests, one document of 4096 tokens and 16 of their own, 1 out (a judge, an extractor); no peers
+    fork8      128 requests, 8 for each of 16 prefixes of 4096 tokens, 200 of their own, shuffled; 64 out; no peers
+    chat8      64 conversations of 8 turns: 300 tokens, then 60 in and 120 out at each turn; no peers
 
-Token ids are uniform in 10..10000, all requests are submitted in one call, temperature 0.6, the end token is ignored.
+Token ids are uniform in 10..10000, all requests are submitted in one call (of chat8, all of a turn), temperature 0.6, the end token is ignored.
 Each workload runs once to warm up and then --runs times, with other tokens each time and an empty prefix cache; the
 figure is the median. With --fresh each workload has an engine of its own, which eight small requests warm up before, so
 that the first run is what the first users get. Start-up is the time until the engine answers.
@@ -100,7 +102,7 @@ COUNTED = ("extend_steps", "decode_steps", "retractions", "cached_tokens", "sche
 
 
 def run_once(engine: Any, workload: Workload) -> float:
-    """Seconds from the call with all prompts to its return.
+    """Seconds from the call with all prompts to its return, of all turns.
 
     Raises:
         RuntimeError: a request did not get all its tokens.
@@ -109,13 +111,17 @@ def run_once(engine: Any, workload: Workload) -> float:
     sampling = [
         {"temperature": TEMPERATURE, "max_tokens": n, "ignore_eos": True, "detokenize": False} for n in workload.outputs
     ]
-    started = time.perf_counter()
-    answers = engine.generate(prompts, sampling, progress=False)
-    seconds = time.perf_counter() - started
-    got = [len(answer.token_ids) for answer in answers]
-    if got != workload.outputs:
-        wrong = next(i for i, (a, b) in enumerate(zip(got, workload.outputs, strict=True)) if a != b)
-        raise RuntimeError(f"{workload.name}: request {wrong} has {got[wrong]} of {workload.outputs[wrong]} tokens")
+    seconds = 0.0
+    for turn in range(1 + len(workload.turns)):
+        if turn:
+            prompts = workload.next_prompts(turn, prompts, [answer.token_ids for answer in answers])
+        started = time.perf_counter()
+        answers = engine.generate(prompts, sampling, progress=False)
+        seconds += time.perf_counter() - started
+        got = [len(answer.token_ids) for answer in answers]
+        if got != workload.outputs:
+            wrong = next(i for i, (a, b) in enumerate(zip(got, workload.outputs, strict=True)) if a != b)
+            raise RuntimeError(f"{workload.name}: request {wrong} has {got[wrong]} of {workload.outputs[wrong]} tokens")
     return seconds
 
 

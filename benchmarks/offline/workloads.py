@@ -6,7 +6,8 @@ the least that an engine has to compute and read, both follow from that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +21,14 @@ LOWEST_ID, HIGHEST_ID = 10, 10_000
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are submitted at once.
+    """Requests that are submitted at once; in a conversation, once for each turn.
 
     Attributes:
         segments: int32 runs of tokens that prompts are made of.
         paths: for each request, the indices of the segments that its prompt consists of.
         outputs: for each request, its output tokens.
         counts_prompt: the figure is prompt tokens a second, not output tokens.
+        turns: for each turn after the first, and each request, the index of the segment that follows its last answer.
     """
 
     name: str
@@ -34,9 +36,15 @@ class Workload:
     paths: list[tuple[int, ...]]
     outputs: list[int]
     counts_prompt: bool = False
+    turns: tuple[tuple[int, ...], ...] = ()
 
     def prompts(self) -> list[list[int]]:
         return [np.concatenate([self.segments[i] for i in path]).tolist() for path in self.paths]
+
+    def next_prompts(self, turn: int, prompts: list[list[int]], answers: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Prompts of turn 1 and later, from those of the turn before and its answers."""
+        parts = zip(prompts, answers, self.turns[turn - 1], strict=True)
+        return [[*prompt, *answer, *self.segments[segment].tolist()] for prompt, answer, segment in parts]
 
     def prompt_len(self, request: int) -> int:
         return sum(len(self.segments[i]) for i in self.paths[request])
@@ -47,7 +55,8 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        return sum(self.outputs)
+        """Of all turns."""
+        return sum(self.outputs) * (1 + len(self.turns))
 
     @property
     def counted_tokens(self) -> int:
@@ -130,6 +139,24 @@ def _questions(make: _Maker) -> Workload:
     return Workload("questions", make.segments, paths, [1] * len(paths))
 
 
+def _fork8(make: _Maker) -> Workload:
+    """16 groups of 8 requests that share a prefix, all shuffled."""
+    paths = []
+    for _ in range(make.sized(16)):
+        shared = make.segment(make.sized(4096))
+        paths += [(shared, make.segment(make.sized(200))) for _ in range(8)]
+    paths = [paths[i] for i in make.shuffled(len(paths))]
+    return Workload("fork8", make.segments, paths, [make.sized(64)] * len(paths))
+
+
+def _chat8(make: _Maker) -> Workload:
+    """64 conversations of 8 turns: a system prompt of their own, then a user's message before each answer."""
+    count = make.sized(64)
+    paths = [(make.segment(make.sized(300)), make.segment(make.sized(60))) for _ in range(count)]
+    turns = tuple(tuple(make.segment(make.sized(60)) for _ in range(count)) for _ in range(7))
+    return Workload("chat8", make.segments, paths, [make.sized(120)] * count, turns=turns)
+
+
 MAKERS: dict[str, Callable[[_Maker], Workload]] = {
     "single": _single,
     "decode64": _decode64,
@@ -138,6 +165,8 @@ MAKERS: dict[str, Callable[[_Maker], Workload]] = {
     "shared4k": _shared4k,
     "tree": _tree,
     "questions": _questions,
+    "fork8": _fork8,
+    "chat8": _chat8,
 }
 
 
@@ -163,7 +192,8 @@ H200 = Device()
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that a workload asks of a device: all requests run at once, shared tokens are computed and read once.
+    """The least that a workload asks of a device: all requests of a turn run at once, shared tokens are computed and
+    read once.
 
     Attributes:
         new_tokens: prompt tokens to be computed.
@@ -187,7 +217,25 @@ class Floor:
 
 def floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
     """See `Floor`."""
-    new_tokens, attended = _distinct(workload)
+    turns = [_floor_of_turn(workload, shape, device)]
+    lengths = [workload.prompt_len(i) for i in range(len(workload.paths))]
+    for segments in workload.turns:
+        # The last token of an answer is sampled and not computed.
+        lengths = [length + output - 1 for length, output in zip(lengths, workload.outputs, strict=True)]
+        known = [np.zeros(length, np.int32) for length in lengths]
+        new = [np.zeros(1 + len(workload.segments[i]), np.int32) for i in segments]
+        paths: list[tuple[int, ...]] = [(i, i + len(known)) for i in range(len(known))]
+        turn = Workload(workload.name, known + new, paths, workload.outputs)
+        turns.append(_floor_of_turn(turn, shape, device, cached={path[:1] for path in paths}))
+        lengths = [turn.prompt_len(i) for i in range(len(paths))]
+    return Floor(*map(sum, zip(*(dataclasses.astuple(turn) for turn in turns), strict=True)))
+
+
+def _floor_of_turn(
+    workload: Workload, shape: Shape, device: Device, cached: Collection[tuple[int, ...]] = ()
+) -> Floor:  # fmt: skip
+    """The floor of the first turn; the prefixes `cached` of paths have been computed."""
+    new_tokens, attended = _distinct(workload, cached)
     head_flops = 2 * shape.head_params * len(workload.paths)
     prefill_flops = 2 * shape.layer_params * new_tokens + shape.attention_flops * attended + head_flops
     prefill_s = max(prefill_flops / device.flops_per_s, shape.weight_bytes / device.bytes_per_s)
@@ -209,9 +257,9 @@ def floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
     return Floor(new_tokens, prefill_flops, steps, decode_bytes, prefill_s, decode_s)
 
 
-def _distinct(workload: Workload) -> tuple[int, int]:
+def _distinct(workload: Workload, cached: Collection[tuple[int, ...]]) -> tuple[int, int]:
     """Prompt tokens that no other prompt has computed, and the positions that they attend to, all summed."""
-    seen: set[tuple[int, ...]] = set()
+    seen = set(cached)
     tokens = attended = 0
     for path in workload.paths:
         start = 0

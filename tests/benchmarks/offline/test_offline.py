@@ -24,6 +24,8 @@ SIZES = {
     "prefill": (16, 16 * 8192, 16),
     "shared4k": (256, 256 * 4224, 256 * 64),
     "tree": (512, 512 * 1344, 512 * 32),
+    "fork8": (128, 128 * 4296, 128 * 64),
+    "chat8": (64, 64 * 360, 64 * 8 * 120),
 }
 
 
@@ -186,15 +188,37 @@ def test_the_figure_is_the_median_of_the_runs_own_rates(monkeypatch: pytest.Monk
     assert fresh.seconds == [5.0, 6.0, 7.0]
 
 
+def test_a_turn_continues_the_answers_before() -> None:
+    chat = make_workload("chat8", seed=0, scale=0.05)
+    prompts = chat.prompts()
+    answers = [[1, 2, i] for i in range(len(prompts))]
+    after = chat.next_prompts(1, prompts, answers)
+    for i, (prompt, answer, longer) in enumerate(zip(prompts, answers, after, strict=True)):
+        assert longer == prompt + answer + chat.segments[chat.turns[0][i]].tolist()
+
+
+def test_the_floor_of_a_conversation_computes_each_token_once() -> None:
+    chat, shape = make_workload("chat8", seed=0), shape_of("tiny")
+    floor = floor_of(chat, shape)
+    assert floor.new_tokens == 64 * (360 + 7 * (1 + 60))
+    assert floor.decode_steps == 8 * 119
+    first = floor_of(Workload("chat8", chat.segments, chat.paths, chat.outputs), shape)
+    assert first.prefill_flops < floor.prefill_flops
+    length, answered = 300 + 8 * 60 + 7 * 120, 7 * 119  # the latter computed by decode steps
+    whole = 2 * shape.layer_params * length + shape.attention_flops * length * (length + 1) // 2
+    answers = 2 * shape.layer_params * answered
+    assert floor.prefill_flops < 64 * (whole - answers + 8 * 2 * shape.head_params)
+
+
 def test_runs_as_a_command(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "benchmarks.offline", "--scale", "0.01", "--runs", "1", "--explain"]
     options = ["--set", "executor=uni", "--set", "num_threads=1", "--set", "kv_cache_tokens=8192"]
     result = subprocess.run(
-        [*command, *options, "--workloads", "single", "tree", "--json", str(out)],
+        [*command, *options, "--workloads", "single", "chat8", "--json", str(out)],
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "| tree " in result.stdout
+    assert "| chat8 " in result.stdout
     written = json.loads(out.read_text())
-    assert {r["workload"] for r in written["shapes"]["tiny"]["results"]} == {"single", "tree"}
+    assert {r["workload"] for r in written["shapes"]["tiny"]["results"]} == {"single", "chat8"}
