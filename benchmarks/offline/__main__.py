@@ -13,10 +13,11 @@ workloads.
     fork8      128 requests, 8 for each of 16 prefixes of 4096 tokens, 200 of their own, shuffled; 64 out; no peers
     chat8      64 conversations of 8 turns: 300 tokens, then 60 in and 120 out at each turn; no peers
 
-Token ids are uniform in 10..10000, all requests are submitted in one call (of chat8, all of a turn), temperature 0.6, the end token is ignored.
-Each workload runs once to warm up and then --runs times, with other tokens each time and an empty prefix cache; the
-figure is the median. With --fresh each workload has an engine of its own, which eight small requests warm up before, so
-that the first run is what the first users get. Start-up is the time until the engine answers.
+Token ids are uniform in 10..10000, all requests (of chat8, all of a turn) are submitted in one call, temperature 0.6,
+the end token is ignored. Each workload runs once to warm up and then --runs times, with other tokens each time and an
+empty prefix cache; the figure is the median. With --fresh each workload has an engine of its own, which eight small
+requests warm up before, so that the first run is what the first users get. Start-up is the time until the engine
+answers.
 
 Run: python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --explain --json offline.json
      python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --fresh
@@ -112,13 +113,15 @@ def run_once(engine: Any, workload: Workload) -> float:
         {"temperature": TEMPERATURE, "max_tokens": n, "ignore_eos": True, "detokenize": False} for n in workload.outputs
     ]
     seconds = 0.0
+    answers: list[list[int]] = []
     for turn in range(1 + len(workload.turns)):
         if turn:
-            prompts = workload.next_prompts(turn, prompts, [answer.token_ids for answer in answers])
+            prompts = workload.next_prompts(turn, prompts, answers)
         started = time.perf_counter()
-        answers = engine.generate(prompts, sampling, progress=False)
+        outputs = engine.generate(prompts, sampling, progress=False)
         seconds += time.perf_counter() - started
-        got = [len(answer.token_ids) for answer in answers]
+        answers = [output.token_ids for output in outputs]
+        got = [len(answer) for answer in answers]
         if got != workload.outputs:
             wrong = next(i for i, (a, b) in enumerate(zip(got, workload.outputs, strict=True)) if a != b)
             raise RuntimeError(f"{workload.name}: request {wrong} has {got[wrong]} of {workload.outputs[wrong]} tokens")
