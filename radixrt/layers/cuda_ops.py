@@ -11,6 +11,7 @@ from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.ops import LayerOps, TorchOps
+from radixrt.layers.routing import Routing
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
@@ -31,10 +32,21 @@ class CudaOps(LayerOps):
 
     def __init__(self, *, early: bool = False) -> None:
         # Imported here, because machines without triton import this module too.
-        from radixrt.kernels.triton import activation, embedding, gemv, heads, norm, skinny_gemm
+        from radixrt.kernels.triton import (
+            activation,
+            embedding,
+            expert_gemm,
+            expert_gemv,
+            gemv,
+            heads,
+            norm,
+            routing,
+            skinny_gemm,
+        )
 
         self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
-        self._norm = norm
+        self._expert_gemm, self._expert_gemv = expert_gemm, expert_gemv
+        self._norm, self._routing = norm, routing
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
         self._torch = TorchOps()
@@ -117,6 +129,21 @@ class CudaOps(LayerOps):
         if device not in self._workspaces:
             self._workspaces[device] = self._skinny_gemm.Workspace(device)
         return self._workspaces[device]
+
+    def route(self, x: torch.Tensor, router: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._routing.route(
+            x.contiguous(), router, self._workspace(x.device).arrived, top_k=routing.top_k,
+            num_shared=routing.num_shared, renormalize=routing.renormalize, early=self._early,
+        )  # fmt: skip
+
+    def run_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor | None:
+        if x.dtype != gate_up.dtype:
+            return None
+        few = self._expert_gemv.supports(x, gate_up, down)
+        run = self._expert_gemv.run_experts if few else self._expert_gemm.run_experts
+        return run(x.contiguous(), experts.int(), weights, gate_up, down, self._early)
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return self._torch.rotate(heads, positions, table)

@@ -12,8 +12,8 @@ from radixrt.layers.ops import LayerOps
 class FusedExperts(nn.Module):
     """E MLPs without biases, which compute down(silu(gate(x)) * up(x)). A token is computed by a few of them.
 
-    The experts that a step uses, and their numbers of tokens, are read on the host, so a CUDA graph cannot capture
-    `forward`.
+    On CUDA, kernels compute all of them (`LayerOps.run_experts`). Elsewhere they are computed one by one, and their
+    numbers of tokens are read on the host.
 
     Args:
         hidden_size, intermediate_size: of one expert, on this rank.
@@ -52,12 +52,17 @@ class FusedExperts(nn.Module):
 
         Args:
             x: [T, hidden_size].
-            experts: int64 [T, k], different ones for a token.
+            experts: integers [T, k], different ones for a token.
             weights: float32 [T, k].
 
         Returns:
-            [T, hidden_size] in the dtype of x; added up in float32, in the order of the experts' indices.
+            [T, hidden_size] in the dtype of x; added up in float32, in an order that depends on the token alone.
         """
+        out = self._ops.run_experts(x, experts, weights, self.gate_up_proj, self.down_proj)
+        return self._run_one_by_one(x, experts, weights) if out is None else out
+
+    def _run_one_by_one(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As `forward`, in the order of the experts' indices."""
         chosen = experts.flatten()
         order = chosen.argsort(stable=True)
         counts = torch.bincount(chosen, minlength=self.gate_up_proj.shape[0]).tolist()
@@ -72,11 +77,6 @@ class FusedExperts(nn.Module):
             total.index_add_(0, rows, out.float() * scales[start : start + count])
             start += count
         return total.to(x.dtype)
-
-    def launch_all(self, tokens: int) -> None:
-        """Launch the kernels for an expert with so many tokens, for `compile_kernels`; the results are meaningless."""
-        weight = self.gate_up_proj
-        self._run_expert(0, torch.empty(tokens, weight.shape[2], dtype=weight.dtype, device=weight.device))
 
     def _run_expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], with the rounding of `UnquantizedLinearMethod`."""

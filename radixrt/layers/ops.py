@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.layers.routing import Routing, route
 
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
@@ -97,6 +98,23 @@ class LayerOps(ABC):
         The next `all_reduce_add_rms_norm` on the same stream takes it, before another addend is computed.
         """
         return PartialSum(self.linear(x, weight, bias))
+
+    def route(self, x: torch.Tensor, router: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of each token; see `radixrt.layers.routing.route`."""
+        return route(x, router, routing)
+
+    def run_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return the weighted sum [T, hidden] of the outputs of each token's experts, without waiting for the device;
+        None where there is no kernel for it.
+
+        Args:
+            x: [T, hidden] in the weights' dtype.
+            experts, weights: from `route`, [T, k].
+            gate_up, down: plain weights [E, 2 * n, hidden] and [E, hidden, n].
+        """
+        return None
 
     @abstractmethod
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,6 @@ class Decoder(nn.Module):
         layers = build_layers(LayerContext(decoder, dtype, activation_dtype, ops, method, part, group))
         self.embed_tokens = meta_parameter(part.vocab_rows, decoder.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(layers)
-        self.capturable = all(layer.feed_forward.capturable for layer in layers)
         mixers = (layer.mixer for layer in layers)
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
         self.norm = meta_parameter(decoder.hidden_size, dtype=activation_dtype)

@@ -103,13 +103,7 @@ class Mixer(nn.Module, ABC):
 
 class FeedForward(nn.Module, ABC):
     """The part of a decoder layer that treats each token alone. Classes are constructed with a `LayerContext` and the
-    `LayerSpec`.
-
-    Attributes:
-        capturable: see `Model.capturable`.
-    """
-
-    capturable = True
+    `LayerSpec`."""
 
     @abstractmethod
     def forward(self, x: torch.Tensor) -> PartialSum:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import meta_parameter
+from radixrt.layers.routing import Routing
 from radixrt.models.decoder_layer import FeedForward, LayerContext
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
 from radixrt.models.model_config import LayerSpec
@@ -25,14 +25,13 @@ class MoEFeedForward(FeedForward):
             every precision: rounded logits would route other tokens.
     """
 
-    capturable = False  # see `FusedExperts`
-
     def __init__(self, context: LayerContext, layer: LayerSpec) -> None:
         super().__init__()
         spec, experts = context.spec, context.spec.experts
         if experts is None:
             raise ValueError("a layer has a mixture of experts, but the spec does not describe one")
-        self._part, self._experts = context.part, experts
+        self._part, self._experts, self._ops = context.part, experts, context.ops
+        self._routing = Routing(experts.top_k, experts.renormalize, experts.num_shared)
         columns = len(context.part.expert_intermediate)
         gates = experts.num_experts + bool(experts.num_shared)
         self.router = meta_parameter(gates, spec.hidden_size, dtype=torch.float32)
@@ -42,23 +41,14 @@ class MoEFeedForward(FeedForward):
     def forward(self, x: torch.Tensor) -> PartialSum:
         return PartialSum(self.experts(x, *self.route(x)))
 
-    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose experts: the top k of a softmax over all of them, in float32, as transformers does.
+    def launch_all(self, tokens: int) -> None:
+        """Launch the kernels of a step with so many tokens, for `compile_kernels`; the results are meaningless."""
+        dtype, device = self.experts.gate_up_proj.dtype, self.router.device
+        self.forward(torch.empty(tokens, self.router.shape[1], dtype=dtype, device=device))
 
-        Returns:
-            The experts, int64 [T, k], and their weights, float32 [T, k]; the shared ones, if there are any, last.
-        """
-        spec = self._experts
-        logits = F.linear(x.float(), self.router)
-        weights, experts = logits[:, : spec.num_experts].softmax(-1).topk(spec.top_k)
-        if spec.renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        if spec.num_shared:
-            shape = (x.shape[0], spec.num_shared)
-            shared = torch.arange(spec.num_experts, spec.num_experts + spec.num_shared, device=x.device)
-            experts = torch.cat((experts, shared.expand(shape)), dim=1)
-            weights = torch.cat((weights, logits[:, spec.num_experts :].sigmoid().expand(shape)), dim=1)
-        return experts, weights
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of each token [T, k] and their weights; the shared ones, if there are any, last."""
+        return self._ops.route(x, self.router, self._routing)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """As `FeedForward.checkpoint_tensors`. A checkpoint has a tensor for each projection of each expert, or, as

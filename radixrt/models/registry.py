@@ -76,9 +76,6 @@ class Model(Protocol):
     narrows: bool
     """True if `forward` supports `batch.narrowed`; if not, it must be None."""
 
-    capturable: bool
-    """True if a CUDA graph can capture `forward`: nothing on the host depends on values on the device."""
-
     classifier: ClassificationHead | None
     """Head that is applied to pooled hidden states; None for a model that is not one of sequence classification."""
 

@@ -130,7 +130,6 @@ class TransformersModel(nn.Module):
 
     narrows = False  # transformers' layers compute all tokens
     classifier = None
-    capturable = True  # where a layer cannot be captured, the attempt fails and steps run without graphs
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()

@@ -196,7 +196,7 @@ class ModelRunner:
         self._run_once(steps[-1], narrow=self._model.narrows)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        graphs = graph_bytes(c, len(self._model.attention_layers)) if self._model.capturable else 0
+        graphs = graph_bytes(c, len(self._model.attention_layers))
         logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
         del self._kv_cache, self.batches, self._attention
         torch.cuda.empty_cache()
@@ -220,11 +220,8 @@ class ModelRunner:
         )  # fmt: skip
 
     def init_cuda_graphs(self) -> None:
-        """Create the graphs of decode steps and short prompts (FlashInfer only; see `Model.capturable`)."""
+        """Create the graphs of decode steps and short prompts (FlashInfer only)."""
         if self.device.type != "cuda" or self._config.cuda_graph == "off":
-            return
-        if not self._model.capturable:
-            logger.info("%s runs without CUDA graphs: its layers read sizes on the host", self._spec.architecture)
             return
         from radixrt.attention.flashinfer import FlashInferBackend
         from radixrt.runner.graphs.create import create_graphs

@@ -17,7 +17,7 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
-from radixrt.layers.experts import FusedExperts
+from radixrt.models.moe import MoEFeedForward
 from radixrt.models.registry import Model
 from radixrt.runner.sampling.sampler import Sampler
 
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 FEW_TOKENS = (1, 2, 3, 4)
 """`gemv` has a kernel for each of these numbers of tokens, and `skinny_gemm` one for each power of two from 16 on."""
 SIZES = (*FEW_TOKENS, 16, 32, 64, 128, MAX_TOKENS, 2 * MAX_TOKENS, 8 * MAX_TOKENS)
+SIZES_OF_EXPERTS = (*FEW_TOKENS, *(1 << i for i in range(4, 15)))
+"""Mixtures of experts have kernels for more numbers of tokens: the fuller an expert, the larger its tiles. The largest
+size stands for all above it."""
 
 
 def compile_kernels(
@@ -48,13 +51,17 @@ def compile_kernels(
                 batch = batches.build_dummy_extend(tokens)
                 _compute_layer(model, batch, _NoAttention(attention, into_pool=True))
         _compute_layer(model, batches.build_dummy_extend(1), _NoAttention(attention, into_pool=False))
-        # The first layer may have no experts, or route other numbers of tokens to them.
-        for experts in [module for module in model.modules() if isinstance(module, FusedExperts)][:1]:
-            for tokens in SIZES:
-                experts.launch_all(tokens)
+        for mixture in [module for module in model.modules() if isinstance(module, MoEFeedForward)][:1]:
+            launch_experts(mixture, max_tokens)
         attention.launch_all(batches.req_to_token)
         sampler.launch_all(min(2, max_rows))
     logger.debug("%d kernels compiled or loaded in %.1f s", len(names), time.perf_counter() - started)
+
+
+def launch_experts(mixture: MoEFeedForward, max_tokens: int) -> None:
+    """Launch every kernel that a mixture of experts has for steps of up to max_tokens."""
+    for tokens in sorted({min(size, max_tokens) for size in SIZES_OF_EXPERTS}):
+        mixture.launch_all(tokens)
 
 
 class _OneLayer(Exception):

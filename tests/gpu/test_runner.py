@@ -19,7 +19,7 @@ from radixrt.forward_batch import forward_batch
 from radixrt.runner.graphs import cuda_graph_runner
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from tests.scheduler.fake_runner import FREE
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import MOE_KINDS, make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -61,7 +61,7 @@ def agreement(a: list[list[int]], b: list[list[int]]) -> float:
     return same / total
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", *MOE_KINDS])
 def test_float32_equals_the_cpu(kind: str, model: Callable[[str], Path]) -> None:
     """Token for token: the reference backend, batches, chunks and overlap on the device."""
     expected = greedy(model(kind), device="cpu", dtype="float32")
@@ -69,14 +69,14 @@ def test_float32_equals_the_cpu(kind: str, model: Callable[[str], Path]) -> None
     assert greedy(model(kind), device="cuda", dtype="float32", chunked_prefill_size=16, page_size=8) == expected
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", *MOE_KINDS])
 def test_bfloat16_stays_close_to_float32(kind: str, model: Callable[[str], Path]) -> None:
     """Random weights part ways sooner or later (0.4 to 0.7 on a CPU); a wrong mask or slot would at once."""
     expected = greedy(model(kind), device="cuda", dtype="float32")
     assert agreement(greedy(model(kind), device="cuda", dtype="bfloat16"), expected) > 0.3
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe"])
 def test_one_row_is_the_same_however_its_steps_run(
     kind: str, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

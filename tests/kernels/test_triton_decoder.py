@@ -17,7 +17,7 @@ from tests.models.dense_attention import run_in_steps
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe"])
 def test_same_logits(
     triton_device: str, tiny_model: Callable[[str], Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,8 +100,3 @@ def test_linear_parameters_are_counted(kind: str, tmp_path: Path) -> None:
     assert spec.decoder is not None
     held = [p for name, p in load(folder).named_parameters() if ".layers." in f".{name}" and p.dim() > 1]
     assert spec.decoder.num_linear_parameters == sum(p.numel() for p in held)
-
-
-@pytest.mark.parametrize(("kind", "capturable"), [("llama", True), ("qwen3_moe", False)])
-def test_a_model_with_experts_declines_cuda_graphs(kind: str, capturable: bool, tmp_path: Path) -> None:
-    assert load(make_tiny_model(tmp_path / "m", kind, num_hidden_layers=2)).capturable is capturable

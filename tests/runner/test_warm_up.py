@@ -20,9 +20,10 @@ from radixrt.attention.kv_cache import KVCache
 from radixrt.forward_batch.forward_batch import BatchBuilder
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
+from radixrt.models.moe import MoEFeedForward
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
-from radixrt.runner.warm_up import compile_kernels
+from radixrt.runner.warm_up import compile_kernels, launch_experts
 from tests.tiny_models import make_tiny_model
 
 pytestmark = [
@@ -115,6 +116,34 @@ def kernels(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     forget()
     yield compiled
     forget()
+
+
+def test_experts_of_every_number_of_tokens_are_prepared(kernels: list[str], tmp_path: Path) -> None:
+    from radixrt.kernels.triton.compile_ahead import compiling
+    from radixrt.layers.cuda_ops import CudaOps
+
+    folder = make_tiny_model(tmp_path / "model", "qwen3_moe", num_experts=64, num_experts_per_tok=6, hidden_size=512)
+    spec = load_model_spec(folder)
+    model = load_model(folder, spec, dtype="bfloat16", device="cpu", ops=CudaOps(early=True))
+    mixture = next(module for module in model.modules() if isinstance(module, MoEFeedForward))
+    with torch.inference_mode():
+        with compiling():
+            launch_experts(mixture, max_tokens=3000)
+        assert Counter(kernels) == {
+            "_route_few_kernel": 4,  # tokens
+            "_logits_kernel": 3,  # tiles
+            "_choose_kernel": 3,  # splits
+            "_list_tiles_kernel": 5,  # tiles, and many pairs
+            "_gate_up_kernel": 1,
+            "_down_kernel": 1,
+            "_expert_gemm_kernel": 8,
+            "_weighted_sum_kernel": 1,
+        }
+        prepared = len(kernels)
+        with compiling():
+            for tokens in range(1, 3001, 23):
+                mixture.launch_all(tokens)
+    assert len(kernels) == prepared
 
 
 def test_every_kind_of_step_is_prepared(kernels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,12 +192,12 @@ def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and weight.is_contiguous()
         and x.data_ptr() % 16 == 0
         and weight.data_ptr() % 16 == 0
-        and _has_copy_engine(x.device)
+        and has_copy_engine(x.device)
     )
 
 
 @functools.cache
-def _has_copy_engine(device: torch.device) -> bool:
+def has_copy_engine(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 

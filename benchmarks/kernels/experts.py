@@ -1,0 +1,184 @@
+"""Table "Mixtures of experts" of docs/cuda.md: microseconds of routing and of all experts of a layer on CUDA.
+
+    python -m benchmarks.kernels.experts [--shape qwen3-30b-a3b] [--tokens 1 64 8192] [--tune] [--seconds 60]
+
+Tokens are routed by random weights. Calls are captured in one CUDA graph and cycle through different tokens, so that
+the weights of few tokens are read from memory too. The floor is the time to read the weights of the experts that are
+hit, or to multiply with them, whichever is longer. `pairs` is the kernel for a few tokens, `tiles` the one for more.
+With --tune, also the fastest of many tilings for each size of tiles, as entries of `expert_gemm_config`; all are
+compiled first, and the search ends after --seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.common import machine
+from benchmarks.common.cuda_timing import graph_us
+from benchmarks.common.tables import table
+from benchmarks.offline.workloads import H200
+from radixrt.kernels.triton import expert_gemm, expert_gemv
+from radixrt.kernels.triton.compile_ahead import compiling
+from radixrt.kernels.triton.expert_gemm_config import TILES, Config, find_config, tile_of
+from radixrt.kernels.triton.expert_tiles import list_tiles
+from radixrt.layers.cuda_ops import CudaOps
+from radixrt.layers.routing import Routing
+
+MAX_SHARED = 227 * 1024
+INPUTS = 8
+"""Sets of tokens that calls cycle through."""
+TOKENS = [1, 2, 4, 8, 16, 64, 128, 256, 512, 2048, 8192]
+TUNED_AT = {16: 64, 32: 256, 64: 1024, 128: 8192}
+"""Tokens for which the tilings of each size of tiles are timed."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a model: sizes, and weights for all experts, the shared ones behind the others."""
+
+    hidden: int
+    columns: int
+    num_experts: int
+    routing: Routing
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+SHAPES = {
+    "qwen3-30b-a3b": (2048, 768, 128, Routing(8, True)),
+    "qwen3.5-35b-a3b": (2048, 512, 256, Routing(8, True, 1)),
+    "mixtral-8x7b": (4096, 14336, 8, Routing(2, True)),
+}
+
+
+def make_layer(name: str) -> Layer:
+    hidden, columns, count, routing = SHAPES[name]
+    total = count + routing.num_shared
+
+    def weights(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
+
+    router = torch.randn(count + (routing.num_shared > 0), hidden, device="cuda") * hidden**-0.5
+    gate_up, down = weights(total, 2 * columns, hidden), weights(total, hidden, columns)
+    return Layer(hidden, columns, count, routing, router, gate_up, down)
+
+
+def floor_us(layer: Layer, experts: torch.Tensor) -> tuple[float, float, float]:
+    """Bytes of the weights of the experts that are hit, operations, and the least microseconds for both."""
+    each = 3 * layer.hidden * layer.columns
+    nbytes, flops = 2.0 * each * len(experts.unique()), 2.0 * each * experts.numel()
+    return nbytes, flops, max(nbytes / H200.bytes_per_s, flops / H200.flops_per_s) * 1e6
+
+
+def cuts(tile: int, *, gated: bool) -> Iterator[Config]:
+    """Candidate tilings of tiles of so many tokens."""
+    for rows, step, warps, first, bulk in itertools.product(
+        (32, 64, 128, 256), (64, 128, 256), (4, 8), (False, True), (False, True)
+    ):
+        sums = tile * rows * (1 + gated)
+        if (tile if first else rows) < 64 and (first or rows < 32 or tile > 32):
+            continue
+        if sums > warps * 32 * 128 or (warps == 8 and sums < 64 * 64) or (tile == 128 and sums < 128 * 128):
+            continue
+        if tile >= 64 and step == 256:
+            continue
+        each = 2 * step * (rows * (1 + gated) + tile)
+        for budget in (MAX_SHARED // 3, MAX_SHARED // 2, MAX_SHARED):
+            stages = min(8, (budget - 1024) // each)
+            if stages >= 3 or (stages == 2 and step == 256):
+                yield Config(rows, step, stages, warps, first, bulk)
+
+
+def tune(layer: Layer, tile: int, seconds: float) -> list[list[str]]:
+    """Rows of the table of tilings: the fastest five of each of both GEMMs, and the present one."""
+    tokens, found = TUNED_AT[tile], []
+    top_k = layer.routing.top_k
+    x = torch.randn(tokens, layer.hidden, device="cuda", dtype=torch.bfloat16)
+    experts = torch.rand(tokens, layer.num_experts, device="cuda").topk(top_k).indices.int()
+    tiles = list_tiles(experts, layer.gate_up.shape[0], tile)
+    inner = torch.randn(tokens * top_k, layer.columns, device="cuda", dtype=torch.bfloat16)
+    for gated, weight, rows in ((True, layer.gate_up, x), (False, layer.down, inner)):
+
+        def run(cut: Config, gated: bool = gated, weight: torch.Tensor = weight, rows: torch.Tensor = rows) -> None:
+            expert_gemm.multiply(rows, weight, tiles, tile, cut, top_k=top_k, gated=gated, early=True)
+
+        wanted, now = sorted(set(cuts(tile, gated=gated))), find_config(tile, gated=gated)
+        with contextlib.suppress(Exception), compiling():  # some exceed a limit of this GPU
+            for cut in wanted:
+                run(cut)
+        deadline, timed = time.perf_counter() + seconds, []
+        for cut in [now, *wanted]:
+            if time.perf_counter() > deadline:
+                break
+            try:
+                timed.append((graph_us(lambda cut=cut: run(cut), calls=4, replays=5), cut))
+            except Exception:
+                continue
+        present = timed[0][0]
+        best = sorted(timed)[:5]
+        name = "gate and up" if gated else "down"
+        found += [[name, str(tile), str(tokens), f"{present:.1f}", f"{us:.1f}", str(tuple(cut))] for us, cut in best]
+        found[-1][-1] += f" of {len(timed)} of {len(wanted)}"
+    return found
+
+
+def measure(layer: Layer, tokens: int) -> list[str]:
+    """Cells of one number of tokens."""
+    ours = CudaOps(early=True)
+    inputs = []
+    for _ in range(INPUTS):
+        x = torch.randn(tokens, layer.hidden, device="cuda", dtype=torch.bfloat16)
+        inputs.append((x, *ours.route(x, layer.router, layer.routing)))
+    turn = itertools.cycle(inputs)
+    calls, replays = (INPUTS, 9) if tokens <= 512 else (2, 5)
+
+    def timed(kernels: object) -> float:
+        def run() -> torch.Tensor:
+            found: torch.Tensor = kernels.run_experts(*next(turn), layer.gate_up, layer.down, True)
+            return found
+
+        return graph_us(run, calls=calls, replays=replays)
+
+    routing = graph_us(lambda: ours.route(next(turn)[0], layer.router, layer.routing), calls=calls, replays=replays)
+    pairs = timed(expert_gemv) if tokens <= 16 else math.nan
+    tiles = timed(expert_gemm)
+    nbytes, flops, floor = floor_us(layer, inputs[0][1])
+    tile = tile_of(tokens, inputs[0][1].shape[1], layer.gate_up.shape[0])
+    least = min(x for x in (pairs, tiles) if not math.isnan(x))
+    return [
+        str(tokens), str(tile), f"{routing:.1f}", f"{pairs:.1f}", f"{tiles:.1f}", f"{nbytes / 1e6:.0f}",
+        f"{flops / 1e9:.1f}", f"{floor:.1f}", f"{floor / least:.0%}",
+    ]  # fmt: skip
+
+
+HEADER = ["tokens", "tile", "routing µs", "pairs µs", "tiles µs", "MB", "GFLOP", "floor µs", "floor / best"]
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-30b-a3b")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--tune", action="store_true", help="search for tilings, too")
+    parser.add_argument("--seconds", type=float, default=60.0, help="longest search for one GEMM and size of tiles")
+    args = parser.parse_args()
+    for name, value in (machine.facts() | {"torch": torch.__version__}).items():
+        print(f"{name}: {value}")
+    layer = make_layer(args.shape)
+    print(table(HEADER, [measure(layer, tokens) for tokens in args.tokens]), flush=True)
+    for tile in TILES if args.tune else ():
+        header = ["GEMM", "tile", "tokens", "now µs", "best µs", "rows, step, stages, warps, tokens first, bulk"]
+        print(table(header, tune(layer, tile, args.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

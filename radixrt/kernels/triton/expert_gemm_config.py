@@ -1,0 +1,61 @@
+"""Tile configurations of `expert_gemm`, by the number of tokens that an expert gets on average."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from radixrt.kernels.triton.skinny_gemm_config import padded_tokens
+
+TILES = (16, 32, 64, 128)
+"""Tokens of a tile."""
+
+
+class Config(NamedTuple):
+    """Tiling of the GEMMs of the tiles of one size.
+
+    Attributes:
+        rows: rows of an expert's weight that a program multiplies; rows of each half, where gate and up are multiplied.
+        step: columns that a program multiplies at a time.
+        stages: steps whose bytes are in flight or in use.
+        warps: of a program.
+        tokens_first: whether the tensor cores' tiles have tokens as rows; else they have the weight's rows.
+        bulk: whether the copy engine fetches the weight, by a descriptor; else the threads do.
+    """
+
+    rows: int
+    step: int
+    stages: int
+    warps: int
+    tokens_first: bool = False
+    bulk: bool = False
+
+
+GATED: dict[int, Config] = {
+    16: Config(32, 128, 5, 4),
+    32: Config(32, 128, 4, 4),
+    64: Config(64, 64, 4, 4),
+    128: Config(128, 64, 4, 8, tokens_first=True, bulk=True),
+}
+PLAIN: dict[int, Config] = {
+    16: Config(64, 128, 5, 4),
+    32: Config(64, 128, 4, 4),
+    64: Config(128, 64, 4, 4),
+    128: Config(128, 64, 4, 8, tokens_first=True, bulk=True),
+}
+"""By the tokens of a tile: tilings of gate and up, and of down."""
+
+
+def tile_of(tokens: int, top_k: int, num_experts: int) -> int:
+    """Return the tokens of a tile, for so many tokens that are each routed to top_k experts.
+
+    Tokens are rarely routed evenly: a tile has twice as many as an expert gets on average, so that few experts have
+    more than one and each weight is read once. With many tokens, reading the weights again costs little, and tiles
+    that are not full cost more.
+    """
+    average = padded_tokens(tokens) * top_k // num_experts
+    return next((tile for tile in TILES[:-1] if 2 * average <= tile), TILES[-1] if average > 64 else TILES[-2])
+
+
+def find_config(tile: int, *, gated: bool) -> Config:
+    """Return the tiling for tiles of so many tokens."""
+    return (GATED if gated else PLAIN)[tile]
