@@ -104,7 +104,7 @@ def kernels(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
 
     def compile_nothing(src: Any, **_: Any) -> Any:
         compiled.append(src.fn.__name__)
-        return SimpleNamespace(name=src.fn.__name__, run=None)
+        return SimpleNamespace(name=src.fn.__name__, run=None, src=src, metadata=None)
 
     def forget() -> None:
         for module in pkgutil.iter_modules(triton_kernels.__path__, triton_kernels.__name__ + "."):
