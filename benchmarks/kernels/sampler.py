@@ -1,10 +1,12 @@
 """Table "The sampler" of docs/benchmarks.md: `Sampler.sample` by kind of request, batch and vocabulary.
 
     python -m benchmarks.kernels.sampler [--device cuda] [--scale 3] [--batches 1 16 64] [--vocab 49152 128256]
+    python -m benchmarks.kernels.sampler --device cuda --batches 1 64 256 --vocab 128256 151936
 
 Logits are random, normal with deviation `--scale` (wider is more peaked), rounded to bfloat16 as a model's are, so
 there are ties. A figure is the median and, in brackets, the least of the repetitions; on CUDA each waits for the
-device once.
+device once. There a second table has the microseconds of the kernels alone, replayed in one graph; in brackets, how
+many of 100 rows were searched as a whole (see `radixrt.kernels.triton.filters`).
 """
 
 import argparse
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import machine
+from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from radixrt.executor.mask_buffer import Mask
 from radixrt.messages.runner import SamplingRow
@@ -83,11 +86,39 @@ def milliseconds(run: Callable[[torch.Tensor], object], logits: torch.Tensor, se
 
 def measure(kind: str, batch: int, vocab: int, device: str, scale: float, seconds: float) -> str:
     sampler, mask = sampler_for(kind, batch, vocab, device)
-    generator = torch.Generator().manual_seed(1)
-    logits = (torch.randn(batch, vocab, generator=generator) * scale).bfloat16().float().to(device)
+    logits = random_logits(batch, vocab, scale, device)
     idx, lens = np.arange(1, batch + 1, dtype=np.int32), np.full(batch, SEQ_LEN, np.int32)
     found = milliseconds(lambda x: sampler.sample(x, idx, lens, mask), logits, seconds)
     return f"{median(found):.2f} ({min(found):.2f})"
+
+
+def random_logits(batch: int, vocab: int, scale: float, device: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(batch, vocab, generator=generator) * scale).bfloat16().float().to(device)
+
+
+def kernels_alone(kind: str, batch: int, vocab: int, scale: float) -> str:
+    """Time of the kernels for rows of this kind, every one of which draws."""
+    from radixrt.kernels.triton.filters import filtered_sample
+    from radixrt.kernels.triton.sampling import SampleWorkspace, fused_sample
+
+    params = OFF | KINDS[kind]
+    logits = random_logits(batch, vocab, scale, "cuda")
+    temperature = torch.full((batch,), params["temperature"], device="cuda")
+    u = torch.rand(batch, device="cuda", dtype=torch.float64)
+    which = torch.arange(batch, device="cuda", dtype=torch.int32)
+    top_k = torch.full_like(which, int(params["top_k"]) or vocab)
+    top_p, min_p = torch.full_like(u, params["top_p"]), torch.full_like(temperature, params["min_p"])
+    workspace = SampleWorkspace(batch, vocab, "cuda")
+    filtered = bool(params["top_k"] or params["min_p"] or params["top_p"] < 1.0)
+
+    def run() -> torch.Tensor | None:
+        fused_sample(logits, temperature, u, workspace)
+        return filtered_sample(logits, temperature, u, workspace, which, top_k, top_p, min_p) if filtered else None
+
+    searched = run()
+    share = "" if searched is None else f" ({100 * searched.float().mean().item():.0f})"
+    return f"{graph_us(run):.0f}{share}"
 
 
 def main() -> None:
@@ -108,6 +139,10 @@ def main() -> None:
     shapes = [(batch, vocab) for vocab in args.vocab for batch in args.batches]
     rows = [[kind, *(measure(kind, b, v, args.device, args.scale, args.seconds) for b, v in shapes)] for kind in KINDS]
     print(table(["ms, median (least)", *(f"{b} x {v}" for b, v in shapes)], rows))
+    if args.device != "cpu":
+        drawn = [kind for kind, params in KINDS.items() if "temperature" in params and not kind.startswith("half")]
+        rows = [[kind, *(kernels_alone(kind, b, v, args.scale) for b, v in shapes)] for kind in drawn]
+        print(table(["µs, kernels alone", *(f"{b} x {v}" for b, v in shapes)], rows))
 
 
 if __name__ == "__main__":

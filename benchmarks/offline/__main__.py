@@ -17,10 +17,11 @@ Token ids are uniform in 10..10000, all requests (of chat8, all of a turn) are s
 the end token is ignored. Each workload runs once to warm up and then --runs times, with other tokens each time and an
 empty prefix cache; the figure is the median. With --fresh each workload has an engine of its own, which eight small
 requests warm up before, so that the first run is what the first users get. Start-up is the time until the engine
-answers.
+answers. With --filtered each workload also runs with top_p, and with top_p and top_k, in the same engine.
 
 Run: python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --explain --json offline.json
      python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --fresh
+     python -m benchmarks.offline --shape qwen3-0.6b --shape llama-3.1-8b --workloads mixed256 --filtered
      python -m benchmarks.offline --shape tiny --scale 0.05 --set executor=uni       (on any machine)
 """
 
@@ -29,6 +30,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import shutil
 import subprocess
@@ -79,6 +81,9 @@ CUDA_OPTIONS: dict[str, Any] = {
 TINY_OPTIONS: dict[str, Any] = {"kv_cache_tokens": 65_536, "max_running_requests": 512, "dtype": "float32"}
 
 TEMPERATURE = 0.6
+FILTERS: dict[str, dict[str, float]] = {"": {}, " + top_p": {"top_p": 0.95}, " + both": {"top_p": 0.95, "top_k": 50}}
+"""Filters of the sampled tokens, by what they append to the workload's name."""
+
 WARM_UP = (8, 64, 16)
 """Requests with --fresh before the first run, and the tokens of each prompt and of each output."""
 
@@ -102,16 +107,15 @@ class Result:
 COUNTED = ("extend_steps", "decode_steps", "retractions", "cached_tokens", "schedule_s", "runner_s", "commit_s")
 
 
-def run_once(engine: Any, workload: Workload) -> float:
-    """Seconds from the call with all prompts to its return, of all turns.
+def run_once(engine: Any, workload: Workload, filters: dict[str, float]) -> float:
+    """Seconds from the call with all prompts to its return, of all turns; `filters` are more parameters of sampling.
 
     Raises:
         RuntimeError: a request did not get all its tokens.
     """
     prompts = workload.prompts()
-    sampling = [
-        {"temperature": TEMPERATURE, "max_tokens": n, "ignore_eos": True, "detokenize": False} for n in workload.outputs
-    ]
+    common: dict[str, Any] = {"temperature": TEMPERATURE, "ignore_eos": True, "detokenize": False, **filters}
+    sampling = [{**common, "max_tokens": n} for n in workload.outputs]
     seconds = 0.0
     answers: list[list[int]] = []
     for turn in range(1 + len(workload.turns)):
@@ -135,9 +139,11 @@ def warm_up(engine: Any) -> None:
     engine.generate(prompts, {"temperature": TEMPERATURE, "max_tokens": output, "ignore_eos": True}, progress=False)
 
 
-def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False) -> Result:
-    """A warm-up run, unless the engine is to be `fresh`, and `runs` measured ones, the prefix cache empty before
-    each."""
+def measure(
+    engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False, filters: str = ""
+) -> Result:
+    """A warm-up run, unless the engine is to be `fresh`, and `runs` measured ones, the prefix cache empty before each;
+    `filters` is a key of FILTERS."""
     seconds: list[float] = []
     tokens: list[int] = []
     before: dict[str, float] = {}
@@ -146,7 +152,7 @@ def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed
         engine.flush_cache()
         if run == 0:
             before = counters(engine)
-        taken = run_once(engine, workload)
+        taken = run_once(engine, workload, FILTERS[filters])
         if run >= 0:
             seconds.append(taken)
             tokens.append(workload.counted_tokens)  # lengths are drawn anew for each run
@@ -155,7 +161,7 @@ def measure(engine: Any, shape: str, name: str, *, runs: int, scale: float, seed
     spent = {key: after[key] - before[key] for key in after}
     rates = [count / taken for count, taken in zip(tokens, seconds, strict=True)]
     floor = floor_of(workload, shape_of(shape))
-    return Result(shape, name, len(workload.paths), tokens, seconds, rates[0], median(rates), floor, spent)
+    return Result(shape, name + filters, len(workload.paths), tokens, seconds, rates[0], median(rates), floor, spent)
 
 
 def counters(engine: Any) -> dict[str, float]:
@@ -266,10 +272,12 @@ def run_workloads(
         results = []
         if args.fresh:
             warm_up(engine)
-        for name in workloads:
-            result = measure(engine, shape, name, runs=args.runs, scale=args.scale, seed=args.seed, fresh=args.fresh)
+        options = {"runs": args.runs, "scale": args.scale, "seed": args.seed, "fresh": args.fresh}
+        for name, filters in itertools.product(workloads, FILTERS if args.filtered else [""]):
+            result = measure(engine, shape, name, filters=filters, **options)
             results.append(result)
-            print(f"{name}: {result.rate:,.0f} tok/s, {', '.join(f'{s:.3f}' for s in result.seconds)} s", flush=True)
+            seconds = ", ".join(f"{s:.3f}" for s in result.seconds)
+            print(f"{result.workload}: {result.rate:,.0f} tok/s, {seconds} s", flush=True)
     return startup, results
 
 
@@ -282,6 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the engine")
     parser.add_argument("--fresh", action="store_true", help="a fresh engine for each workload, hardly warmed up")
+    parser.add_argument("--filtered", action="store_true", help="each workload also with top_p, and with top_k too")
     parser.add_argument("--explain", action="store_true", help="also the least time that the device needs")
     parser.add_argument("--json", type=Path, help="write everything there too")
     args = parser.parse_args(argv)

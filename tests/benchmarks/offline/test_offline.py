@@ -173,7 +173,7 @@ def test_the_figure_is_the_median_of_the_runs_own_rates(monkeypatch: pytest.Monk
             self.flushes += 1
 
     ran: list[Workload] = []
-    monkeypatch.setattr(offline, "run_once", lambda engine, workload: ran.append(workload) or float(len(ran)))
+    monkeypatch.setattr(offline, "run_once", lambda engine, workload, filters: ran.append(workload) or float(len(ran)))
     engine = Engine()
     result = measure(engine, "tiny", "mixed256", runs=3, scale=0.02, seed=0)
     assert len(ran) == 4  # the first warms up
