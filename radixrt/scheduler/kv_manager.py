@@ -236,15 +236,14 @@ class KVManager:
             states.checkpoint(kv, node, max(uses, 1))
 
     def _keep_state(self, req: Req) -> None:
-        """Leave the state of a request that gives up its row to the cache, unless steps in flight have computed tokens
-        that are not its own, or it has read all that it was made for: nothing continues a row of a group."""
-        if self.states is None or req.kv.state_len > req.known_len or (req.row is not None and req.row.is_done):
-            return
-        self.states.checkpoint(req.kv, self._state_node(req), uses=1)
+        """Leave the state of a request that gives up its row to the cache; not that of a row of a group that has read
+        everything, which nothing goes on from."""
+        if self.states is not None and (req.row is None or not req.row.is_done):
+            self.states.checkpoint(req.kv, self._state_node(req), uses=1)
 
     def _state_node(self, req: Req) -> TreeNode | None:
         """The node in which the tokens of the request's state end, created by a split if necessary; None if they are
-        not in the cache."""
+        not in the cache: steps in flight have computed tokens that are not the request's."""
         kv = req.kv
         if kv.state_len < kv.protected_len:
             return self.cache.node_at(req.ids[: kv.state_len], req.namespace)

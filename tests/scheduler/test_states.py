@@ -10,6 +10,7 @@ import pytest
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import unpack_i32
 from tests.scheduler.fake_runner import VOCAB, Harness
+from tests.scheduler.scripted_grammar import ScriptedGrammar
 
 
 def make(**options: Any) -> Harness:
@@ -124,6 +125,51 @@ def test_embedded_texts_share_the_state_of_their_prefix() -> None:
     h.add_embed("m", [PREFIX + branch for branch in BRANCHES], "mean")
     h.drain()
     h.assert_embeddings("m")
+
+
+def jumping(num_states: int, rows: int = 16, depth: int = 2) -> Harness:
+    """Requests whose grammars force tokens now and then, each time in place of the token before them."""
+    h = make(num_states=num_states, depth=depth, max_running_requests=rows)
+    for i in range(6):
+        grammar = ScriptedGrammar(i, heals=True)
+        h.add(f"r{i}", tokens(i, 100), max_tokens=40, ignore_eos=True, grammar=grammar)
+    # Beside constrained rows alone no step would be submitted before the tokens of the last one are known.
+    h.add("free", tokens(9, 40), max_tokens=80, ignore_eos=True)
+    h.drain()
+    h.assert_output("free")
+    return h
+
+
+def replayed(h: Harness) -> int:
+    return sum(int(np.count_nonzero(unpack_i32(step.out_cache_loc) == 0)) for step in h.steps)
+
+
+def test_a_token_that_is_taken_back_costs_nothing_while_there_are_spare_slots() -> None:
+    plain, spare, none = jumping(0), jumping(2 + 16 + 6), jumping(2 + 16)
+    assert plain.outputs == spare.outputs == none.outputs
+    assert plain.scheduler.counters.forced_tokens > 20
+    assert replayed(spare) == 0
+    # Without a spare slot a request goes on from the state behind its prompt of 100 tokens, not from the beginning.
+    assert replayed(none) > 0
+    assert max(max(unpack_i32(step.extend_lens), default=0) for step in none.steps) < 100
+    assert replayed(jumping(2 + 16, depth=1)) == 0
+
+
+def test_a_token_is_taken_back_though_there_is_a_slot_for_no_more_than_the_rows() -> None:
+    assert jumping(2 + 7, rows=7).outputs == jumping(0, rows=7).outputs
+
+
+def test_spare_slots_are_not_those_that_another_request_needs() -> None:
+    h = make(num_states=2 + 2, max_running_requests=2, depth=2)
+    h.add("jumps", tokens(0, 40), max_tokens=60, ignore_eos=True, grammar=ScriptedGrammar(8))
+    for _ in range(4):
+        h.turn()
+    h.add("plain", tokens(1, 40), max_tokens=5, ignore_eos=True)
+    while "plain" not in h.finishes:
+        h.turn()
+    assert "jumps" not in h.finishes
+    h.drain()
+    h.assert_output("plain")
 
 
 def test_a_model_without_states_sends_no_columns_of_them() -> None:
