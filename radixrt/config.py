@@ -55,6 +55,12 @@ class CacheConfig:
     kv_cache_tokens: int | None = option(
         None, "tokens that the KV pool holds, which bound a request too; default: from free memory", low=1
     )
+    num_states: int | None = option(
+        None,
+        "models with recurrent layers: state slots, two of them reserved; one for each request that runs, the rest "
+        "for prefixes; default: from free memory",
+        low=3,
+    )
     kv_cache_dtype: str = option(
         "auto", "keys and values in the pool; auto: as the model; fp8_e4m3 (CUDA): half the memory, less exact",
         choices=("auto", "fp8_e4m3"),

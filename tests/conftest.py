@@ -139,7 +139,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny random model by kind (KINDS and MOE_KINDS of tests/tiny_models), made once."""
+    """The folder of a tiny random model by kind (the tuples of tests/tiny_models), made once."""
     made: dict[str, Path] = {}
 
     def get(kind: str) -> Path:

@@ -19,6 +19,7 @@ CHAT_TEMPLATE = (
 )
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 MOE_KINDS = ("mixtral", "qwen3_moe")
+HYBRID_KINDS = ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -35,19 +36,46 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 CONFIG_CLASSES = {
+    "lfm2": "Lfm2Config",
     "llama": "LlamaConfig",
     "mistral": "MistralConfig",
     "mixtral": "MixtralConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "qwen3_5": "Qwen3_5TextConfig",
+    "qwen3_5_moe": "Qwen3_5MoeTextConfig",
     "qwen3_moe": "Qwen3MoeConfig",
+    "qwen3_next": "Qwen3NextConfig",
+}
+GATED_DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+SHARED_EXPERT: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "lfm2": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "block_multiple_of": 16,
+        "norm_eps": 1e-5,
+    },
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "mistral": {"sliding_window": 8, "head_dim": 16},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "qwen3_5": GATED_DELTA_NET,
+    "qwen3_5_moe": {**GATED_DELTA_NET, **SHARED_EXPERT},
     "qwen3_moe": {
         "head_dim": 32,
         "num_experts": 8,
@@ -56,6 +84,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
+    "qwen3_next": {**GATED_DELTA_NET, **SHARED_EXPERT, "mlp_only_layers": [1]},
 }
 TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog. What is the capital of France? The capital of France is Paris.",
@@ -66,7 +95,7 @@ TRAINING_TEXT = (
 
 
 def make_tiny_model(folder: Path, kind: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a tiny random model of one of KINDS or MOE_KINDS in float32, with its tokenizer, and return the folder.
+    """Write a tiny random float32 model of a kind, one of the tuples above, with its tokenizer; return the folder.
 
     Args:
         overrides: fields of the configuration class, e.g. num_hidden_layers=2 or sliding_window=None.
@@ -99,8 +128,12 @@ def save_random_model(folder: Path, config: Any, *, seed: int = 0, auto_class: s
         torch.manual_seed(seed)
         model = getattr(transformers, auto_class).from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if name.endswith(("bias", "norm.weight")):  # not left at zero and one, where a missing one would not show
-                torch.nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.2)
+            if name.endswith("A_log"):  # slow decays, so that what was read long ago still counts
+                torch.nn.init.uniform_(parameter, -5.0, -2.0)
+            elif name.endswith("conv.weight"):
+                torch.nn.init.normal_(parameter, 0.0, 0.6)
+            elif name.endswith(("bias", "norm.weight")):  # not left at zero or one, where a missing one would not show
+                torch.nn.init.normal_(parameter, float(parameter.detach().mean()), 0.2)
     if model.can_generate():
         model.generation_config.eos_token_id = [IM_END_ID, ENDOFTEXT_ID]
     model.save_pretrained(folder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radixrt.attention.state_pool import RecurrentLayer
 from radixrt.forward_batch.forward_batch import ForwardBatch
 
 
@@ -68,3 +69,14 @@ class AttentionBackend(ABC):
         Returns:
             [T, num_heads * head_dim], contiguous, in q's dtype.
         """
+
+    def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Let a recurrent layer mix the tokens of each row, from and to the states that `batch.states` names.
+
+        Args:
+            x: [T, n], the layer's input projection.
+
+        Returns:
+            [T, layer.mixed_features], in x's dtype.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no states; HybridAttnBackend does")

@@ -44,7 +44,7 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
 
 def size_pool(
     *, wanted: int | None, free_bytes: int, fraction: float, token_bytes: int, page_size: int, max_requests: int,
-    context_length: int,
+    context_length: int, reserved_bytes: int = 0,
 ) -> int:  # fmt: skip
     """Return the number of slots of the pool, a multiple of the page size.
 
@@ -52,29 +52,32 @@ def size_pool(
         wanted: number of tokens that the user configured; None to size the pool from memory. A configured pool may be
             smaller than a request of the context length, and then bounds requests; a pool sized from memory may not.
         free_bytes: memory that is free on the device now.
-        fraction: fraction of it that the pool may take.
+        fraction: fraction of it that the pool may take, together with what is reserved.
         max_requests: maximum number of requests that run at once.
         context_length: longest sequence of one request, in tokens.
+        reserved_bytes: for recurrent states.
 
     Raises:
         ConfigError: the configured number of tokens does not fit, or, if none is configured, one request of the context
             length does not; the message names the options to change.
     """
     if wanted is not None:
+        free_bytes -= reserved_bytes
         if wanted * token_bytes > free_bytes:
             raise ConfigError(
                 f"kv_cache_tokens={wanted} needs {wanted * token_bytes / 2**30:.1f} GiB, but only "
                 f"{free_bytes / 2**30:.1f} GiB are free; at most {free_bytes // token_bytes} tokens fit"
             )
         return wanted // page_size * page_size
-    pages = max(0, int(free_bytes * fraction)) // (token_bytes * page_size)
+    pool_bytes = max(0, int(free_bytes * fraction) - reserved_bytes)
+    pages = pool_bytes // (token_bytes * page_size)
     pages_of_request = -(-context_length // page_size)
     if pages < pages_of_request:
         needed = pages_of_request * page_size * token_bytes / 2**30
         most = f" to at most {pages * page_size}" if pages else ""
         raise ConfigError(
             f"one request of context_length={context_length} needs {needed:.2f} GiB, but the KV pool gets"
-            f" {max(0.0, free_bytes * fraction) / 2**30:.2f} GiB, {fraction:.0%} of the free memory; lower"
+            f" {pool_bytes / 2**30:.2f} GiB, {fraction:.0%} of the free memory; lower"
             f" context_length{most}, free memory or raise memory_fraction, or set kv_cache_tokens, which then bounds"
             " requests"
         )

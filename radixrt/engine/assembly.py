@@ -94,6 +94,7 @@ def make_runner(
             max_running_requests=config.scheduler.max_running_requests,
             page_size=config.cache.page_size,
             kv_cache_tokens=config.cache.kv_cache_tokens,
+            num_states=config.cache.num_states,
             memory_fraction=config.cache.memory_fraction,
             kv_cache_dtype=config.cache.kv_cache_dtype,
             max_step_tokens=config.scheduler.chunked_prefill_size,
@@ -202,5 +203,5 @@ def make_scheduler_loop(
         inbox_socket=inbox_socket,
     )
     max_requests = config.scheduler.max_running_requests
-    loop.announce(SchedulerReady(ready.num_slots, max_requests, ready.device, ready.dtype, epoch))
+    loop.announce(SchedulerReady(ready.num_slots, max_requests, ready.device, ready.dtype, epoch, ready.num_states))
     return loop

@@ -78,6 +78,11 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     context = config.model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(f"context_length={context}, but the model was made for {spec.context_length} tokens")
+    if spec.decoder is not None and spec.decoder.recurrent is not None and config.cache.page_size > 1:
+        raise ConfigError(
+            f"page_size={config.cache.page_size}: {spec.architecture} has recurrent layers, which need pages of one"
+            " token; use page_size=1"
+        )
     tp = _ranks(config)
     check_partition(spec, tp)
     settings = EngineSettings(

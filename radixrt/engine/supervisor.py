@@ -35,7 +35,7 @@ from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
 from radixrt.heartbeat import HeartbeatFile
-from radixrt.messages.client import ToMain, ToTokenizer
+from radixrt.messages.client import EngineReady, ToMain, ToTokenizer
 from radixrt.messages.scheduler import RunnerRestarted, ToScheduler
 from radixrt.os_process import read_stat
 
@@ -207,13 +207,13 @@ class Supervisor:
         if plan.exit_code is not None:
             self._give_up(failure.reason, plan.exit_code)
         else:
-            self._restart(plan, failure.reason, info.num_slots)
+            self._restart(plan, failure.reason, info)
 
     def _give_up(self, reason: str, code: ExitCode) -> None:
         self.exit_code = code
         self.client.fail(reason)
 
-    def _restart(self, plan: Plan, reason: str, num_slots: int) -> None:
+    def _restart(self, plan: Plan, reason: str, info: EngineReady) -> None:
         self._down_since = self._down_since or time.monotonic()
         self._epoch += 1
         names = [self._workers[kind].name for kind in plan.restart]
@@ -233,7 +233,7 @@ class Supervisor:
                 worker.tell({"epoch": self._epoch})
         else:
             self._to_scheduler.send(RunnerRestarted(self._epoch, reason))
-        self._spawn(plan.restart, num_slots)
+        self._spawn(plan.restart, info)
 
     # --- sockets of an epoch ---
 
@@ -251,15 +251,18 @@ class Supervisor:
 
     # --- workers ---
 
-    def _spawn(self, kinds: tuple[str, ...], num_slots: int | None = None) -> None:
+    def _spawn(self, kinds: tuple[str, ...], info: EngineReady | None = None) -> None:
         """Start workers.
 
         Args:
-            num_slots: size of the KV pool of new ModelRunners; None: as configured.
+            info: sizes of the pools of new ModelRunners; None: as configured.
         """
         config = self._config
-        if num_slots is not None:
-            config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, kv_cache_tokens=num_slots))
+        if info is not None:
+            cache = dataclasses.replace(
+                config.cache, kv_cache_tokens=info.num_slots, num_states=info.num_states or config.cache.num_states
+            )
+            config = dataclasses.replace(config, cache=cache)
         for kind in kinds:
             slot = self._kinds.index(kind)
             self._heartbeats.reset(slot, config.executor.start_timeout_s)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from radixrt.forward_batch.padding import bucket_for, padded
+from radixrt.forward_batch.state_rows import SCRATCH_STATE, StateRows
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
@@ -119,6 +120,7 @@ class ForwardBatch:
             rows that sample, in the order of logits_index, whose queries are their last positions and whose keys and
             values are stored with this batch's; and of P - S padding rows, one token in row and slot 0 each. None if
             the hidden states of all T tokens are needed.
+        states: the rows' slots of recurrent states; None for a model without recurrent layers, and in a narrowed batch.
     """
 
     mode: ForwardMode
@@ -135,19 +137,20 @@ class ForwardBatch:
     req_pool_indices_cpu: Int32Array
     shared: SharedGroups | None = None
     narrowed: ForwardBatch | None = None
+    states: StateRows | None = None
 
     @staticmethod
     def of_decode_rows(
         input_ids: torch.Tensor, positions: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
         out_cache_loc: torch.Tensor, logits_index: torch.Tensor, req_to_token: torch.Tensor, *,
         seq_lens_cpu: Int32Array, req_pool_indices_cpu: Int32Array, sample_rows: torch.Tensor | None = None,
-        shared: SharedGroups | None = None,
+        shared: SharedGroups | None = None, states: StateRows | None = None,
     ) -> ForwardBatch:  # fmt: skip
         """Create a DECODE batch from columns of B numbers each; every row samples unless `sample_rows` is given."""
         return ForwardBatch(
             ForwardMode.DECODE, input_ids, positions, req_pool_indices, seq_lens, out_cache_loc, logits_index,
             req_pool_indices if sample_rows is None else sample_rows, req_to_token, seq_lens_cpu,
-            np.ones_like(seq_lens_cpu), req_pool_indices_cpu, shared,
+            np.ones_like(seq_lens_cpu), req_pool_indices_cpu, shared, states=states,
         )  # fmt: skip
 
     @property
@@ -237,17 +240,27 @@ class BatchBuilder:
         out_cache_loc = unpack_i32(step.out_cache_loc)
         shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
-            return self.build_decode(idx, seq_lens, out_cache_loc, shared)
-        sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
+            return self.build_decode(idx, seq_lens, out_cache_loc, shared, self._state_rows(step, np.ones_like(idx)))
+        sampled, extend_lens = np.frombuffer(step.samples, np.uint8).astype(bool), unpack_i32(step.extend_lens)
         return self.build_extend(
-            unpack_i32(step.input_ids), idx, seq_lens, unpack_i32(step.extend_lens), out_cache_loc, sampled, shared,
+            unpack_i32(step.input_ids), idx, seq_lens, extend_lens, out_cache_loc, sampled, shared,
+            self._state_rows(step, extend_lens),
             narrow=narrow and not (step.logprob_rows or step.score_index or step.pool_spans),
         )  # fmt: skip
 
+    def _state_rows(self, step: ForwardStep, lens: Int32Array) -> StateRows | None:
+        """Return the slots of states of a step whose rows have so many new tokens, int32 [B]; None if it names none."""
+        if not step.state_src:
+            return None
+        src, dst, starts = self._upload(
+            unpack_i32(step.state_src), unpack_i32(step.state_dst), np.concatenate([[0], np.cumsum(lens)])
+        )
+        return StateRows(src, dst, starts, None if (lens == 1).all() else lens)
+
     def build_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
-        out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None, *,
-        narrow: bool = False,
+        out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None,
+        states: StateRows | None = None, *, narrow: bool = False,
     ) -> ForwardBatch:  # fmt: skip
         """Create a batch of prompt chunks and of decode rows that ride along (shapes: see `ForwardStep`).
 
@@ -271,7 +284,7 @@ class BatchBuilder:
         )  # fmt: skip
         if (input_ids < 0).any():
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
-        self.req_to_token[token_rows, at] = loc.to(torch.int32)
+        self._write_slots(token_rows, at, loc, out_cache_loc)
         narrowed = None
         if narrow:
             columns = [ids[logits_index], *rest, self.req_to_token]
@@ -281,12 +294,22 @@ class BatchBuilder:
             )  # fmt: skip
         return ForwardBatch(
             ForwardMode.EXTEND, ids, at, idx, lens_there, loc, logits_index, sample_rows, self.req_to_token, seq_lens,
-            extend_lens, req_pool_idx, shared, narrowed,
+            extend_lens, req_pool_idx, shared, narrowed, states,
         )  # fmt: skip
+
+    def _write_slots(
+        self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, slots_cpu: Int32Array
+    ) -> None:
+        """Write the slots of new tokens into req_to_token, int64 [T] each, but those of replayed tokens, whose slots it
+        has already; their new keys and values go to the padding slot (see `ForwardStep`)."""
+        if not slots_cpu.all():
+            (stored,) = self._upload(np.flatnonzero(slots_cpu))
+            rows, positions, slots = rows[stored], positions[stored], slots[stored]
+        self.req_to_token[rows, positions] = slots.to(torch.int32)
 
     def build_decode(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
-        shared: SharedGroups | None = None,
+        shared: SharedGroups | None = None, states: StateRows | None = None,
     ) -> ForwardBatch:  # fmt: skip
         """Create a batch in which every row extends by its future token (int32 [B] each)."""
         positions, rows, lens, slots, index = self._upload(
@@ -295,27 +318,33 @@ class BatchBuilder:
         self.req_to_token[rows, positions] = slots.to(torch.int32)
         return ForwardBatch.of_decode_rows(
             self.future_token_ids[rows], positions, rows, lens, slots, index, self.req_to_token, seq_lens_cpu=seq_lens,
-            req_pool_indices_cpu=req_pool_idx, shared=shared,
+            req_pool_indices_cpu=req_pool_idx, shared=shared, states=states,
         )  # fmt: skip
 
     def build_captured(
-        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, out_cache_loc: torch.Tensor
-    ) -> ForwardBatch:
+        self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, out_cache_loc: torch.Tensor,
+        state_src: torch.Tensor, state_dst: torch.Tensor,
+    ) -> ForwardBatch:  # fmt: skip
         """Create the DECODE batch of a CUDA graph around static buffers (int64 [rows] each).
 
         The captured step itself gathers its input ids, computes its positions and writes req_to_token. The numbers on
         the host are placeholders: the attention backend's own static buffers hold the plan.
         """
         rows = len(seq_lens)
+        starts = torch.arange(rows + 1, device=seq_lens.device)
         return ForwardBatch.of_decode_rows(
             seq_lens, seq_lens, req_pool_indices, seq_lens, out_cache_loc, req_pool_indices, self.req_to_token,
             seq_lens_cpu=np.ones(rows, np.int32), req_pool_indices_cpu=np.zeros(rows, np.int32),
+            states=StateRows(state_src, state_dst, starts, None),
         )  # fmt: skip
 
     def build_dummy_extend(self, tokens: int) -> ForwardBatch:
-        """Create an EXTEND batch of one-token rows that read and write row 0 and slot 0 alone, for a capture."""
+        """Create an EXTEND batch of one-token rows that read and write row 0, slot 0 and the scratch state alone, for a
+        capture."""
         zeros, ones = np.zeros(tokens, np.int32), np.ones(tokens, np.int32)
-        return self.build_extend(zeros, zeros, ones, ones, zeros, np.zeros(tokens, bool))
+        scratch, starts = self._upload(np.full(tokens, SCRATCH_STATE), np.arange(tokens + 1))
+        states = StateRows(scratch, scratch, starts, None)
+        return self.build_extend(zeros, zeros, ones, ones, zeros, np.zeros(tokens, bool), states=states)
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         return self._uploader.upload([array.astype(np.int64) for array in arrays])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class TokenRows:
         shared: groups of rows whose common prefix should be computed once; None if there are none.
         reread: number of positions that are attended to by more than one token of the same sequence, counted each time
             but the first.
+        state_src, state_dst: int32 [T], slots of recurrent states, for a DECODE step of a model that has them; else
+            empty. Several tokens of one sequence must update its state in turn, and cannot be rows of their own.
     """
 
     req_pool_idx: Int32Array
@@ -36,17 +38,23 @@ class TokenRows:
     num_samples: int
     shared: SharedGroups | None
     reread: int = 0
+    state_src: Int32Array = field(default_factory=lambda: np.zeros(0, I32))
+    state_dst: Int32Array = field(default_factory=lambda: np.zeros(0, I32))
 
     @staticmethod
     def of(step: ForwardStep) -> TokenRows | None:
-        """Return the rows of a step; None if it scores or pools tokens, or none of its rows samples."""
+        """Return the rows of a step; None if it scores or pools tokens, none of its rows samples, or it is an EXTEND
+        step of a model with recurrent layers."""
         if step.logprob_rows or step.score_index or step.pool_spans:
+            return None
+        if step.state_src and step.mode != ForwardMode.DECODE:
             return None
         req_pool_idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         slots = unpack_i32(step.out_cache_loc)
         shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
-            return TokenRows(req_pool_idx, seq_lens, slots, None, len(slots), shared)
+            states = unpack_i32(step.state_src), unpack_i32(step.state_dst)
+            return TokenRows(req_pool_idx, seq_lens, slots, None, len(slots), shared, 0, *states)
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
         if not sampled.any():
             return None

@@ -44,21 +44,23 @@ void silu_and_mul(const T* gate_up, T* out, int rows, int size) {
     }
 }
 
-// Rotates `heads` heads of each row in place: x * cos + swap_halves(x) * sin, with sin's first half negated.
-// table is [positions][2][dim]; dim is a multiple of 2 * LANES.
+// Rotates `heads` heads of each row in place: x * cos + swap_halves(x) * sin, with sin's first half negated, where the
+// first rotary / 2 dimensions of each half are rotated. table is [positions][2][rotary]; rotary is a multiple of
+// 2 * LANES.
 template <typename T>
-void rotate(T* x, int64_t stride, const float* table, const int64_t* positions, int rows, int heads, int dim) {
-    const int half = dim / 2;
+void rotate(T* x, int64_t stride, const float* table, const int64_t* positions, int rows, int heads, int dim,
+            int rotary) {
+    const int half = dim / 2, pairs = rotary / 2;
 #pragma omp parallel for if (int64_t(rows) * heads * dim > PARALLEL_ELEMENTS)
     for (int i = 0; i < rows; i++) {
-        const float* cos = table + positions[i] * 2 * dim;
-        const float* sin = cos + dim;
+        const float* cos = table + positions[i] * 2 * rotary;
+        const float* sin = cos + rotary;
         for (int h = 0; h < heads; h++) {
             T* head = x + i * stride + h * dim;
-            for (int d = 0; d < half; d += LANES) {
+            for (int d = 0; d < pairs; d += LANES) {
                 vec low = load(head + d), high = load(head + half + d);
                 store(head + d, low * load(cos + d) + high * load(sin + d));
-                store(head + half + d, high * load(cos + half + d) + low * load(sin + half + d));
+                store(head + half + d, high * load(cos + pairs + d) + low * load(sin + pairs + d));
             }
         }
     }
@@ -76,8 +78,8 @@ extern "C" {
         silu_and_mul<TYPE>(static_cast<const TYPE*>(gate_up), static_cast<TYPE*>(out), rows, size);                   \
     }                                                                                                                 \
     void radixrt_rotate_##SUFFIX(void* x, int64_t stride, const float* table, const int64_t* positions, int rows,      \
-                                 int heads, int dim) {                                                                \
-        rotate<TYPE>(static_cast<TYPE*>(x), stride, table, positions, rows, heads, dim);    \
+                                 int heads, int dim, int rotary) {                                                    \
+        rotate<TYPE>(static_cast<TYPE*>(x), stride, table, positions, rows, heads, dim, rotary);                      \
     }
 RADIXRT_ELEMENTWISE(bf16, bf16)
 RADIXRT_ELEMENTWISE(f32, float)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.layers.recurrence import RecurrenceOps
 from radixrt.layers.routing import Routing, route
 
 if TYPE_CHECKING:
@@ -25,7 +26,13 @@ LANES = 16
 
 
 class LayerOps(ABC):
-    """Operations of a decoder layer on plain tensors. Weights in other formats belong to a `LinearMethod`."""
+    """Operations of a decoder layer on plain tensors. Weights in other formats belong to a `LinearMethod`.
+
+    Attributes:
+        recurrence: the operations of recurrent layers.
+    """
+
+    recurrence = RecurrenceOps()
 
     @abstractmethod
     def add_rms_norm(
@@ -36,7 +43,7 @@ class LayerOps(ABC):
         Args:
             residual: [T, hidden].
             x: [T, hidden] in any dtype, or None to add nothing.
-            weight: [hidden], in residual's dtype.
+            weight: [hidden], in residual's dtype or float32.
             dtype: of the result.
 
         Returns:
@@ -120,10 +127,12 @@ class LayerOps(ABC):
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Apply rotary position embedding, with halves as in transformers' Llama (Su et al., arXiv 2104.09864).
 
+        Dimension i of a head forms a pair with i + head_dim / 2; the first rotary_dim / 2 pairs are rotated.
+
         Args:
             heads: [T, H, head_dim], the heads of a token together; may be overwritten.
             positions: int64 [T].
-            table: [context_length, 2, head_dim], from `rotary_table`.
+            table: [context_length, 2, rotary_dim], from `rotary_table`.
 
         Returns:
             The rotated heads, same shape and dtype.
@@ -144,7 +153,8 @@ class LayerOps(ABC):
         """Process the heads between the fused projection and attention: norm, rotary embedding, and perhaps the store.
 
         Args:
-            qkv: [T, num_heads + 2 * num_kv_heads, head_dim], the heads of q, then of k, then of v; may be overwritten.
+            qkv: [T, num_heads + 2 * num_kv_heads, head_dim], the heads of q, then of k, then of v, those of a token
+                together; may be overwritten.
             layer: for its numbers of heads.
             positions, table: as for `rotate`.
             q_weight, k_weight: [head_dim] of the RMSNorm of each head of q and of k; None for both where there is none.
@@ -159,14 +169,7 @@ class LayerOps(ABC):
         heads, rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
         qk = qkv[:, :rotated]
         if q_weight is not None and k_weight is not None:
-            size = (layer.head_dim,)
-            qk = torch.cat(
-                (
-                    F.rms_norm(qk[:, :heads], size, q_weight.to(qk.dtype), eps),
-                    F.rms_norm(qk[:, heads:], size, k_weight.to(qk.dtype), eps),
-                ),
-                dim=1,
-            )
+            qk = torch.cat((_rms_norm(qk[:, :heads], q_weight, eps), _rms_norm(qk[:, heads:], k_weight, eps)), dim=1)
         qk = self.rotate(qk, positions, table)  # one operation for the heads of q and of k
         return qk[:, :heads], qk[:, heads:], qkv[:, rotated:]
 
@@ -179,16 +182,22 @@ class TorchOps(LayerOps):
     ) -> torch.Tensor:
         if x is not None:
             residual.add_(x)
-        return F.rms_norm(residual, (residual.shape[-1],), weight, eps).to(dtype)
+        return _rms_norm(residual, weight, eps).to(dtype)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         size = gate_up.shape[-1] // 2
         return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        rows = table.index_select(0, positions)
-        rotated = torch.addcmul(heads * rows[:, :1], heads.roll(heads.shape[-1] // 2, -1), rows[:, 1:])
-        return rotated.to(heads.dtype)
+        rows, dim, pairs = table.index_select(0, positions), heads.shape[-1], table.shape[-1] // 2
+        if 2 * pairs == dim:
+            rotated = torch.addcmul(heads * rows[:, :1], heads.roll(dim // 2, -1), rows[:, 1:])
+            return rotated.to(heads.dtype)
+        low, high = heads[..., :pairs], heads[..., dim // 2 : dim // 2 + pairs]
+        cos, sin = rows[:, :1, :pairs], rows[:, 1:, pairs:]
+        turned = (low * cos - high * sin).to(heads.dtype), (high * cos + low * sin).to(heads.dtype)
+        rest = heads[..., pairs : dim // 2], heads[..., dim // 2 + pairs :]
+        return torch.cat((turned[0], rest[0], turned[1], rest[1]), dim=-1)
 
 
 class CpuOps(LayerOps):
@@ -211,7 +220,7 @@ class CpuOps(LayerOps):
             )
             self._silu[dtype] = _entry(library, f"radixrt_silu_and_mul_{suffix}", [pointer, pointer, i32, i32])
             self._rotate[dtype] = _entry(
-                library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32]
+                library, f"radixrt_rotate_{suffix}", [pointer, i64, pointer, pointer, i32, i32, i32, i32]
             )
         self._panel_columns, self._panel_depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
         self._pack = _entry(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
@@ -262,11 +271,18 @@ class CpuOps(LayerOps):
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         rows, count, dim = heads.shape
         kernel = self._rotate.get(heads.dtype)
-        fits = dim % (2 * LANES) == 0 and heads.stride(1) == dim and heads.stride(2) == 1
+        rotary = table.shape[-1]
+        fits = rotary % (2 * LANES) == 0 and heads.stride(1) == dim and heads.stride(2) == 1
         if kernel is None or not fits or table.dtype != torch.float32:
             return self._torch.rotate(heads, positions, table)
-        kernel(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim)
+        kernel(heads.data_ptr(), heads.stride(0), table.data_ptr(), positions.data_ptr(), rows, count, dim, rotary)
         return heads
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalize the last dimension; in float32 if the weight is float32. The result has x's dtype."""
+    wide = x.to(weight.dtype) if weight.dtype == torch.float32 else x
+    return F.rms_norm(wide, (x.shape[-1],), weight.to(wide.dtype), eps).to(x.dtype)
 
 
 def _entry(library: ctypes.CDLL, name: str, arguments: list[type]) -> ctypes._NamedFuncPointer:

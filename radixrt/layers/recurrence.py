@@ -115,7 +115,7 @@ class RecurrenceOps:
             [T, channels], contiguous, computed in float32 and rounded to x's dtype.
         """
         earlier = weight.shape[1] - 1
-        lens = None if rows.lens is None else torch.from_numpy(rows.lens).to(x.device, torch.int64)
+        lens = None if rows.lens is None else torch.tensor(rows.lens, dtype=torch.int64, device=x.device)
         first = _first_inputs(rows, lens, earlier, x)
         inputs = x.new_empty(x.shape[0] + earlier * len(rows.src), x.shape[1])
         offsets = torch.arange(earlier, device=x.device)

@@ -306,6 +306,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         epoch: the runners' epoch; see `RunnerRestarted`.
         generates: False for a model without an output head, which embeds or classifies only.
         labels: names of the labels of a sequence classification model; empty for any other.
+        num_states: slots of recurrent states; see `RunnerReady`.
     """
 
     model: str
@@ -322,6 +323,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     epoch: int = 0
     generates: bool = True
     labels: tuple[str, ...] = ()
+    num_states: int = 0
 
 
 ToTokenizer = (

@@ -173,6 +173,7 @@ class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
 
     Attributes:
         epoch: the runners' epoch; see `RunnerRestarted`.
+        num_states: see `RunnerReady`.
     """
 
     num_slots: int
@@ -180,6 +181,7 @@ class SchedulerReady(Message, frozen=True, array_like=True, tag=True):
     device: str
     dtype: str
     epoch: int = 0
+    num_states: int = 0
 
 
 class ControlReply(Message, frozen=True, array_like=True, tag=True):

@@ -1,4 +1,4 @@
-"""`Attention`: the mixer of Llama, Mistral, Qwen2 and Qwen3."""
+"""`Attention`: self-attention with grouped heads, the mixer of most layers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import meta_parameter
 from radixrt.models.decoder_layer import LayerContext, Mixer, MixerInputs
-from radixrt.models.loading.checkpoint import ParameterSources, column_parallel, replicated, row_parallel
-from radixrt.models.model_config import LayerSpec
+from radixrt.models.decoder_spec import LayerSpec
+from radixrt.models.loading.checkpoint import (
+    CheckpointTensor,
+    ParameterSources,
+    column_slices,
+    joined,
+    row_parallel,
+)
 
 
 class Attention(Mixer):
-    """Self-attention with fused q, k and v projections, over this rank's heads."""
+    """Self-attention over this rank's heads, with one projection for q, k, v and, where the spec says so, the gate that
+    the output is multiplied by."""
 
     def __init__(self, context: LayerContext, layer: LayerSpec, index: int) -> None:
         super().__init__()
@@ -29,43 +36,74 @@ class Attention(Mixer):
             scale=dim**-0.5,
             sliding_window=layer.sliding_window,
         )
-        self.qkv_proj = context.linear(spec.hidden_size, (heads + 2 * kv_heads) * dim, spec.qkv_bias)
+        gate = heads if spec.gated_attention else 0
+        self.qkv_proj = context.linear(spec.hidden_size, (heads + 2 * kv_heads + gate) * dim, spec.qkv_bias)
         self.o_proj = context.linear(heads * dim, spec.hidden_size, spec.o_bias)
-        self.q_norm = meta_parameter(dim, dtype=context.dtype) if spec.qk_norm else None
-        self.k_norm = meta_parameter(dim, dtype=context.dtype) if spec.qk_norm else None
+        self.q_norm = meta_parameter(dim, dtype=context.norm_dtype) if spec.qk_norm else None
+        self.k_norm = meta_parameter(dim, dtype=context.norm_dtype) if spec.qk_norm else None
 
     def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         layer, batch, attention = self.attention_layer, inputs.batch, inputs.attention
-        qkv = self.qkv_proj(x)
-        qkv = qkv.view(qkv.shape[0], -1, layer.head_dim)
+        projected = self.qkv_proj(x)
+        size = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+        qkv = projected[:, :size].view(projected.shape[0], -1, layer.head_dim)
         q, k, v = self._context.ops.prepare_heads(
             qkv, layer, inputs.positions, inputs.rotary_table, self.q_norm, self.k_norm,
             self._context.spec.rms_norm_eps, attention.pool(layer), batch.out_cache_loc,
         )  # fmt: skip
+        gate = projected[:, size:] if self._context.spec.gated_attention else None
         if narrowed is not None:
             if k is not None and v is not None:
                 attention.store(layer, k, v, batch)
             if not narrowed.num_tokens:
                 return q.new_empty(0, layer.num_heads * layer.head_dim, dtype=x.dtype)
             q, k, v, batch = q[batch.logits_index], None, None, narrowed
-        return attention.attend(layer, q, k, v, batch)
+            gate = None if gate is None else gate[inputs.batch.logits_index]
+        mixed = attention.attend(layer, q, k, v, batch)
+        return mixed if gate is None else mixed * gate.sigmoid()
 
     def project(self, mixed: torch.Tensor) -> PartialSum:
         return self.o_proj.partial_sum(mixed, self._context.group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        spec, part, dim = self._context.spec, self._context.part, self._context.spec.head_dim
-        prefix += ".self_attn"
-        q = (spec.num_heads * dim, _columns(part.heads, dim))
-        kv = (spec.num_kv_heads * dim, _columns(part.kv_heads, dim))
+        spec, part, names = self._context.spec, self._context.part, self._context.spec.names
+        prefix, dim = prefix + ".self_attn", self._context.spec.head_dim
+        rotated = rotary_order(dim, spec.rotary_dim or dim)
+        # With a gate, q_proj has for each head the rows of q, then those of its gate.
+        parts = 2 if spec.gated_attention else 1
+        of_q = (spec.num_heads * dim * parts, _rows(part.heads, dim * parts, rotated))
+        of_k = (spec.num_kv_heads * dim, _rows(part.kv_heads, dim, rotated))
+        of_v = (spec.num_kv_heads * dim, _rows(part.kv_heads, dim, [range(dim)]))
+        slices = [("q_proj", *of_q), ("k_proj", *of_k), ("v_proj", *of_v)]
+        if spec.gated_attention:
+            slices.append(("q_proj", of_q[0], _rows(part.heads, dim * parts, [range(dim, 2 * dim)])))
+        inputs = (spec.num_heads * dim, range(part.heads.start * dim, part.heads.stop * dim))
         sources = {
-            **column_parallel(self.qkv_proj, "qkv_proj", prefix, {"q_proj": q, "k_proj": kv, "v_proj": kv}),
-            **row_parallel(self.o_proj, "o_proj", prefix, q, part.rank),
+            **column_slices(self.qkv_proj, "qkv_proj", prefix, slices),
+            **row_parallel(self.o_proj, "o_proj", prefix, inputs, part.rank, name=names.o_proj),
         }
-        if spec.qk_norm:
-            sources |= {name: replicated(f"{prefix}.{name}.weight", (dim,)) for name in ("q_norm", "k_norm")}
+        for path, name in (("q_norm", names.q_norm), ("k_norm", names.k_norm)) if spec.qk_norm else ():
+            sources[path] = tuple(
+                CheckpointTensor(
+                    f"{prefix}.{name}.weight", (dim,), 0, each, len(each), offset=self._context.norm_offset
+                )
+                for each in joined(rotated)
+            )
         return sources
 
 
-def _columns(heads: range, head_dim: int) -> range:
-    return range(heads.start * head_dim, heads.stop * head_dim)
+def rotary_order(head_dim: int, rotary_dim: int) -> list[range]:
+    """Return the dimensions of a checkpoint's heads of q and k in the order in which the decoder keeps them.
+
+    A rotary embedding of the first rotary_dim dimensions pairs dimension i with i + rotary_dim / 2; the decoder's
+    pairs are i and i + head_dim / 2, and it rotates the first rotary_dim / 2 pairs. Any order leaves products of q and
+    k as they are.
+    """
+    half, pairs = head_dim // 2, rotary_dim // 2
+    between = rotary_dim + half - pairs
+    return [range(pairs), range(rotary_dim, between), range(pairs, rotary_dim), range(between, head_dim)]
+
+
+def _rows(heads: range, stride: int, order: list[range]) -> list[range]:
+    """Return the rows of some heads in a projection with `stride` rows for each, in this order within a head."""
+    return [range(head * stride + each.start, head * stride + each.stop) for head in heads for each in order]

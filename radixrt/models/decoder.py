@@ -20,18 +20,25 @@ from radixrt.layers.ops import LayerOps
 from radixrt.layers.rotary import rotary_table
 from radixrt.models.attention import Attention
 from radixrt.models.decoder_layer import DecoderLayer, FeedForward, LayerContext, Mixer, MixerInputs
+from radixrt.models.decoder_spec import LayerSpec
 from radixrt.models.dense import DenseFeedForward
+from radixrt.models.gated_delta_net import GatedDeltaNet
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
 from radixrt.models.loading.partition import partition
-from radixrt.models.model_config import LayerSpec, ModelSpec
+from radixrt.models.model_config import ModelSpec
 from radixrt.models.moe import MoEFeedForward
 from radixrt.models.precision import Precision, torch_dtype
 from radixrt.models.registry import no_progress
+from radixrt.models.short_conv import ShortConv
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
 
-MIXERS: dict[str, Callable[[LayerContext, LayerSpec, int], Mixer]] = {"attention": Attention}
+MIXERS: dict[str, Callable[[LayerContext, LayerSpec, int], Mixer]] = {
+    "attention": Attention,
+    "gated_delta_net": GatedDeltaNet,
+    "short_conv": ShortConv,
+}
 FEED_FORWARDS: dict[str, Callable[[LayerContext, LayerSpec], FeedForward]] = {
     "dense": DenseFeedForward,
     "moe": MoEFeedForward,
@@ -43,8 +50,9 @@ def build_layers(context: LayerContext) -> list[DecoderLayer]:
     """Build the decoder layers that the spec lists."""
     layers, counts = [], Counter[str]()
     for layer in context.spec.layers:
-        mixer = MIXERS[layer.mixer](context, layer, counts[layer.mixer])
-        counts[layer.mixer] += 1
+        pool = "recurrent" if layer.is_recurrent else layer.mixer
+        mixer = MIXERS[layer.mixer](context, layer, counts[pool])
+        counts[pool] += 1
         layers.append(DecoderLayer(context, mixer, FEED_FORWARDS[layer.feed_forward](context, layer)))
     return layers
 
@@ -79,12 +87,15 @@ class Decoder(nn.Module):
         self._activation_dtype, self._eps = activation_dtype, decoder.rms_norm_eps
         self._precision = precision
         method = LINEAR_METHODS[decoder.linear_method](ops, float32_min_rows=precision.float32_min_tokens)
-        layers = build_layers(LayerContext(decoder, dtype, activation_dtype, ops, method, part, group))
+        self._context = LayerContext(decoder, dtype, activation_dtype, ops, method, part, group)
+        layers = build_layers(self._context)
         self.embed_tokens = meta_parameter(part.vocab_rows, decoder.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(layers)
-        mixers = (layer.mixer for layer in layers)
+        mixers = [layer.mixer for layer in layers]
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
-        self.norm = meta_parameter(decoder.hidden_size, dtype=activation_dtype)
+        self.states = [mixer.state for mixer in mixers if mixer.state is not None]
+        self.skipped_tensors = decoder.names.skipped
+        self.norm = meta_parameter(decoder.hidden_size, dtype=self._context.norm_dtype)
         self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype, ops)
         classifier = spec.classifier
         self.classifier = (
@@ -99,7 +110,7 @@ class Decoder(nn.Module):
         assert spec.decoder is not None
         self._rotary_table = rotary_table(
             spec.decoder.rope,
-            spec.decoder.head_dim,
+            spec.decoder.rotary_dim or spec.decoder.head_dim,
             spec.context_length,
             torch_dtype(self._precision.rotary),
             self.embed_tokens.device,
@@ -162,7 +173,8 @@ class Decoder(nn.Module):
         checkpoint has no head."""
         part, (rows, hidden) = self._part, self.embed_tokens.shape
         shape = (self._model_spec.vocab_size, hidden)
-        sources = {"norm": replicated("model.norm.weight", (hidden,))}
+        names, offset = self._context.spec.names, self._context.norm_offset
+        sources = {"norm": replicated(f"model.{names.final_norm}.weight", (hidden,), offset=offset)}
         if self.classifier is not None:
             sources["classifier.weight"] = replicated("score.weight", tuple(self.classifier.weight.shape))
         for name, tensor in (("embed_tokens", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):

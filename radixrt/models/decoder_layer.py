@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.state_pool import StateShape
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import Linear, LinearMethod, meta_parameter
 from radixrt.layers.ops import LayerOps
+from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.loading.checkpoint import ParameterSources, replicated
 from radixrt.models.loading.partition import Partition
-from radixrt.models.model_config import DecoderSpec
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
@@ -31,7 +32,7 @@ class LayerContext:
 
     Attributes:
         dtype: of weights.
-        activation_dtype: of the residual stream, of activations, and of the weights of the norms between them.
+        activation_dtype: of the residual stream and of activations.
         ops: kernels for the device.
         linear_method: of every linear layer but the output head.
         part: the heads, columns and rows that this rank holds.
@@ -45,6 +46,17 @@ class LayerContext:
     linear_method: LinearMethod
     part: Partition
     group: TPGroup | None
+
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """Dtype of the weights of norms: that of activations, or float32 where 1 is added to them, which bfloat16 would
+        round."""
+        return torch.float32 if self.spec.unit_offset else self.activation_dtype
+
+    @property
+    def norm_offset(self) -> float:
+        """Number that is added to the weights of norms."""
+        return 1.0 if self.spec.unit_offset else 0.0
 
     def linear(self, in_features: int, out_features: int, bias: bool, *, gated: bool = False) -> Linear:
         """A linear layer with the model's dtype and method; the sizes are those of this rank's part."""
@@ -71,14 +83,17 @@ class Mixer(nn.Module, ABC):
     """The part of a decoder layer in which tokens of a sequence meet, for example attention.
 
     A mixer is called in two steps, `mix` and `project`, because the layer selects rows of the residual stream between
-    them. Classes are constructed with a `LayerContext`, the `LayerSpec`, and the number of earlier layers of the same
-    kind, which is the layer's index in the pool of that kind.
+    them. Classes are constructed with a `LayerContext`, the `LayerSpec`, and the number of earlier layers with the same
+    kind of pool, which is the layer's index there.
 
     Attributes:
         attention_layer: the layer's entry in the KV pool; None for a mixer without keys and values.
+        state: the layer's entry in the pool of states; None for a mixer without one. A mixer that has one is a
+            `RecurrentLayer`.
     """
 
     attention_layer: AttentionLayer | None = None
+    state: StateShape | None = None
 
     @abstractmethod
     def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
@@ -122,9 +137,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self._ops, self._group = context.ops, context.group
         self._eps = context.spec.rms_norm_eps
-        self.input_norm = meta_parameter(context.spec.hidden_size, dtype=context.activation_dtype)
+        self._context = context
+        self.input_norm = meta_parameter(context.spec.hidden_size, dtype=context.norm_dtype)
         self.mixer = mixer
-        self.post_mixer_norm = meta_parameter(context.spec.hidden_size, dtype=context.activation_dtype)
+        self.post_mixer_norm = meta_parameter(context.spec.hidden_size, dtype=context.norm_dtype)
         self.feed_forward = feed_forward
 
     def forward(
@@ -158,10 +174,10 @@ class DecoderLayer(nn.Module):
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """Sources of the layer's parameters; prefix is its path in the checkpoint."""
-        hidden = tuple(self.input_norm.shape)
+        hidden, names, offset = tuple(self.input_norm.shape), self._context.spec.names, self._context.norm_offset
         sources = {
-            "input_norm": replicated(f"{prefix}.input_layernorm.weight", hidden),
-            "post_mixer_norm": replicated(f"{prefix}.post_attention_layernorm.weight", hidden),
+            "input_norm": replicated(f"{prefix}.{names.input_norm}.weight", hidden, offset=offset),
+            "post_mixer_norm": replicated(f"{prefix}.{names.post_mixer_norm}.weight", hidden, offset=offset),
         }
         for name, part in (("mixer", self.mixer), ("feed_forward", self.feed_forward)):
             sources |= {f"{name}.{path}": tensors for path, tensors in part.checkpoint_tensors(prefix).items()}

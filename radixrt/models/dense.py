@@ -1,4 +1,4 @@
-"""`DenseFeedForward`: the feed-forward of Llama, Mistral, Qwen2 and Qwen3."""
+"""`DenseFeedForward`: the feed-forward of every architecture without experts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.models.decoder_layer import FeedForward, LayerContext
+from radixrt.models.decoder_spec import LayerSpec
 from radixrt.models.loading.checkpoint import ParameterSources, column_parallel, row_parallel
-from radixrt.models.model_config import LayerSpec
 
 
 class DenseFeedForward(FeedForward):
@@ -24,9 +24,10 @@ class DenseFeedForward(FeedForward):
         return self.down_proj.partial_sum(self.gate_up_proj.silu_and_mul(x), self._context.group)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
-        part, prefix = self._context.part, f"{prefix}.mlp"
+        part, names = self._context.part, self._context.spec.names
+        prefix, (gate, up, down) = f"{prefix}.{names.feed_forward}", names.projections
         columns = (self._context.spec.intermediate_size, part.intermediate)
         return {
-            **column_parallel(self.gate_up_proj, "gate_up_proj", prefix, {"gate_proj": columns, "up_proj": columns}),
-            **row_parallel(self.down_proj, "down_proj", prefix, columns, part.rank),
+            **column_parallel(self.gate_up_proj, "gate_up_proj", prefix, {gate: columns, up: columns}),
+            **row_parallel(self.down_proj, "down_proj", prefix, columns, part.rank, name=down),
         }

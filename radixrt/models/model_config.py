@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.errors import ModelLoadError
-from radixrt.layers.rotary import DEFAULT_THETA, RopeSpec, parse_rope
+from radixrt.layers.rotary import DEFAULT_THETA, parse_rope
 from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
-from radixrt.models.experts_spec import ExpertsSpec, parse_experts
+from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
+from radixrt.models.experts_spec import parse_experts
+from radixrt.models.hybrid_config import HYBRID_ARCHITECTURES, parse_hybrid, text_fields
 
 DECODER_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -25,15 +27,15 @@ DECODER_ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    *HYBRID_ARCHITECTURES,
 )
 """Architectures that `radixrt.models.decoder` runs. Any other runs through transformers' modeling code."""
 
-BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in DECODER_ARCHITECTURES}
+_CAUSAL = [name for name in DECODER_ARCHITECTURES if name.endswith("ForCausalLM")]
+BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in _CAUSAL}
 """Decoders that may lack an output head, by name: embedding models are saved as one of these, e.g. "Qwen3Model"."""
 
-CLASSIFIER_ARCHITECTURES = {
-    name.replace("ForCausalLM", "ForSequenceClassification"): name for name in DECODER_ARCHITECTURES
-}
+CLASSIFIER_ARCHITECTURES = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in _CAUSAL}
 """Decoders with a classification head instead of an output head, by name."""
 
 ENCODER = re.compile(
@@ -48,67 +50,6 @@ HEADED = re.compile(r"For(Sequence|Token)Classification$|ForQuestionAnswering$|R
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """One decoder layer: a mixer, then a feed-forward.
-
-    Attributes:
-        mixer, feed_forward: kinds, which `radixrt.models.decoder` maps to classes.
-        sliding_window: positions that a query of attention sees, itself included; None for all.
-    """
-
-    mixer: str = "attention"
-    feed_forward: str = "dense"
-    sliding_window: int | None = None
-
-
-@dataclass(frozen=True)
-class DecoderSpec:
-    """Shape of the decoder that DECODER_ARCHITECTURES share.
-
-    Attributes:
-        intermediate_size: columns of a dense feed-forward.
-        layers: the decoder layers, in order.
-        qkv_bias, o_bias, mlp_bias: whether these linear layers have a bias.
-        qk_norm: whether an RMSNorm is applied to each head of q and k, before the rotary embedding.
-        experts: of the layers with a mixture of experts; None where no layer has one.
-        linear_method: how linear layers keep their weights, a key of `radixrt.layers.linear.LINEAR_METHODS`. Experts
-            and their router are unquantized.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    layers: tuple[LayerSpec, ...]
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope: RopeSpec
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    tie_word_embeddings: bool
-    experts: ExpertsSpec | None = None
-    linear_method: str = "unquantized"
-
-    @property
-    def num_linear_parameters(self) -> int:
-        """Parameters of the weights of all linear layers but the output head, those of experts included."""
-        heads = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        sparse = sum(layer.feed_forward == "moe" for layer in self.layers)
-        columns = len(self.layers) * heads + (len(self.layers) - sparse) * 3 * self.intermediate_size
-        if self.experts is not None:
-            columns += sparse * self.experts.num_linear_parameters
-        return self.hidden_size * columns
-
-    @property
-    def intermediate_sizes(self) -> tuple[int, ...]:
-        """Columns of the feed-forwards of every kind that a layer has, each of which ranks split."""
-        dense = (self.intermediate_size,) if any(layer.feed_forward != "moe" for layer in self.layers) else ()
-        return dense if self.experts is None else (*dense, self.experts.intermediate_size)
 
 
 @dataclass(frozen=True)
@@ -176,9 +117,11 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise ModelLoadError(f"config.json: quantization_config ({method}) is not supported; use unquantized weights")
-    _check_causal(architectures[0], config)
     known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
     architecture = known.get(architectures[0], architectures[0])
+    if architecture in HYBRID_ARCHITECTURES:
+        config = text_fields(config)
+    _check_causal(architectures[0], config)
     classifies = architectures[0] in CLASSIFIER_ARCHITECTURES
     return ModelSpec(
         architecture=architecture,
@@ -212,6 +155,8 @@ def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
 
 
 def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
+    if architecture in HYBRID_ARCHITECTURES:
+        return parse_hybrid(architecture, config)
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     kv_heads = positive_int(config, "num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
     head_dim = positive_int(config, "head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)

@@ -9,8 +9,8 @@ from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import meta_parameter
 from radixrt.layers.routing import Routing
 from radixrt.models.decoder_layer import FeedForward, LayerContext
+from radixrt.models.decoder_spec import LayerSpec
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
-from radixrt.models.model_config import LayerSpec
 
 
 class MoEFeedForward(FeedForward):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from radixrt.attention.base import AttentionBackend, AttentionLayer
+    from radixrt.attention.state_pool import StateShape
     from radixrt.forward_batch.forward_batch import ForwardBatch
     from radixrt.layers.classification_head import ClassificationHead
 
@@ -45,6 +46,7 @@ FAMILIES = {
     "gpt": "GPT2LMHeadModel",
     "gptneo": "GPTNeoXForCausalLM",
     "granite": "GraniteForCausalLM",
+    "lfm": "Lfm2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "llava": "LlamaForCausalLM",
     "ministral": "MistralForCausalLM",
@@ -56,6 +58,7 @@ FAMILIES = {
     "pixtral": "MistralForCausalLM",
     "qwen": "Qwen3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "smol": "SmolLM3ForCausalLM",
     "starcoder": "Starcoder2ForCausalLM",
@@ -72,6 +75,9 @@ class Model(Protocol):
 
     attention_layers: list[AttentionLayer]
     """One entry per layer with keys and values, in order; their layer_ids count from 0."""
+
+    states: list[StateShape]
+    """One entry per recurrent layer, in order; their layer_ids count from 0."""
 
     narrows: bool
     """True if `forward` supports `batch.narrowed`; if not, it must be None."""

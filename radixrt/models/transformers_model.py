@@ -20,6 +20,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.state_pool import StateShape
 from radixrt.errors import ModelLoadError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.models.model_config import ModelSpec
@@ -144,6 +145,7 @@ class TransformersModel(nn.Module):
         setattr(model, prefix, _GivenHidden())
         self.progress: Callable[[], None] = no_progress
         self.attention_layers = self._probe()
+        self.states: list[StateShape] = []  # recurrent layers of transformers are refused
 
     @classmethod
     def from_folder(

@@ -19,7 +19,9 @@ import torch
 from radixrt.attention import make_backend, start_loading
 from radixrt.attention.base import AttentionBackend
 from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query_size
-from radixrt.attention.kv_cache import KVCache, bytes_per_token, size_pool
+from radixrt.attention.hybrid import HybridAttnBackend
+from radixrt.attention.kv_cache import KVCache
+from radixrt.attention.state_pool import RESERVED, StatePool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
@@ -33,6 +35,7 @@ from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.memory import graph_bytes
+from radixrt.runner.pool_sizes import size_pools
 from radixrt.runner.pooling import pool
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
@@ -69,6 +72,7 @@ class ModelRunner:
         device, dtype: device and dtype of weights and activations.
         vocab_size: rows of the output head.
         max_total_num_tokens: slots of the KV pool.
+        num_states: slots of recurrent states; see `RunnerReady`.
         batches: creates the batches of steps; owns the mirror of req_to_token and the future tokens.
         cascade: see `RunnerReady`.
 
@@ -88,6 +92,7 @@ class ModelRunner:
         self._spec = load_model_spec(Path(config.folder))
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
+        self.num_states = 0
         self.cascade: CascadeCosts | None = None
         self._masks = MaskReader(config.mask_path)
         self._modules: FlashInferModules | None = None
@@ -110,7 +115,7 @@ class ModelRunner:
             decoder = self._spec.decoder
             if decoder is not None:
                 self._modules = start_loading(
-                    self._config.attention_backend, [layer.sliding_window for layer in decoder.layers],
+                    self._config.attention_backend, [x.sliding_window for x in decoder.layers if not x.is_recurrent],
                     head_dim=decoder.head_dim, dtype=self.dtype, kv_dtype=self._config.pool_dtype, device=self.device,
                 )  # fmt: skip
             self.load_model()
@@ -142,24 +147,17 @@ class ModelRunner:
         layers = self._model.attention_layers
         sharers = c.rank_info.local_size if self.device.type == "cpu" else 1
         step_bytes = self._measure_largest_step() if self.device.type == "cuda" else 0
-        num_slots = size_pool(
-            wanted=c.kv_cache_tokens,
-            free_bytes=free_memory(self.device) // sharers - step_bytes,
-            fraction=c.memory_fraction,
-            token_bytes=bytes_per_token(layers, c.pool_dtype),
-            page_size=c.page_size,
-            max_requests=c.max_running_requests,
-            context_length=c.context_length,
-        )
-        num_slots = self._group.minimum(num_slots)
-        self._allocate(num_slots, c.max_running_requests)
-        self.max_total_num_tokens = num_slots
+        sizes = size_pools(c, self._model, free_memory(self.device) // sharers - step_bytes)
+        self.max_total_num_tokens = self._group.minimum(sizes.kv_slots)
+        self.num_states = self._group.minimum(sizes.states)
+        self._allocate(self.max_total_num_tokens, c.max_running_requests, self.num_states)
         self.cascade = cascade_costs(
             self.device.type, kv_layer_bytes(layers, c.pool_dtype.itemsize), query_size(layers)
         )
 
-    def _allocate(self, num_slots: int, max_requests: int) -> None:
+    def _allocate(self, num_slots: int, max_requests: int, num_states: int) -> None:
         c = self._config
+        self._states = StatePool(self._model.states, num_states, self.device) if self._model.states else None
         self._kv_cache = KVCache(self._model.attention_layers, num_slots, c.page_size, c.pool_dtype, self.device)
         on_cuda = self.device.type == "cuda"
         sizes, max_given = (graph_buckets(max_requests), max_graph_rows(max_requests)) if on_cuda else ([], 0)
@@ -180,7 +178,7 @@ class ModelRunner:
         ]
         rows = max(len(step.samples) for step in steps)
         slots = max(len(step.out_cache_loc) // 4 for step in steps)
-        self._allocate(-(-slots // c.page_size) * c.page_size, rows)
+        self._allocate(-(-slots // c.page_size) * c.page_size, rows, RESERVED)
         self.init_attention_backend()
         self._start_log.begin("compiling kernels")
         compile_kernels(
@@ -196,9 +194,9 @@ class ModelRunner:
         self._run_once(steps[-1], narrow=self._model.narrows)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        graphs = graph_bytes(c, len(self._model.attention_layers))
+        graphs = graph_bytes(c, len(self._model.attention_layers) + len(self._model.states))
         logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
-        del self._kv_cache, self.batches, self._attention
+        del self._kv_cache, self._states, self.batches, self._attention
         torch.cuda.empty_cache()
         return peak + graphs
 
@@ -212,25 +210,24 @@ class ModelRunner:
 
     def init_attention_backend(self) -> None:
         c = self._config
-        self._attention: AttentionBackend = make_backend(
+        attention: AttentionBackend = make_backend(
             c.attention_backend, self._kv_cache, self._model.attention_layers, dtype=self.dtype,
             max_rows=max_graph_rows(c.max_running_requests), context_length=c.context_length,
             kernel_cache=Path(c.kernel_cache), dependent_launch=supports_dependent_launch(self.device),
             modules=self._modules,
         )  # fmt: skip
+        self._attention = attention if self._states is None else HybridAttnBackend(attention, self._states)
 
     def init_cuda_graphs(self) -> None:
         """Create the graphs of decode steps and short prompts (FlashInfer only)."""
         if self.device.type != "cuda" or self._config.cuda_graph == "off":
             return
-        from radixrt.attention.flashinfer import FlashInferBackend
         from radixrt.runner.graphs.create import create_graphs
 
-        if isinstance(self._attention, FlashInferBackend):
-            self._graphs, self._prompt_graphs = create_graphs(
-                self._config, self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
-                dtype=self.dtype, device=self.device, group=self._group,
-            )  # fmt: skip
+        self._graphs, self._prompt_graphs = create_graphs(
+            self._config, self._model, self._attention, self._sampler, self.batches, vocab_size=self.vocab_size,
+            dtype=self.dtype, device=self.device, group=self._group,
+        )  # fmt: skip
 
     def _capture_next(self) -> bool:
         """Capture one more graph; return False if none is left."""
@@ -391,5 +388,5 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Release the model and the pools."""
         tables = ("batches", "_tables", "_sampler", "_scorer")
-        for name in ("_graphs", "_prompt_graphs", "_model", "_kv_cache", "_attention", *tables):
+        for name in ("_graphs", "_prompt_graphs", "_model", "_kv_cache", "_states", "_attention", *tables):
             self.__dict__.pop(name, None)

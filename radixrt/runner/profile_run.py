@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, MIN_SHORT_ROWS, MIN_SINGLE_ROWS, SHORT_PROMPT
 from radixrt.forward_batch.forward_batch import MIN_WRITES, ForwardMode
+from radixrt.forward_batch.state_rows import SCRATCH_STATE, ZERO_STATE
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.messages.runner import ForwardStep, RowWrite
@@ -68,6 +69,9 @@ def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:
         extend_lens=pack_i32(extend_lens),
         input_ids=pack_i32(np.zeros(tokens)),
         samples=bytes([1] * rows),
+        # A model without recurrent layers has no use for these.
+        state_src=pack_i32(np.full(rows, ZERO_STATE)),
+        state_dst=pack_i32(np.full(rows, SCRATCH_STATE)),
     )
 
 

@@ -38,6 +38,7 @@ class RunnerConfig:
     kernel_cache: str
     show_progress: bool = False
     mask_path: str | None = None
+    num_states: int | None = None
     rank_info: RankInfo = SINGLE_RANK
 
     @property

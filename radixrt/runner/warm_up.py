@@ -11,11 +11,16 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.state_pool import RecurrentLayer
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.state_rows import StateRows
 from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
 from radixrt.models.moe import MoEFeedForward
 from radixrt.models.registry import Model
@@ -45,12 +50,13 @@ def compile_kernels(
     from radixrt.kernels.triton.compile_ahead import compiling
 
     started = time.perf_counter()
+    no_attention = partial(_NoAttention, attention, recurrent=bool(model.states))
     with compiling() as names:
         for tokens in SIZES:
             if tokens <= max_tokens:
                 batch = batches.build_dummy_extend(tokens)
-                _compute_layer(model, batch, _NoAttention(attention, into_pool=True))
-        _compute_layer(model, batches.build_dummy_extend(1), _NoAttention(attention, into_pool=False))
+                _compute_layer(model, batch, no_attention(into_pool=True))
+        _compute_layer(model, batches.build_dummy_extend(1), no_attention(into_pool=False))
         for mixture in [module for module in model.modules() if isinstance(module, MoEFeedForward)][:1]:
             launch_experts(mixture, max_tokens)
         attention.launch_all(batches.req_to_token)
@@ -65,11 +71,11 @@ def launch_experts(mixture: MoEFeedForward, max_tokens: int) -> None:
 
 
 class _OneLayer(Exception):
-    """The first layer has been computed, and the norm and projection at the beginning of the second."""
+    """A layer of each kind has been computed, and the norm and projection at the beginning of another."""
 
 
 def _compute_layer(model: Model, batch: ForwardBatch, attention: _NoAttention) -> None:
-    """Compute one layer: the others launch the same kernels."""
+    """Compute a layer of each kind: the others launch the same kernels."""
     try:
         model.forward(batch.input_ids, batch.positions, batch, attention)
     except _OneLayer:
@@ -77,15 +83,16 @@ def _compute_layer(model: Model, batch: ForwardBatch, attention: _NoAttention) -
 
 
 class _NoAttention(AttentionBackend):
-    """Replaces the backend of one layer, and computes nothing.
+    """Replaces the backend until a layer of each kind has been computed, and computes no attention.
 
     Args:
         into_pool: the caller stores keys and values into the pool, as in most steps; else it passes them.
+        recurrent: the model has recurrent layers.
     """
 
-    def __init__(self, backend: AttentionBackend, *, into_pool: bool) -> None:
+    def __init__(self, backend: AttentionBackend, *, into_pool: bool, recurrent: bool) -> None:
         self._backend, self._into_pool = backend, into_pool
-        self._calls = 0
+        self._missing = {"attention", "recurrence"} if recurrent else {"attention"}
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Do nothing: no rows are attended to."""
@@ -100,9 +107,29 @@ class _NoAttention(AttentionBackend):
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:  # fmt: skip
-        self._calls += 1
-        if self._calls > 1:
-            raise _OneLayer
+        self._begin("attention")
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
         return torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+
+    def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Mix the rows of the batch, which have one token each, then the same tokens as one row."""
+        if self._begin("recurrence"):
+            assert batch.states is not None
+            src, dst, ends = batch.states.src[:1], batch.states.dst[:1], batch.states.starts[[0, -1]]
+            one_row = StateRows(src, dst, ends, np.array([x.shape[0]], np.int32))
+            for rows in (batch.states, one_row):
+                self._backend.mix_states(layer, x, replace(batch, states=rows))
+        return torch.empty(x.shape[0], layer.mixed_features, dtype=x.dtype, device=x.device)
+
+    def _begin(self, kind: str) -> bool:
+        """Return whether this is the first layer of a kind.
+
+        Raises:
+            _OneLayer: no kind was missing.
+        """
+        if not self._missing:
+            raise _OneLayer
+        is_first = kind in self._missing
+        self._missing.discard(kind)
+        return is_first

@@ -137,7 +137,14 @@ class Worker:
         dtype = str(r.dtype).removeprefix("torch.")
         self._answers.send(
             RunnerReady(
-                self._rank, r.max_total_num_tokens, r.vocab_size, str(r.device), dtype, r.cascade, self._executed
+                self._rank,
+                r.max_total_num_tokens,
+                r.vocab_size,
+                str(r.device),
+                dtype,
+                r.cascade,
+                self._executed,
+                r.num_states,
             )
         )
 

@@ -354,6 +354,7 @@ class TokenizerWorker:
             epoch=ready.epoch,
             generates=self._tasks.embedding.generates,
             labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,
+            num_states=ready.num_states,
         )
 
 

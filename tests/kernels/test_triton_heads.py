@@ -71,6 +71,31 @@ def pools(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return both[0].to(dtype), both[1].to(dtype)
 
 
+@pytest.mark.parametrize(("dim", "rotary"), [(256, 64), (80, 20)])
+def test_part_of_a_head_is_rotated_beside_other_columns(triton_device: str, dim: int, rotary: int) -> None:
+    """As in Qwen3.5: the projection has a gate behind v, norms have float32 weights, and few dimensions are rotated."""
+    case = Case(4, 2, dim, 5, BF16, triton_device)
+    expected_v = case.qkv[:, 6:].double()
+    wide = torch.cat((case.qkv.flatten(1), case.qkv.flatten(1)), dim=1)
+    case.qkv = wide[:, : 8 * dim].view(5, 8, dim)
+    case.q_weight, case.k_weight = (1 + torch.randn(dim, device=triton_device) / 300 for _ in range(2))
+    case.table = rotary_table(RopeSpec(theta=1e4), rotary, CONTEXT, F32, torch.device(triton_device))
+    pool = pools(case, BF16)
+    q, _, _ = case.prepare(True, pool)
+    rows = case.table.double()[case.positions]
+    cos, sin = rows[:, :1, : rotary // 2], rows[:, 1:, rotary // 2 :]
+    for found, heads, weight in (
+        (q, case.qkv[:, :4], case.q_weight),
+        (pool[0][case.slots], case.qkv[:, 4:6], case.k_weight),
+    ):
+        expected = F.rms_norm(heads.double(), (dim,), weight.double(), EPS)
+        low, high = expected[..., : rotary // 2].clone(), expected[..., dim // 2 : dim // 2 + rotary // 2].clone()
+        expected[..., : rotary // 2] = low * cos - high * sin
+        expected[..., dim // 2 : dim // 2 + rotary // 2] = high * cos + low * sin
+        close(found, expected)
+    close(pool[1][case.slots], expected_v)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
 @pytest.mark.parametrize("tokens", [1, 5])

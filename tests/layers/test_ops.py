@@ -62,10 +62,12 @@ def test_silu_and_mul(compiled: LayerOps, rows: int, dtype: torch.dtype, size: i
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [64, 128, 16])
-def test_rotate(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int) -> None:
+@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (128, 128), (16, 16), (256, 64), (128, 96), (32, 8)])
+def test_rotate(compiled: LayerOps, rows: int, dtype: torch.dtype, dim: int, rotary: int) -> None:
     fused = torch.randn(rows, 9, dim).to(dtype)
-    table = torch.randn(512, 2, dim)
+    angles = torch.randn(512, rotary // 2)
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
     positions = torch.randint(0, 512, (rows,))
     expected = TorchOps().rotate(fused.clone()[:, :7], positions, table)
     out = fused.clone()

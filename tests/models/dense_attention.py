@@ -1,4 +1,7 @@
-"""Reference attention backend: keys and values in a dict per row and layer, dense causal attention per row."""
+"""Reference attention backend: keys and values in a dict per row and layer, dense causal attention per row.
+
+Recurrent layers have one state slot for each row.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,24 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.state_pool import RESERVED, LayerStates, RecurrentLayer, StatePool
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
+from radixrt.forward_batch.state_rows import ZERO_STATE, StateRows
 from radixrt.models.registry import Model
+
+MAX_ROWS = 8
 
 
 class DenseAttention(AttentionBackend):
-    """Keeps everything it is given, by (request, layer); nothing is paged."""
+    """Keeps everything it is given, by (request, layer); nothing is paged.
+
+    Attributes:
+        states: of recurrent layers, by layer; slot 2 + request.
+    """
 
     def __init__(self) -> None:
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.states: dict[int, LayerStates] = {}
 
     def prepare(self, batch: ForwardBatch) -> None:
         pass
@@ -42,6 +54,16 @@ class DenseAttention(AttentionBackend):
             start += new
         return torch.cat(outputs)
 
+    def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        assert batch.states is not None
+        shape = layer.state
+        if shape.layer_id not in self.states:
+            self.states[shape.layer_id] = StatePool([shape], RESERVED + MAX_ROWS, x.device).layers[0]
+        mixed = layer.recur(x, self.states[shape.layer_id], batch.states)
+        assert mixed.shape == (x.shape[0], layer.mixed_features)
+        assert mixed.dtype == x.dtype
+        return mixed
+
     def _attend_row(
         self, key: tuple[int, int], layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
@@ -60,6 +82,8 @@ class DenseAttention(AttentionBackend):
 def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> ForwardBatch:
     """A batch of rows (request, prefix length, new tokens) without a KV pool."""
     rows, prefix, new = (np.array(column, np.int32) for column in zip(*lens, strict=True))
+    slots = torch.tensor(RESERVED + rows.astype(np.int64))
+    src, starts = torch.where(torch.tensor(prefix > 0), slots, ZERO_STATE), torch.tensor([0, *np.cumsum(new)])
     positions = [p for _, start, count in lens for p in range(start, start + count)]
     return ForwardBatch(
         mode=ForwardMode.EXTEND,
@@ -74,6 +98,7 @@ def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> Forwar
         seq_lens_cpu=prefix + new,
         extend_lens_cpu=new,
         req_pool_indices_cpu=rows,
+        states=StateRows(src, slots, starts, None if (new == 1).all() else new),
     )
 
 

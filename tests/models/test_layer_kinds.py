@@ -16,9 +16,10 @@ from radixrt.layers.linear import LINEAR_METHODS, Linear, LinearMethod, meta_par
 from radixrt.layers.lm_head import LMHead
 from radixrt.models.decoder import FEED_FORWARDS, MIXERS, Decoder
 from radixrt.models.decoder_layer import FeedForward, LayerContext, Mixer, MixerInputs
+from radixrt.models.decoder_spec import LayerSpec
 from radixrt.models.loading.checkpoint import ParameterSources, replicated
 from radixrt.models.loading.weights import load_model
-from radixrt.models.model_config import LayerSpec, ModelSpec, load_model_spec
+from radixrt.models.model_config import ModelSpec, load_model_spec
 from tests.models.dense_attention import run_in_steps
 from tests.models.test_decoder import sequences
 from tests.tiny_models import make_tiny_model

@@ -9,8 +9,9 @@ import pytest
 from radixrt.errors import ModelLoadError
 from radixrt.layers.rotary import RopeSpec
 from radixrt.models.classifier_spec import ClassifierSpec
+from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.experts_spec import ExpertsSpec
-from radixrt.models.model_config import DecoderSpec, LayerSpec, ModelSpec, parse_model_spec
+from radixrt.models.model_config import ModelSpec, parse_model_spec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -42,7 +42,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt-oss-sinks": ("GptOssConfig", {"head_dim": 16, "num_local_experts": 4}, "s_aux"),
     "mamba": ("MambaConfig", {"state_size": 4}, "mixes tokens|attention interface|cannot run"),
     "falcon-alibi": ("FalconConfig", {"alibi": True}, "attention interface"),
-    "lfm2-conv": ("Lfm2Config", {"full_attn_idxs": [1]}, "layer_types conv"),
+    "lfm2-moe-conv": (
+        "Lfm2MoeConfig",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_experts": 4, "num_experts_per_tok": 2},
+        "layer_types conv",
+    ),
     "phi3-longrope": ("Phi3Config", PHI3_LONGROPE, "original 64 tokens"),
 }
 
@@ -65,7 +69,7 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["gemma2-softcap", "gpt-oss-sinks", "mamba", "falcon-alibi", "lfm2-conv"])
+@pytest.mark.parametrize("case", ["gemma2-softcap", "gpt-oss-sinks", "mamba", "falcon-alibi", "lfm2-moe-conv"])
 def test_an_architecture_is_refused_before_its_weights_are_read(case: str, tmp_path: Path) -> None:
     config_class, overrides, reason = REFUSED[case]
     folder = make_folder(tmp_path, config_class, overrides)
@@ -80,7 +84,7 @@ def test_an_architecture_is_refused_before_its_weights_are_read(case: str, tmp_p
     [
         ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
         ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
-        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+        ("Qwen4ForCausalLM", "Qwen3ForCausalLM"),
         ("Gemma3nForConditionalGeneration", "Gemma3ForCausalLM"),
         ("Mistal3ForCausalLM", "MistralForCausalLM"),
     ],

@@ -29,8 +29,9 @@ def _store_halves(target, low, high, HALF: tl.constexpr, inside, CLAMP: tl.const
 
 @triton.jit
 def _prepare_heads_kernel(
-    qkv, positions, table, q_weight, k_weight, slots, q_out, k_out, v_out, eps, slot_stride,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, positions, table, q_weight, k_weight, slots, q_out, k_out, v_out, eps, token_stride, slot_stride,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
     NORM: tl.constexpr, STORE: tl.constexpr, CLAMP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # Programs of a token, in order: the heads of q, then of k, then (where they are stored) of v.
@@ -49,7 +50,7 @@ def _prepare_heads_kernel(
     at = head * DIM + column
     if EARLY:
         gdc_wait()
-    source = qkv + (token * (Q_HEADS + 2 * KV_HEADS) + first) * DIM + at
+    source = qkv + token * token_stride + first * DIM + at
     low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     slot = token
@@ -61,10 +62,11 @@ def _prepare_heads_kernel(
         # Values that all heads share are loaded once per head, from the cache: loaded as one row they would have to be
         # exchanged between threads through shared memory, which takes longer.
         shared = tl.zeros([HEADS, BLOCK], tl.int32) + column
-        row = table + tl.load(positions + token).to(tl.int64) * (2 * DIM)
-        cos = tl.load(row + shared, mask=inside, other=0.0).to(tl.float32)
+        row = table + tl.load(positions + token).to(tl.int64) * (4 * PAIRS)
+        turned = inside & (column < PAIRS)
+        cos = tl.load(row + shared, mask=turned, other=1.0).to(tl.float32)
         # The second half of the table's sines, which is not negated.
-        sin = tl.load(row + DIM + HALF + shared, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(row + 3 * PAIRS + shared, mask=turned, other=0.0).to(tl.float32)
         if NORM:
             weight = k_weight
             if is_q:
@@ -91,11 +93,11 @@ def supports(
 ) -> bool:
     """Return True if `prepare_heads` supports these arguments.
 
-    It needs contiguous heads of an even size up to MAX_HEAD_DIM, norms for both q and k or for neither, and pools of
-    equal strides whose slots are contiguous, in one of POOL_DTYPES.
+    It needs heads of an even size up to MAX_HEAD_DIM, those of a token contiguous, norms for both q and k or for
+    neither, and pools of equal strides whose slots are contiguous, in one of POOL_DTYPES.
     """
     dim = qkv.shape[2]
-    if dim % 2 or dim > MAX_HEAD_DIM or not qkv.is_contiguous() or not table.is_contiguous():
+    if dim % 2 or dim > MAX_HEAD_DIM or qkv.stride()[1:] != (dim, 1) or not table.is_contiguous():
         return False
     if (q_weight is None) != (k_weight is None):
         return False
@@ -141,8 +143,8 @@ def prepare_heads(
         parts = triton.cdiv(num_heads, heads) + triton.cdiv(kv_heads, heads) * (1 if pool is None else 2)
         _prepare_heads_kernel[(tokens, parts)](
             qkv, positions, table, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, slots,
-            q, k_out, v_out, eps, stride, num_heads, kv_heads, dim // 2, heads, block,
-            q_weight is not None, pool is not None, k_out.dtype == torch.float8_e4m3fn, early,
+            q, k_out, v_out, eps, qkv.stride(0), stride, num_heads, kv_heads, dim // 2, table.shape[2] // 2, heads,
+            block, q_weight is not None, pool is not None, k_out.dtype == torch.float8_e4m3fn, early,
             num_warps=max(1, heads * block // ELEMENTS_PER_WARP), launch_pdl=early,
         )  # fmt: skip
     if pool is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ class CheckpointTensor:
         rows: rows of the parameter that the tensor fills; where fewer rows or columns are taken, zeros fill the rest.
         index: the position along the first dimension that is meant, in a tensor that stacks several; None for all.
         alternative: the tensor that has these values in checkpoints of another layout, read where `name` is missing.
+        offset: number that is added to the values.
     """
 
     name: str
@@ -31,6 +32,7 @@ class CheckpointTensor:
     rows: int
     index: int | None = None
     alternative: CheckpointTensor | None = None
+    offset: float = 0.0
 
     @property
     def whole(self) -> bool:
@@ -42,10 +44,12 @@ ParameterSources = dict[str, tuple[CheckpointTensor, ...]]
 three dimensions count as rows."""
 
 
-def replicated(name: str, shape: Shape, *, alternative: str | None = None) -> tuple[CheckpointTensor, ...]:
+def replicated(
+    name: str, shape: Shape, *, alternative: str | None = None, offset: float = 0.0
+) -> tuple[CheckpointTensor, ...]:
     """The source of a parameter that every rank holds whole; alternative: its name in another layout."""
     other = None if alternative is None else CheckpointTensor(alternative, shape, 0, range(shape[0]), shape[0])
-    return (CheckpointTensor(name, shape, 0, range(shape[0]), shape[0], alternative=other),)
+    return (CheckpointTensor(name, shape, 0, range(shape[0]), shape[0], alternative=other, offset=offset),)
 
 
 def column_parallel(
@@ -58,28 +62,55 @@ def column_parallel(
         prefix: the checkpoint's path of the module around the projections.
         projections: by name, in the order of the rows: the outputs of the whole projection, and this rank's range.
     """
+    slices = [(name, outputs, [taken]) for name, (outputs, taken) in projections.items()]
+    return column_slices(linear, path, prefix, slices)
+
+
+def column_slices(
+    linear: nn.Module, path: str, prefix: str, slices: Sequence[tuple[str, int, Sequence[range]]]
+) -> ParameterSources:
+    """As `column_parallel`, with several ranges of each projection, in the order of the rows.
+
+    Args:
+        slices: name and outputs of the whole projection, and the ranges of its outputs; a name may come again.
+    """
     return {
         f"{path}.{kind}": tuple(
             CheckpointTensor(f"{prefix}.{name}.{kind}", (outputs, *parameter.shape[1:]), 0, taken, len(taken))
-            for name, (outputs, taken) in projections.items()
+            for name, outputs, ranges in slices
+            for taken in joined(ranges)
         )
         for kind, parameter in linear.named_parameters()
     }
 
 
-def row_parallel(linear: nn.Module, path: str, prefix: str, inputs: tuple[int, range], rank: int) -> ParameterSources:
+def joined(ranges: Sequence[range]) -> list[range]:
+    """Return the ranges with those joined that go on where the one before ends; empty ones are dropped."""
+    made: list[range] = []
+    for each in ranges:
+        if made and each and made[-1].stop == each.start:
+            made[-1] = range(made[-1].start, each.stop)
+        elif each:
+            made.append(each)
+    return made
+
+
+def row_parallel(
+    linear: nn.Module, path: str, prefix: str, inputs: tuple[int, range], rank: int, *, name: str | None = None
+) -> ParameterSources:
     """Sources of a linear layer that is split by input; rank 0 alone has the bias, so that a sum has it once.
 
     Args:
         path, prefix: the layer's path in its module, and the module's path in the checkpoint.
         inputs: the inputs of the whole layer, and this rank's range.
+        name: the layer's path in the checkpoint, behind the prefix; default: `path`.
     """
     sources: ParameterSources = {}
     for kind, parameter in linear.named_parameters():
-        name, (rows, *rest) = f"{prefix}.{path}.{kind}", parameter.shape
+        stored, (rows, *rest) = f"{prefix}.{name or path}.{kind}", parameter.shape
         if rest:
-            source = CheckpointTensor(name, (rows, inputs[0]), 1, inputs[1], rows)
+            source = CheckpointTensor(stored, (rows, inputs[0]), 1, inputs[1], rows)
         else:
-            source = CheckpointTensor(name, (rows,), 0, range(rows if rank == 0 else 0), rows)
+            source = CheckpointTensor(stored, (rows,), 0, range(rows if rank == 0 else 0), rows)
         sources[f"{path}.{kind}"] = (source,)
     return sources

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixrt.errors import ConfigError
-from radixrt.models.model_config import DecoderSpec, ModelSpec
+from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.model_config import ModelSpec
 
 VOCAB_ALIGN = 64
 """A rank's vocabulary rows are a multiple of this where there is more than one rank, which suits GEMM tiles."""
@@ -24,6 +25,8 @@ class Partition:
         kv_heads: the key and value heads that these read; with more ranks than such heads, several ranks hold the same.
         intermediate: columns of a dense feed-forward.
         expert_intermediate: columns of each expert; every rank has a part of all experts.
+        k_heads, v_heads: key and value heads of gated delta nets; the value heads are those that the key heads serve.
+        channels: of short convolutions.
         vocab: rows of the vocabulary.
         vocab_rows: of embedding and head on every rank; those behind `vocab` are padding.
     """
@@ -34,6 +37,9 @@ class Partition:
     kv_heads: range
     intermediate: range
     expert_intermediate: range
+    k_heads: range
+    v_heads: range
+    channels: range
     vocab: range
     vocab_rows: int
 
@@ -49,6 +55,7 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
     """
     decoder = check_partition(spec, size)
     assert decoder is not None
+    recurrent = decoder.recurrent
     heads, kv_heads = decoder.num_heads // size, max(1, decoder.num_kv_heads // size)
     first_kv = rank * decoder.num_kv_heads // size
     vocab_rows = spec.vocab_size
@@ -62,6 +69,9 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
         kv_heads=range(first_kv, first_kv + kv_heads),
         intermediate=_share(decoder.intermediate_size, rank, size),
         expert_intermediate=_share(0 if decoder.experts is None else decoder.experts.intermediate_size, rank, size),
+        k_heads=_share(0 if recurrent is None else recurrent.k_heads, rank, size),
+        v_heads=_share(0 if recurrent is None else recurrent.v_heads, rank, size),
+        channels=_share(decoder.hidden_size, rank, size),
         vocab=range(start, min(start + vocab_rows, spec.vocab_size)),
         vocab_rows=vocab_rows,
     )
@@ -83,9 +93,11 @@ def check_partition(spec: ModelSpec, size: int) -> DecoderSpec | None:
         )
     if not _fits(decoder, size):
         columns = " and ".join(map(str, decoder.intermediate_sizes))
+        recurrent = decoder.recurrent_size
+        states = f", {recurrent[0]} {recurrent[1]}" if recurrent else ""
         fitting = [n for n in range(1, decoder.num_heads + 1) if _fits(decoder, n)]
         raise ConfigError(
-            f"tp={size} does not divide {spec.architecture}: {decoder.num_heads} attention heads and"
+            f"tp={size} does not divide {spec.architecture}: {decoder.num_heads} attention heads{states} and"
             f" {columns} feed-forward columns must be multiples of tp, and {decoder.num_kv_heads}"
             f" key-value heads a multiple or a divisor of it; tp may be {', '.join(map(str, fitting))}"
         )
@@ -94,7 +106,9 @@ def check_partition(spec: ModelSpec, size: int) -> DecoderSpec | None:
 
 def _fits(decoder: DecoderSpec, size: int) -> bool:
     kv_fit = decoder.num_kv_heads % size == 0 or size % decoder.num_kv_heads == 0
-    return decoder.num_heads % size == 0 and kv_fit and not any(n % size for n in decoder.intermediate_sizes)
+    states_fit = decoder.recurrent_size is None or decoder.recurrent_size[0] % size == 0
+    columns_fit = not any(n % size for n in decoder.intermediate_sizes)
+    return decoder.num_heads % size == 0 and kv_fit and states_fit and columns_fit
 
 
 def _share(count: int, rank: int, size: int) -> range:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from radixrt.models.registry import Model, model_class
 DUMMY_STD = 0.02
 BARE_EMBEDDING = "embed_tokens.weight"
 HEADS = ("lm_head.", "score.")
+TEXT_PART = "model.language_model."
+"""Beginning of the names of a vision model's decoder; elsewhere they begin with "model."."""
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors of old checkpoints that are derived from the config, as we derive them too."""
 
@@ -85,10 +88,14 @@ def load_model(
 class Checkpoint:
     """The tensors of a folder's safetensors files, mapped into memory and read by name. A context manager.
 
-    Files that were saved from a decoder without its head name the tensors without "model."; here they have it.
+    Files that were saved from a decoder without its head name the tensors without "model."; here they have it, and the
+    decoder of a vision model is named like one of its own.
+
+    Args:
+        skipped: beginnings of names of tensors that are left out.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, skipped: tuple[str, ...] = ()) -> None:
         self._stack = ExitStack()
         self._files: dict[str, tuple[Any, str]] = {}  # file, and the tensor's name there
         for file in _safetensors_files(folder):
@@ -102,6 +109,11 @@ class Checkpoint:
             self._files = {
                 name if name.startswith(HEADS) else f"model.{name}": place for name, place in self._files.items()
             }
+        self._files = {
+            name.replace(TEXT_PART, "model.", 1) if name.startswith(TEXT_PART) else name: place
+            for name, place in self._files.items()
+            if not name.startswith(skipped)
+        }
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -143,7 +155,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
     Raises:
         ModelLoadError: as `load_model`; lists every tensor that does not fit.
     """
-    with Checkpoint(folder) as checkpoint:
+    with Checkpoint(folder, model.skipped_tensors) as checkpoint:
         sources = {path: tuple(map(checkpoint.find, each)) for path, each in model.checkpoint_tensors().items()}
         # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
         shares_head = tied and "lm_head.weight" not in checkpoint.names
@@ -181,23 +193,29 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
             if name.endswith("norm"):
                 values.fill_(1.0)
             else:
-                for tensor, rows in zip(sources[name], _rows_of(values, sources[name]), strict=True):
-                    _draw(rows, tensor, seed)
+                _draw(values, sources[name], seed)
             module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
         if isinstance(module, (Linear, FusedExperts)):
             module.process_weights_after_loading()
 
 
-def _draw(rows: torch.Tensor, tensor: CheckpointTensor, seed: int) -> None:
-    """Fill a parameter's rows with the same slice of a tensor of random numbers."""
-    digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
-    generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
-    if tensor.whole and rows.shape == tensor.shape:
-        rows.normal_(0.0, DUMMY_STD, generator=generator)
-        return
-    whole = torch.empty(tensor.shape, dtype=rows.dtype, device=rows.device)
-    whole.normal_(0.0, DUMMY_STD, generator=generator)
-    _fill(rows, whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)))
+def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int) -> None:
+    """Fill a parameter with slices of tensors of random numbers, each of which is drawn once."""
+    names = Counter(tensor.name for tensor in tensors)
+    drawn: dict[str, torch.Tensor] = {}
+    for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
+        digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
+        generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
+        if tensor.whole and rows.shape == tensor.shape:
+            rows.normal_(0.0, DUMMY_STD, generator=generator)
+            continue
+        whole = drawn.get(tensor.name)
+        if whole is None:
+            whole = torch.empty(tensor.shape, dtype=rows.dtype, device=rows.device)
+            whole.normal_(0.0, DUMMY_STD, generator=generator)
+            if names[tensor.name] > 1:
+                drawn[tensor.name] = whole
+        _fill(rows, whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)))
 
 
 def _read_parameter(
@@ -206,6 +224,8 @@ def _read_parameter(
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
         _fill(rows, checkpoint.read(tensor))
+        if tensor.offset:
+            rows += tensor.offset
     return nn.Parameter(values, requires_grad=False)
 
 
@@ -216,6 +236,8 @@ def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tup
 
 def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
     """Copy this rank's slice of a tensor into a parameter's rows, and zeros behind its rows and columns."""
+    if part.dim() > rows.dim():  # weights of a convolution, [channels, 1, taps]
+        part = part.squeeze(1)
     if rows.shape != part.shape:
         rows.zero_()
     rows[tuple(map(slice, part.shape))].copy_(part)

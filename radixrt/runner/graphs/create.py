@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
+from radixrt.attention.base import AttentionBackend
+from radixrt.attention.flashinfer import FlashInferBackend
+from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.attention.kv_cache import bytes_per_token
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.forward_batch import BatchBuilder
@@ -17,27 +19,27 @@ from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from radixrt.runner.runner_config import RunnerConfig, free_memory
 from radixrt.runner.sampling.sampler import Sampler
 
-if TYPE_CHECKING:
-    from radixrt.attention.flashinfer import FlashInferBackend
-
 logger = logging.getLogger(__name__)
 
 
 def create_graphs(
-    config: RunnerConfig, model: Model, attention: FlashInferBackend, sampler: Sampler, batches: BatchBuilder, *,
+    config: RunnerConfig, model: Model, backend: AttentionBackend, sampler: Sampler, batches: BatchBuilder, *,
     vocab_size: int, dtype: torch.dtype, device: torch.device, group: TPGroup,
-) -> tuple[CudaGraphRunner, PromptGraphRunner]:  # fmt: skip
-    """Return the graphs of decode steps and of short prompts. As few are captured as every step can use, or, with
-    cuda_graph=start, all."""
+) -> tuple[CudaGraphRunner | None, PromptGraphRunner | None]:  # fmt: skip
+    """Return the graphs of decode steps and of short prompts; None for both if attention is not FlashInfer's. As few
+    are captured as every step can use, or, with cuda_graph=start, all."""
+    attention = backend.attention if isinstance(backend, HybridAttnBackend) else backend
+    if not isinstance(attention, FlashInferBackend):
+        return None, None
     before = free_memory(device)
     max_requests = config.max_running_requests
     decode = CudaGraphRunner(
-        model, attention, sampler, batches, vocab_size=vocab_size, max_samples=max_requests,
+        model, backend, attention, sampler, batches, vocab_size=vocab_size, max_samples=max_requests,
         max_rows=max_graph_rows(max_requests), token_bytes=bytes_per_token(model.attention_layers, config.pool_dtype),
         device=device, group=group,
     )  # fmt: skip
     prompts = PromptGraphRunner(
-        model, attention, batches, max_tokens=config.max_step_tokens, dtype=dtype, device=device, group=group
+        model, backend, attention, batches, max_tokens=config.max_step_tokens, dtype=dtype, device=device, group=group
     )
     decode.capture_first()
     prompts.capture_first()

@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixrt.attention.base import AttentionBackend
 from radixrt.attention.cascade import Tile
 from radixrt.attention.flashinfer import DecodePart, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.forward_batch.padding import bucket_for, bucket_ladder, graph_buckets, larger_buckets, padded
+from radixrt.forward_batch.state_rows import SCRATCH_STATE
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.forward_batch.upload import Uploader, layout, view
 from radixrt.messages.wire import Int32Array
@@ -56,6 +58,7 @@ class _Inputs:
         id_rows: int64 [rows], indices of the input tokens in future_token_ids.
         targets: int64 [samples], indices of the sampled tokens there: the req_pool_idx of the sampling rows.
         uniforms, temperature: float64 and float32 [samples].
+        state_src, state_dst: int64 [rows], slots of recurrent states; of no meaning for a model without them.
         planned: the attention backend's numbers, see `FlashInferBackend.plan_graph`.
     """
 
@@ -65,7 +68,7 @@ class _Inputs:
         self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
         views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, like, strict=True)]
         self.req_pool_idx, self.seq_lens, self.slots, self.id_rows, self.targets, *rest = views
-        self.uniforms, self.temperature, *self.planned = rest
+        self.uniforms, self.temperature, self.state_src, self.state_dst, *self.planned = rest
 
     def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
         """Copy arrays of the same shapes and dtypes into the buffers."""
@@ -109,6 +112,7 @@ class CudaGraphRunner:
         max_rows: maximum number of tokens of a step.
 
     Args:
+        backend: the backend that the model calls: `attention`, or a `HybridAttnBackend` around it.
         max_samples: maximum number of sampling rows of a step.
         token_bytes: bytes of the keys and values of one token, of all layers.
         group: ranks that share the model. All ranks capture the same buckets at the same points of their sequence of
@@ -116,13 +120,15 @@ class CudaGraphRunner:
     """
 
     def __init__(
-        self, model: Model, attention: FlashInferBackend, sampler: Sampler, builder: BatchBuilder, *, vocab_size: int,
-        max_samples: int, max_rows: int, token_bytes: int, device: torch.device, group: TPGroup,
+        self, model: Model, backend: AttentionBackend, attention: FlashInferBackend, sampler: Sampler,
+        builder: BatchBuilder, *, vocab_size: int, max_samples: int, max_rows: int, token_bytes: int,
+        device: torch.device, group: TPGroup,
     ) -> None:  # fmt: skip
         self._group = group
         self.max_rows = max_rows
         self._max_samples, self._max_reread = max_samples, MAX_REREAD_BYTES // token_bytes
         self._model, self._attention, self._sampler, self._builder = model, attention, sampler, builder
+        self._backend = backend
         self._device = device
         self._buckets = graph_buckets(max_rows)
         self._captures: Captures[_Key, _Captured] = Captures("decode steps", _describe, alone=group.size == 1)
@@ -220,7 +226,8 @@ class CudaGraphRunner:
             padded(idx, size, dtype=np.int64), lens.astype(np.int64), padded(rows.slots, size, dtype=np.int64),
             padded(id_rows, size, dtype=np.int64), padded(idx[: rows.num_samples], samples, dtype=np.int64),
             padded(uniforms, samples, dtype=np.float64), padded(temperature, samples, dtype=np.float32),
-            *self._attention.plan_graph(starts, lens),
+            padded(rows.state_src, size, SCRATCH_STATE, np.int64),
+            padded(rows.state_dst, size, SCRATCH_STATE, np.int64), *self._attention.plan_graph(starts, lens),
         ]  # fmt: skip
 
     # --- capture ---
@@ -233,7 +240,9 @@ class CudaGraphRunner:
         inputs = _Inputs(padding, self._device)
         inputs.fill(self._uploader, padding)
         part = self._attention.graph_part(tile, inputs.req_pool_idx, inputs.seq_lens, inputs.planned)
-        batch = self._builder.build_captured(inputs.req_pool_idx, inputs.seq_lens, inputs.slots)
+        batch = self._builder.build_captured(
+            inputs.req_pool_idx, inputs.seq_lens, inputs.slots, inputs.state_src, inputs.state_dst
+        )
         logits = self._logits[: len(inputs.targets)]
         forward_graph, own = self._record(lambda: self._forward(inputs, part, batch, logits))
         sample_graph, result = self._record(lambda: self._sample(inputs, logits, own))
@@ -264,7 +273,7 @@ class CudaGraphRunner:
         positions = inputs.seq_lens - 1
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         self._attention.begin_graph(batch, part)
-        hidden = self._model.forward(ids, positions, batch, self._attention)[: len(logits)]
+        hidden = self._model.forward(ids, positions, batch, self._backend)[: len(logits)]
         own = self._model.compute_local_logits(hidden)
         if own is None:
             made = self._model.compute_logits(hidden, logits)

@@ -1,9 +1,9 @@
-"""`PromptGraphRunner`: short prefill (extend) steps as piecewise CUDA graphs, split at every attention.
+"""`PromptGraphRunner`: short prefill (extend) steps as piecewise CUDA graphs, split at every attention and recurrence.
 
 Launching such a step kernel by kernel takes the host longer than computing it takes the device, and most calls of a
-program are such steps: a few new tokens after a cached prefix. Between two attentions all work depends only on the
-number of tokens, so it is captured, in buckets; attention, whose work depends on the rows, is launched between the
-graphs. Padding tokens read and write slot 0 alone.
+program are such steps: a few new tokens after a cached prefix. Between two layers' attentions all work depends only on
+the number of tokens, so it is captured, in buckets; attention and recurrences, whose work depends on the rows, are
+launched between the graphs. Padding tokens read and write slot 0 alone, and no state.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
+from radixrt.attention.state_pool import RecurrentLayer
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import bucket_for, bucket_ladder, larger_buckets
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Work before one attention.
+    """Work before one attention or recurrence.
 
     Attributes:
-        graph: computes the attention's inputs.
-        layer: layer of the attention.
-        q, k, v: inputs of the attention, in the graphs' memory; k and v are None if the graph has stored them.
+        graph: computes the inputs.
+        layer: layer of the attention or recurrence.
+        q, k, v: inputs of the attention, in the graphs' memory; k and v are None if the graph has stored them. The
+            input of a recurrence is q.
     """
 
     graph: torch.cuda.CUDAGraph
-    layer: AttentionLayer
+    layer: AttentionLayer | RecurrentLayer
     q: torch.Tensor
     k: torch.Tensor | None
     v: torch.Tensor | None
@@ -57,16 +59,17 @@ class PromptGraphRunner:
     """Captures and replays short prefill steps; see the module's docstring.
 
     Args:
+        backend: the backend that the model calls: `attention`, or a `HybridAttnBackend` around it.
         max_tokens: maximum number of tokens of a step.
         group: ranks that share the model. All ranks capture the same buckets at the same points of their sequence of
             steps, because the steps alone decide when a bucket is captured.
     """
 
     def __init__(
-        self, model: Model, attention: FlashInferBackend, builder: BatchBuilder, *, max_tokens: int,
-        dtype: torch.dtype, device: torch.device, group: TPGroup,
+        self, model: Model, backend: AttentionBackend, attention: FlashInferBackend, builder: BatchBuilder, *,
+        max_tokens: int, dtype: torch.dtype, device: torch.device, group: TPGroup,
     ) -> None:  # fmt: skip
-        self._model, self._attention, self._builder = model, attention, builder
+        self._model, self._backend, self._attention, self._builder = model, backend, attention, builder
         self._device = device
         self._buckets = prompt_buckets(max_tokens)
         self._captures: Captures[int, _Captured] = Captures(
@@ -79,6 +82,7 @@ class PromptGraphRunner:
         # because padding tokens go through the layers too and store their keys and values in slot 0, which must be
         # finite.
         self._out = torch.zeros(self._buckets[-1], layer.num_heads, layer.head_dim, dtype=dtype, device=device)
+        self._mixed = _MixedBuffers(self._buckets[-1], dtype, device)
 
     def capture_first(self) -> None:
         """Capture as few buckets as every step can use."""
@@ -119,6 +123,10 @@ class PromptGraphRunner:
         out = self._out[:count]
         for piece in captured.pieces:
             piece.graph.replay()
+            if not isinstance(piece.layer, AttentionLayer):
+                mixed = self._backend.mix_states(piece.layer, piece.q[:count], batch)
+                self._mixed.of(piece.layer, count).copy_(mixed)
+                continue
             k, v = (None if x is None else x[:count] for x in (piece.k, piece.v))
             self._attention.attend_into(piece.layer, piece.q[:count], k, v, batch, out)
         captured.end.replay()
@@ -132,10 +140,11 @@ class PromptGraphRunner:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             # Run once uncaptured, so that kernels are compiled and workspaces allocated.
-            self._model.forward(batch.input_ids, batch.positions, batch, _Recorder(self._attention, self._out, None))
+            recorder = _Recorder(self._attention, self._out, self._mixed, None)
+            self._model.forward(batch.input_ids, batch.positions, batch, recorder)
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(stream):
-            recorder = _Recorder(self._attention, self._out, self._pool)
+            recorder = _Recorder(self._attention, self._out, self._mixed, self._pool)
             recorder.begin()
             try:
                 hidden = self._model.forward(batch.input_ids, batch.positions, batch, recorder)
@@ -145,17 +154,34 @@ class PromptGraphRunner:
         return _Captured(batch, recorder.pieces, end, hidden)
 
 
+class _MixedBuffers:
+    """Output buffers of recurrences, one for all layers with equally many columns; zeroed as that of attention is."""
+
+    def __init__(self, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
+        self._buffers: dict[int, torch.Tensor] = {}
+
+    def of(self, layer: RecurrentLayer, tokens: int) -> torch.Tensor:
+        """Return [tokens, layer.mixed_features]. The first call for a layer is not captured."""
+        columns = layer.mixed_features
+        if columns not in self._buffers:
+            self._buffers[columns] = torch.zeros(self._max_tokens, columns, dtype=self._dtype, device=self._device)
+        return self._buffers[columns][:tokens]
+
+
 class _Recorder(AttentionBackend):
-    """Replaces the backend while a forward pass is captured: ends a graph at each attention and begins the next one.
+    """Replaces the backend while a forward pass is captured: ends a graph at each attention or recurrence, and begins
+    the next one.
 
     Args:
         out: [at least T, heads, dim], output buffer of attention.
+        mixed: output buffers of recurrences.
         pool: memory pool of the graphs; None to run without capturing.
     """
 
-    def __init__(self, backend: FlashInferBackend, out: torch.Tensor, pool: Any) -> None:
+    def __init__(self, backend: FlashInferBackend, out: torch.Tensor, mixed: _MixedBuffers, pool: Any) -> None:
         self.pieces: list[_Piece] = []
-        self._backend, self._out, self._pool = backend, out, pool
+        self._backend, self._out, self._mixed, self._pool = backend, out, mixed, pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
@@ -180,12 +206,22 @@ class _Recorder(AttentionBackend):
         batch: ForwardBatch,
     ) -> torch.Tensor:  # fmt: skip
         tokens = q.shape[0]
+        self._split(layer, q, k, v)
+        return self._out[:tokens].view(tokens, -1)
+
+    def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        self._split(layer, x, None, None)
+        return self._mixed.of(layer, x.shape[0])
+
+    def _split(
+        self, layer: AttentionLayer | RecurrentLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> None:
+        """End the graph that computes these inputs, and begin the one after the layer's attention or recurrence."""
         if self._graph is not None:
             graph = self.end()
             k, v = (None if x is None else _unowned(x) for x in (k, v))
             self.pieces.append(_Piece(graph, layer, _unowned(q), k, v))
             self.begin()
-        return self._out[:tokens].view(tokens, -1)
 
 
 class _Memory:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from radixrt.errors import ConfigError
+from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.loading.partition import VOCAB_ALIGN, Partition, check_partition, partition
-from radixrt.models.model_config import DecoderSpec, LayerSpec, ModelSpec
+from radixrt.models.model_config import ModelSpec
 
 
 def spec(**decoder: Any) -> ModelSpec:

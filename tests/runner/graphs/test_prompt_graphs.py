@@ -105,7 +105,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
         cpu = torch.device("cpu")
         builder, attention = BatchBuilder(4, 64, cpu), Attention()
         graphs = PromptGraphRunner(
-            model, attention, builder, max_tokens=40, dtype=torch.float32, device=cpu,  # type: ignore[arg-type]
+            model, attention, attention, builder, max_tokens=40, dtype=torch.float32, device=cpu,  # type: ignore[arg-type]
             group=SimpleNamespace(size=1),  # type: ignore[arg-type]
         )  # fmt: skip
         return SimpleNamespace(graphs=graphs, attention=attention, builder=builder)
