@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from radixrt.constraint import KINDS, MAX_SOURCE_BYTES, Constraint, StructuredOptions
 from radixrt.errors import RequestError, shown
+
+HiddenPositions = Literal["last", "prompt"]
+"""Prompt tokens whose final hidden states a generation returns: the last one, or all of them."""
+
+MAX_HIDDEN_BYTES = 64 * 1024 * 1024
+"""Largest hidden states of one request, and of all completions of one HTTP request."""
 
 MAX_N = 128
 MAX_LOGPROBS = 512
@@ -29,7 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
 
     Attributes:
         max_tokens: most tokens to generate; None means up to the end of the context. 0 is allowed with
-            `prompt_logprobs` (score the prompt, generate nothing).
+            `prompt_logprobs` and `return_hidden_states` (compute the prompt, generate nothing).
         min_tokens: no end-of-sequence or stop token is sampled before this many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p, top_k, min_p: nucleus mass in (0, 1], number of candidates (0 or -1: all), and least probability as a
@@ -46,6 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         n: number of independent completions.
         logprobs: None for off, else how many alternatives to report beside each output token (0: only the chosen).
         prompt_logprobs: the same for the prompt's tokens; such a request computes its whole prompt.
+        return_hidden_states: "last" for the final hidden state of the prompt's last token, "prompt" for those of all
+            its tokens; such a request computes its whole prompt. None for none.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string or stop token in the text.
         detokenize: False leaves the output's text empty, for callers who want its token ids alone. Neither stop strings
@@ -82,6 +90,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     choices: tuple[str, ...] | None = None
     structural_tag: Any = None
     structured: StructuredOptions = StructuredOptions()
+    return_hidden_states: HiddenPositions | None = None
 
     def __post_init__(self) -> None:
         # A single string is what most people pass; the wire always carries a tuple.
@@ -129,9 +138,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             RequestError: naming the first field that is out of bounds and its bounds (`param`).
         """
         _integer(self, "max_tokens", 0, 10_000_000, optional=True)
-        if self.max_tokens == 0 and self.prompt_logprobs is None:
+        if self.max_tokens == 0 and self.prompt_logprobs is None and self.return_hidden_states is None:
             raise RequestError(
-                "max_tokens must be at least 1 (0 is only useful with prompt_logprobs)", param="max_tokens"
+                "max_tokens must be at least 1 (0 is only useful with prompt_logprobs or return_hidden_states)",
+                param="max_tokens",
             )
         _integer(self, "min_tokens", 0, 10_000_000)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -149,6 +159,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         _integer(self, "n", 1, MAX_N)
         for name, most in (("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_PROMPT_LOGPROBS)):
             _integer(self, name, 0, most if vocab_size is None else min(most, vocab_size), optional=True)
+        if self.return_hidden_states not in (None, *get_args(HiddenPositions)):
+            raise RequestError(
+                f'return_hidden_states must be "last" or "prompt", not {shown(self.return_hidden_states)}',
+                param="return_hidden_states",
+            )
         _flag(self, "ignore_eos")
         _flag(self, "skip_special_tokens")
         _flag(self, "include_stop_str_in_output")

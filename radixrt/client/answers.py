@@ -29,6 +29,7 @@ class Completion(RequestOutput, frozen=True, kw_only=True):
         finish_reason: "stop", "length" or "abort".
         matched_stop: stop string or stop token id that ended the request.
         logprobs, prompt_logprobs: one entry for each token, if requested.
+        hidden_states: of the prompt, if requested: `hidden_states.array` is float32 [1 or prompt tokens, hidden size].
         usage: token counts, cached ones included.
         timings: seconds in the scheduler.
         forced_close: whether a constrained output was closed early along the grammar's shortest completion.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from radixrt.messages.client import RequestOutput, TokenLogprob
+from radixrt.messages.parts import HiddenStates
 
 
 class OutputCollector:
@@ -13,7 +14,7 @@ class OutputCollector:
     A request that does not stream has one increment only, which is its whole output already and is returned as it is.
     """
 
-    __slots__ = ("_first", "_logprobs", "_output_ids", "_prompt_ids", "_prompt_logprobs", "_texts")
+    __slots__ = ("_first", "_hidden_states", "_logprobs", "_output_ids", "_prompt_ids", "_prompt_logprobs", "_texts")
 
     def __init__(self) -> None:
         self._first = True
@@ -22,6 +23,7 @@ class OutputCollector:
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._prompt_ids: bytes | None = None
+        self._hidden_states: HiddenStates | None = None
 
     def add(self, output: RequestOutput) -> RequestOutput | None:
         """Take the next increment. Returns the whole output if it is the last one, otherwise None."""
@@ -35,6 +37,8 @@ class OutputCollector:
             self._logprobs += output.logprobs
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
+        if output.hidden_states is not None:
+            self._hidden_states = output.hidden_states
         if output.prompt_ids is not None:
             self._prompt_ids = output.prompt_ids
         return None if output.finish is None else self._merged(output)
@@ -47,4 +51,5 @@ class OutputCollector:
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
             prompt_ids=self._prompt_ids,
+            hidden_states=self._hidden_states,
         )

@@ -16,7 +16,7 @@ from radixrt.messages.client import GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ProgramHint, PromptPart, SelectMethod, TemplateText
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.python_types import parse
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import HiddenPositions, SamplingParams
 
 Prompt = str | Sequence[int]
 """A text or token ids."""
@@ -56,6 +56,7 @@ class RequestOptions(TypedDict, total=False):
         json_schema: a schema (dict, JSON text) or a Python type: pydantic model, dataclass, TypedDict, Literal, ...
         regex, ebnf, choices, structural_tag: other constraints; at most one of these five may be given.
         structured: how the constraint is enforced; a StructuredOptions or a dict of its fields.
+        return_hidden_states: "last" or "prompt"; see `SamplingParams`.
         priority: higher is scheduled first.
         cache_salt: namespace of the radix cache.
         timeout_s: the request ends with an error after this long.
@@ -67,6 +68,7 @@ class RequestOptions(TypedDict, total=False):
     choices: Sequence[str]
     structural_tag: Any
     structured: StructuredOptions | dict[str, Any]
+    return_hidden_states: HiddenPositions
     priority: int
     cache_salt: str
     timeout_s: float
@@ -173,7 +175,7 @@ def _check_names(options: dict[str, Any]) -> None:
 
 def _with_constraint(params: Any, options: dict[str, Any]) -> tuple[SamplingParams, OutputReader | None]:
     """Merge the constraint of the call's own arguments into the sampling parameters; return also the reader."""
-    sampling = as_sampling_params(params)
+    sampling = as_sampling_params(_with_hidden_states(params, options))
     own = {name: options[name] for name in (*KINDS, "structured") if options.get(name) is not None}
     if isinstance(own.get("structured"), dict):
         own["structured"] = as_structured_options(own["structured"])
@@ -196,6 +198,17 @@ def _with_constraint(params: Any, options: dict[str, Any]) -> tuple[SamplingPara
         given = params.get("json_schema") if isinstance(params, dict) else None
         schema = next(s for s in (own.get("json_schema"), given, sampling.json_schema) if s is not None)
     return sampling, OutputReader(schema, sampling.structured.reasoning_end)
+
+
+def _with_hidden_states(params: Any, options: dict[str, Any]) -> Any:
+    """Merge the call's own return_hidden_states into the sampling parameters, before these are checked: with it
+    max_tokens may be 0."""
+    wanted = options.get("return_hidden_states")
+    if wanted is None:
+        return params
+    if isinstance(params, SamplingParams):
+        return msgspec.structs.replace(params, return_hidden_states=wanted)
+    return {**(params or {}), "return_hidden_states": wanted} if params is None or isinstance(params, dict) else params
 
 
 def _request(prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], *, stream: bool) -> GenerateReq:

@@ -15,6 +15,7 @@ from radixrt.messages.parts import (
     ChatPrompt,
     ConstraintInfo,
     Finish,
+    HiddenStates,
     ProgramHint,
     PromptPart,
     SelectMethod,
@@ -240,6 +241,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
         embeddings: result of an EmbedReq, on its only output: float32 column of all vectors, prompt by prompt.
         pooled_scores: result of a ClassifyReq or RelevanceReq, on its only output: float32 column with a number for
             each label of each prompt, or for each pair.
+        hidden_states: of the prompt's last token or of all its tokens, if requested; on the first increment.
         kept: number of leading output tokens whose text is a prefix of the whole `text`; set together with `finish`
             for a generated text. Fewer than the output tokens if a stop token was excluded from the text, if a stop
             string begins inside a token, or after a special token that the text hides.
@@ -261,6 +263,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, dict=True):
     tail: str = ""
     embeddings: bytes | None = None
     pooled_scores: bytes | None = None
+    hidden_states: HiddenStates | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:

@@ -139,6 +139,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
         usage, timings: set together with `finish`; `constraint` too, if the request has one.
         logprobs: n rows, if requested.
         prompt_logprobs: rows for prompt tokens 1..len-1 (the first has none), if requested; on the first delta.
+        hidden_states: float32 column of the hidden states that the request asked for; on the first delta.
         values: float32 column that answers a TokenizedScoreReq or a TokenizedEmbedReq; None after an error or an abort.
     """
 
@@ -151,6 +152,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: LogprobColumns | None = None
     constraint: ConstraintInfo | None = None
     values: bytes | None = None
+    hidden_states: bytes | None = None
 
 
 class TokenBatch(Message, frozen=True, array_like=True, tag=True):

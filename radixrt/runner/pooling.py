@@ -21,9 +21,8 @@ def pool(hidden: torch.Tensor, step: ForwardStep, head: ClassificationHead | Non
     if not step.pool_spans:
         return None
     first, counts = unpack_i32(step.pool_spans).reshape(-1, 2).T
-    if (counts == 1).all():
-        pooled = hidden.index_select(0, upload(first.astype(np.int64), hidden.device)).float()
-    else:
-        spans = zip(first.tolist(), counts.tolist(), strict=True)
-        pooled = torch.stack([hidden[at : at + count].sum(0, dtype=torch.float32) for at, count in spans])
+    pooled = hidden.index_select(0, upload(first.astype(np.int64), hidden.device)).float()
+    for i in np.flatnonzero(counts > 1).tolist():
+        at = int(first[i])
+        pooled[i] = hidden[at : at + int(counts[i])].sum(0, dtype=torch.float32)
     return pooled if head is None else head(pooled)

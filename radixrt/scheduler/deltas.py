@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Timings, Usage
@@ -21,6 +23,20 @@ class _Open:
         self.columns: list[LogprobColumns] = []
 
 
+class _OfPrompt:
+    """Values of one request's prompt that have not been sent yet, chunk by chunk.
+
+    Attributes:
+        hidden: float32 columns of hidden states.
+    """
+
+    __slots__ = ("columns", "hidden")
+
+    def __init__(self) -> None:
+        self.columns: list[LogprobColumns] = []
+        self.hidden: list[bytes] = []
+
+
 class DeltaWriter:
     """A request's new tokens stay open until they are taken; the last ones leave in one delta with the finish.
 
@@ -31,16 +47,20 @@ class DeltaWriter:
         self._deltas: list[TokenDelta] = []
         self._plain: dict[str, int] = {}
         self._open: dict[str, _Open] = {}  # requests that are not in _plain
-        self._prompt_logprobs: dict[str, list[LogprobColumns]] = {}
+        self._prompts: dict[str, _OfPrompt] = {}
 
     def store_prompt_logprobs(self, reqs: list[Req], columns: list[LogprobColumns]) -> None:
         """Keep the columns of chunks until their request's first token leaves."""
         for req, part in zip(reqs, columns, strict=True):
             if req.finish is None:
-                self._prompt_logprobs.setdefault(req.rid, []).append(part)
+                self._prompts.setdefault(req.rid, _OfPrompt()).columns.append(part)
 
-    def drop_prompt_logprobs(self, req: Req) -> None:
-        self._prompt_logprobs.pop(req.rid, None)
+    def store_hidden_states(self, req: Req, values: bytes) -> None:
+        """Keep the hidden states of a chunk, a float32 column, until its request's first token leaves."""
+        self._prompts.setdefault(req.rid, _OfPrompt()).hidden.append(values)
+
+    def drop_prompt_values(self, req: Req) -> None:
+        self._prompts.pop(req.rid, None)
 
     def token(self, req: Req, token: int, logprobs: LogprobColumns | None) -> None:
         """Add a sampled token."""
@@ -79,7 +99,9 @@ class DeltaWriter:
             opened = _Open()  # max_tokens 0 samples a token that was not asked for
         stats = req.stats
         first = stats.first_token_at
-        scores = self._take_prompt_logprobs(req.rid)
+        prompt = self._take_prompt(req.rid)
+        if first is None:
+            prompt = {}  # a prompt cut short has only some of its values
         admitted = now if stats.admitted_at is None else stats.admitted_at
         self._deltas.append(
             TokenDelta(
@@ -94,8 +116,8 @@ class DeltaWriter:
                     retractions=stats.retractions,
                 ),
                 logprobs=_joined(opened.columns),
-                prompt_logprobs=None if first is None else scores,  # a prompt cut short has only some of its scores
                 constraint=_constraint_info(req),
+                **prompt,
             )
         )
 
@@ -118,13 +140,11 @@ class DeltaWriter:
 
     def take(self) -> TokenBatch | None:
         """Everything since the last call; None if there is nothing."""
-        for rid in self._plain.keys() & self._prompt_logprobs.keys():
+        for rid in self._plain.keys() & self._prompts.keys():
             self._opened(rid)  # their first token, with which these leave
         for rid, opened in self._open.items():
-            prompt = self._take_prompt_logprobs(rid)
-            self._deltas.append(
-                TokenDelta(rid, pack_i32(opened.tokens), logprobs=_joined(opened.columns), prompt_logprobs=prompt)
-            )
+            prompt = self._take_prompt(rid)
+            self._deltas.append(TokenDelta(rid, pack_i32(opened.tokens), logprobs=_joined(opened.columns), **prompt))
         if not self._deltas and not self._plain:
             return None
         batch = TokenBatch(self._deltas, list(self._plain), pack_i32(list(self._plain.values())))
@@ -133,8 +153,15 @@ class DeltaWriter:
         self._open.clear()
         return batch
 
-    def _take_prompt_logprobs(self, rid: str) -> LogprobColumns | None:
-        return _joined(self._prompt_logprobs.pop(rid, []))
+    def _take_prompt(self, rid: str) -> dict[str, Any]:
+        """Fields of the TokenDelta that carries the values of a prompt."""
+        kept = self._prompts.pop(rid, None)
+        if kept is None:
+            return {}
+        return {
+            "prompt_logprobs": _joined(kept.columns),
+            "hidden_states": b"".join(kept.hidden) if kept.hidden else None,
+        }
 
 
 def _joined(parts: list[LogprobColumns]) -> LogprobColumns | None:

@@ -73,7 +73,8 @@ def arrival_of(message: TokenizedReq | GroupMessage, max_len: int, timeout_s: fl
     ids, sampling = unpack_i32(message.input_ids), message.sampling
     longest = max_len - len(ids)
     max_output = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
-    reusable = ids[: 0 if sampling.prompt_logprobs is not None else len(ids) - 1]
+    whole = sampling.prompt_logprobs is not None or sampling.return_hidden_states == "prompt"
+    reusable = ids[: 0 if whole else len(ids) - 1]
     return Arrival(
         message.rid, reusable, message.cache_salt, len(ids) - len(reusable), max_output, message.priority, timeout_s
     )

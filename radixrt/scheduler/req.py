@@ -168,7 +168,9 @@ class Req:
         self.constraint: ConstraintState | None = None
         if grammar is not None:
             wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-            jumps = sampling.structured.jump_forward and not wants_logprobs
+            # A prompt in front of forced tokens may come from the cache to its end.
+            wants_hidden = sampling.return_hidden_states is not None
+            jumps = sampling.structured.jump_forward and not wants_logprobs and not wants_hidden
             self.constraint = ConstraintState(grammar, constraint_info, jumps)
 
     @property
@@ -186,9 +188,21 @@ class Req:
         return self.max_len - self.seq_len
 
     @property
-    def computes_whole_prompt(self) -> bool:
-        """Log-probabilities of the prompt need its logits, so no part of the prompt may come from the cache."""
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of the prompt are due."""
         return self.sampling.prompt_logprobs is not None and self.num_output == 0
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """No part of the prompt may come from the cache: its logits or hidden states are due."""
+        return self.scores_prompt or (self.sampling.return_hidden_states == "prompt" and self.num_output == 0)
+
+    def hidden_wanted(self, start: int, end: int) -> range:
+        """Positions among [start, end) whose hidden states are due."""
+        wanted = self.sampling.return_hidden_states
+        if wanted is None or self.num_output or self.row is not None:
+            return range(0)
+        return range(max(start, 0 if wanted == "prompt" else self.prompt_len - 1), min(end, self.prompt_len))
 
     @property
     def reusable_ids(self) -> Int32Array:

@@ -113,7 +113,7 @@ class RequestTable:
         if req.row is not None:
             req.row.restart()
         if req.num_output == 0:
-            self._writer.drop_prompt_logprobs(req)  # they will be computed again
+            self._writer.drop_prompt_values(req)  # they will be computed again
         req.state = ReqState.WAITING
         self.waiting.insert(0, req)
 

@@ -55,7 +55,8 @@ class ScheduleBatch:
     Attributes:
         sampled: requests that get a token from this step, in the order of the step's sampling rows.
         scored: rows of scoring requests that the step scores, with the number of their targets, in row order.
-        pooled: rows of embedding requests that the step pools, with the number of their positions, in row order.
+        pooled: rows of embedding requests that the step pools, and requests whose hidden states it returns, with the
+            number of their positions, in row order.
         prompt_logprobs: requests whose prompt log-probabilities come with this step, in row order.
         step: the message to the runners.
         decided_at: time at which the scheduler began to decide the step, in the caller's seconds.
@@ -78,14 +79,17 @@ class ScheduleBatch:
         return len(self.step.out_cache_loc) // 4
 
     def values(self, output: StepOutput) -> Iterator[tuple[Req, int, bytes]]:
-        """Yield (request, number of targets or positions, their values) of the rows of groups that the step reads."""
+        """Yield (request, number of targets or positions, their values) of the requests that the step reads for."""
         at = 0
         for req, count in self.scored:
             yield req, count, output.scores[at : at + 4 * count]
             at += 4 * count
-        size = len(output.hidden) // max(len(self.pooled), 1)
-        for i, (req, count) in enumerate(self.pooled):
-            yield req, count, output.hidden[i * size : (i + 1) * size]
+        size = len(output.hidden) // max(len(self.step.pool_spans) // 8, 1)
+        at = 0
+        for req, count in self.pooled:
+            end = at + size * (count if req.row is None else 1)
+            yield req, count, output.hidden[at:end]
+            at = end
 
 
 def sampling_row(req: Req) -> SamplingRow:
@@ -108,7 +112,7 @@ def sampling_row(req: Req) -> SamplingRow:
         prompt_ids=pack_i32(req.ids[: req.prompt_len]) if s.needs_penalties else b"",
         output_ids=pack_i32(req.ids[req.prompt_len : req.known_len]) if s.needs_penalties else b"",
         logprobs=-1 if s.logprobs is None else s.logprobs,
-        prompt_logprobs=s.prompt_logprobs if req.computes_whole_prompt and s.prompt_logprobs is not None else -1,
+        prompt_logprobs=s.prompt_logprobs if req.scores_prompt and s.prompt_logprobs is not None else -1,
     )
 
 
@@ -145,7 +149,7 @@ def extend_batch(
     samples = [c.is_last and c.req.row is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
     scores, pooled = _Scores(chunks), _Pooled(chunks)
-    scored = [i for i, c in enumerate(chunks) if c.req.computes_whole_prompt]
+    scored = [i for i, c in enumerate(chunks) if c.req.scores_prompt]
     grammar_rows = [i for i, r in enumerate(sampled) if r.constraint is not None]
     ones = np.ones(len(decode), np.int32)
     states = [c.state for c in chunks if c.state is not None]
@@ -239,7 +243,8 @@ class _Scores:
 
 
 class _Pooled:
-    """Positions that the chunks of embedding requests pool: column of `ForwardStep`, and their requests."""
+    """Positions that the chunks of embedding requests pool, and those whose hidden states requests want as they are:
+    column of `ForwardStep`, and their requests."""
 
     def __init__(self, chunks: list[Chunk]) -> None:
         self.rows: list[tuple[Req, int]] = []
@@ -252,6 +257,10 @@ class _Pooled:
                 if positions:
                     self.rows.append((chunk.req, len(positions)))
                     spans += [first + positions.start - chunk.start, len(positions)]
+            elif wanted := chunk.req.hidden_wanted(chunk.start, chunk.start + len(chunk.slots)):
+                self.rows.append((chunk.req, len(wanted)))
+                for position in wanted:
+                    spans += [first + position - chunk.start, 1]
             first += len(chunk.slots)
         self.spans = pack_i32(spans)
 

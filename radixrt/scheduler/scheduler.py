@@ -363,12 +363,16 @@ class Scheduler:
             self.recovery.committed(batch)
 
     def _take_values(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
-        """Give the rows of groups what the step has read for them."""
+        """Give requests what the step has read for them."""
         for req, count, values in batch.values(output):
-            if req.finish is None and req.row is not None:
-                req.row.take(values, count)
-                if req.row.is_done:
-                    self._requests.end(req, Finish(FINISH_STOP), now)
+            if req.finish is not None:
+                continue
+            if req.row is None:
+                self._writer.store_hidden_states(req, values)
+                continue
+            req.row.take(values, count)
+            if req.row.is_done:
+                self._requests.end(req, Finish(FINISH_STOP), now)
 
     def fail(self, batch: ScheduleBatch, error: str, now: float) -> None:
         """End the requests of the oldest step in flight, which raised; recompute all others from their known tokens.

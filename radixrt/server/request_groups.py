@@ -22,6 +22,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, Finish
+from radixrt.sampling_params import MAX_HIDDEN_BYTES
 from radixrt.server.deep_check import DeepCheck
 from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.metrics import Metrics
@@ -93,10 +94,14 @@ class Service:
         _check_copies(group.requests)
         started = time.perf_counter()
         first_at: dict[int, float] = {}
+        hidden_bytes = 0
         with self._sent(group.context, group.rid, group.requests) as (streams, begun):
             unfinished = len(streams)
             async with aclosing(_merge(streams, begun)) as outputs:
                 async for index, output in outputs:
+                    if output.hidden_states is not None:
+                        hidden_bytes += len(output.hidden_states.data)
+                        _check_hidden_bytes(hidden_bytes)
                     if index not in first_at:
                         first_at[index] = time.perf_counter()
                     if output.finish is not None:
@@ -225,6 +230,15 @@ def _check_copies(requests: Sequence[GenerateReq]) -> None:
     if size > MAX_COPIES_BYTES:
         raise RequestError(
             f"n copies of this request are {size} bytes; at most {MAX_COPIES_BYTES} are served at a time", param="n"
+        )
+
+
+def _check_hidden_bytes(total: int) -> None:
+    if total > MAX_HIDDEN_BYTES:
+        raise RequestError(
+            f"the hidden states of this request's completions take more than {MAX_HIDDEN_BYTES} bytes; ask for fewer "
+            'completions at once, or for "last"',
+            param="return_hidden_states",
         )
 
 

@@ -10,7 +10,7 @@ from itertools import accumulate, takewhile
 import msgspec
 
 from radixrt.messages.client import RequestOutput, TokenLogprob
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, LogprobColumns, Usage
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, HiddenStates, LogprobColumns, Usage
 from radixrt.messages.scheduler import TokenDelta
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.detokenizer import Detokenizer, IdsOnly
@@ -33,6 +33,7 @@ class RequestState:
 
     __slots__ = (
         "_detokenizer",
+        "_hidden_states",
         "_ids",
         "_last_excluded",
         "_logprobs",
@@ -80,6 +81,7 @@ class RequestState:
         self._ids: list[bytes] = []
         self._logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprob] | None = None
+        self._hidden_states: HiddenStates | None = None
         self.stop_found = False
         self.closed = False
         self.takes_plain = self._matcher is None
@@ -127,6 +129,9 @@ class RequestState:
         cut_short = delta.finish is not None and delta.finish.reason in ("abort", "error")
         if delta.prompt_logprobs is not None and not cut_short:  # a prompt that was not computed to its end lacks rows
             self._prompt_logprobs = self._rows_of_prompt(delta.prompt_logprobs)
+        if delta.hidden_states is not None and not cut_short:
+            count = self._prompt_tokens if self._sampling.return_hidden_states == "prompt" else 1
+            self._hidden_states = HiddenStates(len(delta.hidden_states) // (4 * count), delta.hidden_states)
         text_ids = ids
         if delta.finish is not None and self._excludes_last(ids, delta.finish):
             text_ids = ids[:-1]
@@ -188,7 +193,7 @@ class RequestState:
 
     def _unsent(self) -> RequestOutput | None:
         """Everything unsent, as one increment; None if that is nothing."""
-        if not self._text and not self._ids and self._prompt_logprobs is None:
+        if not self._text and not self._ids and self._prompt_logprobs is None and self._hidden_states is None:
             return None
         return self._increment()
 
@@ -204,7 +209,11 @@ class RequestState:
         prompt_logprobs, prompt_ids = self._prompt_logprobs, self._prompt_ids
         if prompt_ids is not None:
             self._prompt_logprobs = self._prompt_ids = None
-        return RequestOutput(self._rid, text, output_ids, None, None, None, logprobs, prompt_logprobs, prompt_ids)
+        hidden_states, self._hidden_states = self._hidden_states, None
+        output = RequestOutput(self._rid, text, output_ids, None, None, None, logprobs, prompt_logprobs, prompt_ids)
+        if hidden_states is None:
+            return output
+        return msgspec.structs.replace(output, hidden_states=hidden_states)
 
     def _last(self, finish: Finish, delta: TokenDelta, usage: Usage | None) -> RequestOutput:
         """Everything unsent, as the last increment."""

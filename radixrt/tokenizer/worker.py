@@ -47,7 +47,7 @@ from radixrt.messages.scheduler import (
 )
 from radixrt.messages.wire import pack_i32
 from radixrt.models.model_tasks import ModelTasks
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import MAX_HIDDEN_BYTES, SamplingParams
 from radixrt.tokenizer.classification import ClassifyState, check_classification
 from radixrt.tokenizer.embedding import EmbedState, check_embedding, text_prompt
 from radixrt.tokenizer.pooled_state import PooledState
@@ -181,6 +181,7 @@ class TokenizerWorker:
             self._prompts.check_text(req.sampling.constraint.kind)
         ids = self._prompts.input_ids(req)
         self._check_logprobs(req.sampling, len(ids) // 4)
+        self._check_hidden_states(req.sampling, len(ids) // 4)
         state = RequestState(
             req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
             return_prompt_ids=req.return_prompt_ids,
@@ -287,6 +288,26 @@ class TokenizerWorker:
                     f"ask for at most {MAX_ALTERNATIVES // tokens} of each",
                     param=name,
                 )
+
+    def _check_hidden_states(self, sampling: SamplingParams, prompt_tokens: int) -> None:
+        """Limit the hidden states of a request, which one frame carries."""
+        if sampling.return_hidden_states != "prompt":
+            return
+        size = self._tasks.embedding.size
+        if size is None:
+            raise RequestError(
+                "return_hidden_states of a whole prompt needs a model whose config.json names its hidden_size; ask for "
+                '"last"',
+                param="return_hidden_states",
+            )
+        most = MAX_HIDDEN_BYTES // (4 * size)
+        if prompt_tokens > most:
+            raise RequestError(
+                f"the hidden states of {prompt_tokens} tokens take {4 * size * prompt_tokens} bytes; at most "
+                f'{MAX_HIDDEN_BYTES} are returned, which are {most} tokens of this model; ask for "last", or cut the '
+                "prompt",
+                param="return_hidden_states",
+            )
 
     # --- from the scheduler ---
 

@@ -90,6 +90,15 @@ def expected_embeddings(message: TokenizedEmbedReq) -> list[list[float]]:
     return vectors
 
 
+def expected_hidden_states(prompt: bytes) -> list[list[float]]:
+    """The hidden states of a prompt, computed with no engine at all."""
+    state, found = 0, []
+    for token in unpack_i32(prompt).tolist():
+        state = digest(state, token)
+        found.append(hidden_state(state))
+    return found
+
+
 def expected_output(prompt: Iterable[int], sampling: SamplingParams, max_len: int) -> tuple[list[int], str]:
     """The output that a request must generate, computed without an engine."""
     ids = list(prompt)
@@ -318,6 +327,7 @@ class Harness:
         self.finishes: dict[str, Finish] = {}
         self.usages: dict[str, Usage] = {}
         self.prompt_logprobs: dict[str, LogprobColumns] = {}
+        self.hidden_states: dict[str, list[list[float]]] = {}
         self.requests: dict[str, TokenizedReq] = {}
         self.score_requests: dict[str, TokenizedScoreReq] = {}
         self.embed_requests: dict[str, TokenizedEmbedReq] = {}
@@ -425,6 +435,9 @@ class Harness:
             if delta.prompt_logprobs is not None:
                 assert delta.rid not in self.prompt_logprobs
                 self.prompt_logprobs[delta.rid] = delta.prompt_logprobs
+            if delta.hidden_states is not None:
+                assert delta.rid not in self.hidden_states
+                self.hidden_states[delta.rid] = unpack_f32(delta.hidden_states).reshape(-1, 2).tolist()
             if delta.finish is not None:
                 self.finishes[delta.rid] = delta.finish
                 assert delta.usage is not None
@@ -443,6 +456,13 @@ class Harness:
         """The embedding request ended on its own, with exactly the vectors that its prompts determine."""
         assert self.finishes[rid].reason == "stop"
         assert np.array(self.values[rid]).reshape(-1, 2).tolist() == expected_embeddings(self.embed_requests[rid])
+
+    def assert_hidden_states(self, rid: str) -> None:
+        """The request returned the hidden states that it asked for, and no others."""
+        request = self.requests[rid]
+        states = expected_hidden_states(request.input_ids)
+        wanted = {None: [], "last": states[-1:], "prompt": states}[request.sampling.return_hidden_states]
+        assert self.hidden_states.get(rid, []) == wanted
 
     def assert_output(self, rid: str) -> None:
         """The request ended on its own, with exactly the tokens that its prompt determines."""

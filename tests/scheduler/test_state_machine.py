@@ -68,13 +68,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "a"]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        hidden=st.sampled_from([None, None, "last", "prompt"]),
         seed=st.sampled_from([None, None, *range(6)]),
         jumps=st.booleans(),
         hint=HINTS,
     )
     def add(
-        self, prefix, suffix, kills, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, seed, jumps, hint
-    ) -> None:
+        self, prefix, suffix, kills, max_tokens, stops, ignore_eos, priority, salt, prompt_logprobs, hidden, seed,
+        jumps, hint,
+    ) -> None:  # fmt: skip
         self.count += 1
         rid = f"r{self.count}"
         if seed is not None:
@@ -82,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.h.add(
             rid, prefix + suffix + [DEADLY] * kills, max_tokens=max_tokens, stop_token_ids=tuple(stops),
             ignore_eos=ignore_eos, priority=priority, cache_salt=salt, prompt_logprobs=prompt_logprobs,
+            return_hidden_states=hidden,
             grammar=None if seed is None else ScriptedGrammar(seed), structured=StructuredOptions(jump_forward=jumps),
             program=hint,
         )  # fmt: skip
@@ -185,6 +188,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     h.assert_embeddings(rid)
                 else:
                     self._check_output(rid)
+                    if rid not in self.disturbed:
+                        h.assert_hidden_states(rid)
             elif finish.reason == "abort":
                 assert rid in self.disturbed
             else:

@@ -26,7 +26,7 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
-from radixrt.messages.parts import Finish, FinishError, Timings, Usage
+from radixrt.messages.parts import Finish, FinishError, HiddenStates, Timings, Usage
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -123,12 +123,16 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
         "usage": Usage(prompt_tokens=10, completion_tokens=len(words), cached_tokens=4),
         "timings": Timings(0.01, 0.02, 0.03, 1),
     }
+    hidden = None
+    if sampling.return_hidden_states is not None:
+        rows_of_prompt = 10 if sampling.return_hidden_states == "prompt" else 1
+        hidden = HiddenStates(2, pack_f32([[0.5, -1.0]] * rows_of_prompt))
     ids = [len(word) for word in words]
     prompt_ids = pack_i32(range(10))
     if not request.stream or not words:
         yield RequestOutput(
             request.rid, "".join(words), pack_i32(ids), logprobs=rows, prompt_logprobs=prompt_rows,
-            prompt_ids=prompt_ids, **last,
+            prompt_ids=prompt_ids, hidden_states=hidden, **last,
         )  # fmt: skip
         return
     for i, word in enumerate(words):
@@ -141,6 +145,7 @@ def speak(request: GenerateReq, words: list[str], pause: float = 0.0) -> Iterabl
             logprobs=None if rows is None else [rows[i]],
             prompt_logprobs=prompt_rows if i == 0 else None,
             prompt_ids=prompt_ids if i == 0 else None,
+            hidden_states=hidden if i == 0 else None,
             **(last if i == len(words) - 1 else {}),
         )
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import base64
+
+import numpy as np
 import pytest
 
 from radixrt.messages.parts import ProgramHint, TemplateText
@@ -78,6 +81,20 @@ def test_prompt_logprobs_start_where_asked(caller: Caller) -> None:
     assert [row[2] for row in meta["input_token_logprobs"]] == [" b", " c"]
 
 
+@pytest.mark.parametrize(("wanted", "rows"), [("last", 1), ("prompt", 10)])
+def test_hidden_states(caller: Caller, wanted: str, rows: int) -> None:
+    expected = [[0.5, -1.0]] * rows
+    for fields in ({"return_hidden_states": wanted}, {"sampling_params": {"return_hidden_states": wanted}}):
+        answer = caller.post("/generate", {"text": "hi", **fields}).json()
+        assert answer["meta_info"]["hidden_states"] == expected
+    body = {"text": "hi", "return_hidden_states": wanted}
+    text = caller.post("/generate", {**body, "encoding_format": "base64"}).json()["meta_info"]["hidden_states"]
+    assert np.frombuffer(base64.b64decode(text), "<f4").reshape(-1, 2).tolist() == expected
+    parts = events(caller.post("/generate", {**body, "stream": True}))
+    assert [part["meta_info"].get("hidden_states") for part in parts] == [expected, None, None, None]
+    assert "hidden_states" not in caller.post("/generate", {"text": "hi"}).text
+
+
 def test_stream_sends_only_what_is_new(caller: Caller) -> None:
     parts = events(caller.post("/generate", {"text": "hi", "stream": True, "sampling_params": {"logprobs": 0}}))
     assert [p["text"] for p in parts] == ["Hello", ",", " world", "!"]
@@ -97,6 +114,10 @@ def test_aborted_request_says_so(caller: Caller) -> None:
     ("body", "param"),
     [
         ({}, "text"),
+        ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": "a", "return_hidden_states": "all"}, "return_hidden_states"),
+        ({"text": "a", "sampling_params": {"return_hidden_states": 1}}, "sampling_params.return_hidden_states"),
+        ({"text": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"text": "a", "input_ids": [1]}, "text"),
         ({"text": []}, "text"),
         ({"input_ids": []}, "input_ids"),

@@ -467,6 +467,18 @@ def test_token_ids_and_prompt_logprobs(complete: Callable) -> None:
     assert all(str(token) in row for token, row in zip(prompt[1:], rows[1:], strict=True))
 
 
+def test_hidden_states(chat: Callable, complete: Callable) -> None:
+    answer = chat(max_tokens=2, extra_body={"return_hidden_states": "prompt"})
+    states = answer.model_extra["hidden_states"]
+    assert len(states) == answer.usage.prompt_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    (choice,) = complete(max_tokens=2, extra_body={"return_hidden_states": "last"}).choices
+    assert [len(row) for row in choice.model_extra["hidden_states"]] == [len(states[0])]
+    with pytest.raises(openai.BadRequestError) as raised:
+        chat(extra_body={"return_hidden_states": True})
+    assert raised.value.param == "return_hidden_states"
+
+
 def test_a_truncated_prompt_is_its_last_tokens(complete: Callable, chat: Callable) -> None:
     fields = {"return_token_ids": True, "truncate_prompt_tokens": 3}
     whole = complete("one two three four five", max_tokens=4, extra_body={"return_token_ids": True})

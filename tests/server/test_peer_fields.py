@@ -132,6 +132,17 @@ def test_prompt_logprobs(caller: Caller, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_hidden_states(caller: Caller, path: str) -> None:
+    answer = post(caller, path, return_hidden_states="prompt").json()
+    assert caller.engine.requests[0].sampling.return_hidden_states == "prompt"
+    found = answer["hidden_states"] if "chat" in path else answer["choices"][0]["hidden_states"]
+    assert found == [[0.5, -1.0]] * 10
+    assert "hidden_states" not in post(caller, path).text
+    check_error(post(caller, path, return_hidden_states="last", stream=True), 400, "return_hidden_states")
+    check_error(post(caller, path, return_hidden_states=True), 400, "return_hidden_states")
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_truncated_prompts(caller: Caller, path: str) -> None:
     assert post(caller, path, truncate_prompt_tokens=5).status_code == 200
     assert post(caller, path, truncate_prompt_tokens=-1).status_code == 200

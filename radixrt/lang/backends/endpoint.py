@@ -7,6 +7,7 @@ outputs of a program are the same on both.
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -21,7 +22,7 @@ from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, Prompt
 from radixrt.lang.backends.http import HttpClient, events
 from radixrt.messages.client import RequestOutput, TokenLogprob
-from radixrt.messages.parts import ConstraintInfo, Finish, ProgramHint, SelectMethod, Timings, Usage
+from radixrt.messages.parts import ConstraintInfo, Finish, HiddenStates, ProgramHint, SelectMethod, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 
@@ -75,12 +76,13 @@ class Endpoint(Backend):
             "sampling_params": await self._sampling(call.sampling),
             "stream": call.stream,
             "return_prompt_ids": True,
+            "encoding_format": "base64",
             **self._common(call.hint, call.timeout_s),
         }
         last = None
         async with self._post("/generate", body, call.timeout_s) as response:
             if not call.stream:
-                last = _as_output(_decoded(await response.aread()))
+                last = _as_output(_decoded(await response.aread()), call.sampling)
             else:
                 async with aclosing(events(response)) as answers:
                     async for data in answers:
@@ -89,7 +91,7 @@ class Endpoint(Backend):
                         answer = _decoded(data)
                         if "error" in answer:
                             raise _error_of(answer["error"], 500)
-                        output = _as_output(answer)
+                        output = _as_output(answer, call.sampling)
                         if output.finish is None:
                             yield output
                         else:
@@ -214,7 +216,7 @@ def _wait(retry_after: str | None) -> float:
     return least + random.uniform(0.0, FULL_WAIT_S)
 
 
-def _as_output(answer: Mapping[str, Any]) -> RequestOutput:
+def _as_output(answer: Mapping[str, Any], sampling: SamplingParams) -> RequestOutput:
     """Convert an answer of /generate, or an event of its stream."""
     meta = answer["meta_info"]
     finish, prompt_ids, logprobs = meta["finish_reason"], answer.get("prompt_ids"), None
@@ -227,6 +229,7 @@ def _as_output(answer: Mapping[str, Any]) -> RequestOutput:
         pack_i32(answer["output_ids"]),
         logprobs=logprobs,
         prompt_ids=None if prompt_ids is None else pack_i32(prompt_ids),
+        hidden_states=_hidden_states(meta, len(prompt_ids or ()) if sampling.return_hidden_states == "prompt" else 1),
     )
     if finish is None:
         return output
@@ -245,6 +248,14 @@ def _as_output(answer: Mapping[str, Any]) -> RequestOutput:
         kept=meta.get("kept"),
         tail=meta.get("tail", ""),
     )
+
+
+def _hidden_states(meta: Mapping[str, Any], count: int) -> HiddenStates | None:
+    """Decode the hidden states of `count` tokens; None if the answer has none."""
+    if "hidden_states" not in meta:
+        return None
+    data = base64.b64decode(meta["hidden_states"])
+    return HiddenStates(len(data) // (4 * count), data)
 
 
 def _usage(meta: Mapping[str, Any]) -> Usage:

@@ -253,6 +253,8 @@ def _sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Fields of OpenAI's API. Raises Unsupported for parameters that it lacks."""
     if sampling.prompt_logprobs is not None:
         raise Unsupported("rt.OpenAI cannot give prompt_logprobs: OpenAI's chat API has none")
+    if sampling.return_hidden_states is not None:
+        raise Unsupported("rt.OpenAI cannot give hidden states: OpenAI's chat API has none")
     options = sampling.structured
     if options.reasoning_end is not None or options.whitespace != StructuredOptions().whitespace:
         raise Unsupported("rt.OpenAI cannot set reasoning_end or whitespace: how a schema is enforced is the server's")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any
 
 from radixrt.messages.client import RequestOutput, TokenLogprob
-from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, Finish, Usage
+from radixrt.messages.parts import FINISH_ABORT, FINISH_LENGTH, Finish, HiddenStates, Usage
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have."""
@@ -47,6 +48,8 @@ class TokenReport:
             body["prompt_token_ids"] = output.prompt_token_ids
         if self.of_prompt:
             body["prompt_logprobs"] = [self._alternatives(row) for row in output.prompt_logprobs or []]
+        if output.hidden_states is not None:
+            body["hidden_states"] = hidden_states_body(output.hidden_states)
         return body
 
     def _alternatives(self, row: TokenLogprob) -> dict[str, Any] | None:
@@ -94,6 +97,13 @@ class UsageSum:
             "prompt_tokens_details": {"cached_tokens": self._cached},
             "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }
+
+
+def hidden_states_body(states: HiddenStates, *, as_base64: bool = False) -> list[list[float]] | str:
+    """Hidden states in JSON: a list of numbers for each token, or the base64 of their float32 column."""
+    if as_base64:
+        return base64.b64encode(states.data).decode()
+    return states.array.tolist()  # type: ignore[no-any-return]
 
 
 def prompt_usage(usage: Usage | None) -> dict[str, Any]:

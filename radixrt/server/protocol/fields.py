@@ -8,7 +8,7 @@ never silently ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from radixrt.config import ServerConfig
 from radixrt.errors import RequestError, unsupported
 from radixrt.messages.client import EngineReady
 from radixrt.messages.parts import ProgramHint, TemplateText
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import HiddenPositions, SamplingParams
 from radixrt.server.request_context import RequestContext
 
 MAX_RID_CHARS = 96
@@ -100,8 +100,9 @@ class OpenAIFields(SamplingFields, kw_only=True):
 
 
 class TokenReportFields(OpenAIFields, kw_only=True):
-    """Fields of the OpenAI routes about the tokens of prompt and output, as vLLM has them."""
+    """Fields of the OpenAI routes about the tokens of prompt and output, as vLLM and SGLang have them."""
 
+    return_hidden_states: HiddenPositions | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
@@ -147,6 +148,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool | None = None
+    return_hidden_states: HiddenPositions | None = None
 
 
 class NativeRequest(UnsupportedFields, kw_only=True):
@@ -167,6 +169,8 @@ class NativeRequest(UnsupportedFields, kw_only=True):
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
     logprob_start_len: int | None = None
+    return_hidden_states: HiddenPositions | None = None
+    encoding_format: Literal["float", "base64"] | None = None
 
 
 class ReleaseRequest(msgspec.Struct, kw_only=True):
@@ -254,6 +258,7 @@ def chat_sampling_fields(body: ChatRequest, vocab_size: int) -> dict[str, Any]:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=min(top, vocab_size) if body.logprobs else None,
         prompt_logprobs=asked_prompt_logprobs(body),
+        return_hidden_states=asked_hidden_states(body),
     )
 
 
@@ -288,6 +293,13 @@ def asked_prompt_logprobs(body: TokenReportFields) -> int | None:
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError("prompt_logprobs are in whole answers only; leave stream out", param="prompt_logprobs")
     return body.prompt_logprobs
+
+
+def asked_hidden_states(body: TokenReportFields) -> HiddenPositions | None:
+    """Return the prompt tokens whose hidden states to report, None for no report."""
+    if body.return_hidden_states is not None and body.stream:
+        raise RequestError("hidden states are in whole answers only; leave stream out", param="return_hidden_states")
+    return body.return_hidden_states
 
 
 def kept_prompt_tokens(body: TokenReportFields, info: EngineReady) -> int | None:

@@ -27,6 +27,7 @@ from radixrt.server.protocol.fields import (
     COMPLETION_MAX_TOKENS,
     MAX_TOP_LOGPROBS,
     CompletionRequest,
+    asked_hidden_states,
     asked_prompt_logprobs,
     build_sampling,
     check_stream_options,
@@ -107,6 +108,7 @@ def completion_sampling(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            return_hidden_states=asked_hidden_states(body),
             **structured,
         )
     except RequestError as error:

@@ -15,6 +15,11 @@ Request (see `NativeRequest` and `NativeSampling`):
     return_logprob      log-probabilities of output tokens, with top_logprobs_num alternatives each; from
                         logprob_start_len (not negative) on also the prompt's. The same as sampling_params.logprobs and
                         .prompt_logprobs, which are the alternatives' numbers themselves
+    return_hidden_states
+                        "last" or "prompt": the final hidden states of the prompt's last token, or of all its tokens,
+                        none of which then comes from the cache; also in sampling_params. 64 MiB at most, for all
+                        completions together
+    encoding_format     of these: "float", or "base64" (float32, little-endian)
     program             where the request stands in a program of many: {"id": str, "branch": str, "fork_len": int,
                         "siblings": int, "will_continue": bool}, all but id optional; see
                         `radixrt.messages.ProgramHint`. POST /release says that a program is done
@@ -33,7 +38,8 @@ Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-ma
                     "ignored": [str]},                                # only with a constraint
         "output_token_logprobs": [[logprob, id, text], ...],       # these four only when asked for
         "output_top_logprobs": [[[logprob, id, text], ...], ...],
-        "input_token_logprobs": [...], "input_top_logprobs": [...]}}
+        "input_token_logprobs": [...], "input_top_logprobs": [...],
+        "hidden_states": [[float]] | str}}                         # only when asked for: a row for each token
 
 A prompt's first token has the log-probability null. A stream sends one such object for each delta, holding only what
 is new (SGLang repeats the whole text): text, output_ids and log-probabilities are to be appended, prompt_ids is in the
@@ -65,7 +71,7 @@ from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.sampling_params import DEFAULT_MAX_TOKENS, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import clean_logprob, constraint_body
+from radixrt.server.protocol.answers import clean_logprob, constraint_body, hidden_states_body
 from radixrt.server.protocol.fields import (
     NativeRequest,
     NativeSampling,
@@ -95,7 +101,7 @@ async def generate(service: Service, request: Request) -> Response:
     else:
         parts = read_parts(body.input_parts, info, param)
         requests = [GenerateReq(sampling=sampling, parts=parts, **options)]
-    shown = Shown(max(body.logprob_start_len or 0, 0), bool(body.return_prompt_ids))
+    shown = Shown(max(body.logprob_start_len or 0, 0), bool(body.return_prompt_ids), body.encoding_format == "base64")
     rids = [one.rid for request in requests for one in expand_n(request)]
     single = len(rids) == 1 and not (body.input_parts is None and _is_batch(given))
     encoder = NativeEncoder(rids, shown, single)
@@ -104,10 +110,12 @@ async def generate(service: Service, request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Parts of the prompt in the answer: the first token whose log-probability is shown, and whether its ids are."""
+    """Parts of the prompt in the answer: the first token whose log-probability is shown, whether its ids are, and
+    whether hidden states are base64."""
 
     logprobs_from: int = 0
     prompt_ids: bool = False
+    as_base64: bool = False
 
 
 def _the_prompt(body: NativeRequest) -> tuple[str, Any]:
@@ -167,6 +175,7 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             detokenize=given.detokenize is not False,
+            return_hidden_states=body.return_hidden_states or given.return_hidden_states,
             **constraint_fields(asked, given.structured),
         )
     except RequestError as error:
@@ -200,6 +209,8 @@ def native_body(index: int, rid: str, output: RequestOutput, shown: Shown) -> di
 
 
 def _body(index: int, output: RequestOutput, shown: Shown, meta: dict[str, Any]) -> dict[str, Any]:
+    if output.hidden_states is not None:
+        meta["hidden_states"] = hidden_states_body(output.hidden_states, as_base64=shown.as_base64)
     body: dict[str, Any] = {"text": output.text, "output_ids": output.token_ids, "index": index}
     if shown.prompt_ids and output.prompt_ids is not None:
         body["prompt_ids"] = output.prompt_token_ids

@@ -90,6 +90,17 @@ async def test_a_stream_is_the_same(backend: Endpoint) -> None:
     assert len(result.logprobs[0].top) == 1
 
 
+async def test_hidden_states(backend: Endpoint) -> None:
+    last = await generate(backend, return_hidden_states="last")
+    pieces = await deltas(backend, stream=True, return_hidden_states="prompt")
+    whole = collected(pieces)
+    assert last.hidden_states is not None
+    assert whole.hidden_states is not None
+    found = whole.hidden_states.array
+    assert found.shape == (len(whole.prompt_token_ids), last.hidden_states.size)
+    assert last.hidden_states.array[0] == pytest.approx(found[-1], abs=0.05)  # bfloat16, in other batches
+
+
 async def test_going_on_from_token_ids_is_a_hit(backend: Endpoint) -> None:
     first = await generate(backend)
     assert first.prompt_ids is not None
