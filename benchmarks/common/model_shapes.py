@@ -66,6 +66,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "vocab_size": 128256,
     },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "attention_bias": False,
+        "bos_token_id": 151643,
+        "decoder_sparse_step": 1,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -85,7 +117,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 10240,
     },
 }
-"""The config.json of each shape: of the first two the published values, `tiny` to try a benchmark on any machine."""
+CONFIGS["tiny-moe"] = {
+    **CONFIGS["tiny"],
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+}
+"""The config.json of each shape: the published values, and of two tiny ones to try a benchmark on any machine."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +134,33 @@ class Shape:
     """Cost of running a shape, in bf16 (2 bytes a value).
 
     Attributes:
-        layer_params: parameters of all layers together; each is read once a step and multiplied with each new token.
+        layer_params: parameters of all layers together that a token is multiplied with; of a mixture of experts, the
+            router and as many experts as a token is routed to.
         head_params: of the output head, multiplied only with tokens that are sampled from.
         kv_bytes: keys and values of one token in all layers.
         attention_flops: for one new token and one earlier position, over all layers and heads (q.k and p.v).
+        expert_params: of one expert in all layers together.
+        num_experts, top_k: of a layer with a mixture of experts; 0 where there is none.
     """
 
     layer_params: int
     head_params: int
     kv_bytes: int
     attention_flops: int
+    expert_params: int = 0
+    num_experts: int = 0
+    top_k: int = 0
 
-    @property
-    def weight_bytes(self) -> int:
-        """Read by every step; the input embedding is a look-up of a few rows."""
-        return 2 * (self.layer_params + self.head_params)
+    def weight_bytes(self, tokens: int) -> float:
+        """Weights that a step with so many tokens reads; the input embedding is a look-up of a few rows.
+
+        Of a mixture, these are the experts that are hit: on average, if tokens are routed evenly and by chance.
+        """
+        params = float(self.layer_params + self.head_params)
+        if self.num_experts:
+            missed = (1 - self.top_k / self.num_experts) ** tokens
+            params += self.expert_params * (self.num_experts * (1 - missed) - self.top_k)
+        return 2 * params
 
 
 def shape_of(name: str) -> Shape:
@@ -121,12 +174,19 @@ def shape_of(name: str) -> Shape:
     )
     head_dim = c.get("head_dim", hidden // heads)
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    mlp = 3 * hidden * c["intermediate_size"]
+    num_experts, top_k = c.get("num_experts", 0), c.get("num_experts_per_tok", 0)
+    mlp, expert = 3 * hidden * c["intermediate_size"], 0
+    if num_experts:
+        expert = 3 * hidden * c["moe_intermediate_size"]
+        mlp = top_k * expert + 2 * hidden * num_experts  # the router is float32
     return Shape(
         layer_params=layers * (attention + mlp),
         head_params=hidden * c["vocab_size"],
         kv_bytes=layers * 2 * kv_heads * head_dim * 2,
         attention_flops=layers * 4 * heads * head_dim,
+        expert_params=layers * expert,
+        num_experts=num_experts,
+        top_k=top_k,
     )
 
 

@@ -46,6 +46,8 @@ WARM_UP = 3
 """Steps after the first: decode steps are captured by then, see `captures.CAPTURE_AT_STEP`."""
 KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "between ranks": r"nccl|_sum_add_rms_norm|^_gather_kernel",
+    "experts": r"expert|^_gate_up_kernel|^_down_kernel|_weighted_sum|list_tiles",
+    "routing": r"_route_few|_logits_kernel|_choose_kernel",
     "attention": r"PrefillWithKVCache|BatchPrefill|decode_attention|flash::",
     "attention, shared prefix": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",
@@ -120,16 +122,16 @@ def floor_us(text: str, shape: Shape, device: Device = H200) -> float:
     rows, context, *rest = (int(n) for n in sizes.split("x"))
     shared = rest[0] if rest else 0
     if name.endswith("suffix"):
-        read = shape.weight_bytes + shape.kv_bytes * shared
+        read = shape.kv_bytes * shared
         tokens, attended = rows * context, rows * context * (2 * shared + context + 1) // 2
     elif name == "prefill":
-        read = float(shape.weight_bytes)
+        read = 0
         tokens, attended = rows * context, rows * context * (context + 1) // 2
     else:
-        read = shape.weight_bytes + shape.kv_bytes * (shared + rows * (context - shared))
+        read = shape.kv_bytes * (shared + rows * (context - shared))
         tokens, attended = rows, rows * context
     flops = 2 * (shape.layer_params * tokens + shape.head_params * rows) + shape.attention_flops * attended
-    return max(read / device.bytes_per_s, flops / device.flops_per_s) * 1e6
+    return max((shape.weight_bytes(tokens) + read) / device.bytes_per_s, flops / device.flops_per_s) * 1e6
 
 
 def run(runner: ModelRunner, step: ForwardStep) -> Any:

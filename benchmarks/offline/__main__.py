@@ -242,7 +242,8 @@ def _gpus() -> str:
 def run_shape(shape: str, args: argparse.Namespace) -> tuple[float, list[Result]]:
     """Start the engine once, or with --fresh for each workload, run every workload, print as it goes; returns the
     seconds of the last start-up and the results."""
-    options = {**(TINY_OPTIONS if shape == "tiny" else CUDA_OPTIONS), "load_format": "dummy", "log_level": "warning"}
+    options = TINY_OPTIONS if shape.startswith("tiny") else CUDA_OPTIONS
+    options = {**options, "load_format": "dummy", "log_level": "warning"}
     options.update(parse_options(args.set))
     if not args.fresh:
         return run_workloads(shape, options, args.workloads, args)

@@ -238,7 +238,7 @@ def _floor_of_turn(
     new_tokens, attended = _distinct(workload, cached)
     head_flops = 2 * shape.head_params * len(workload.paths)
     prefill_flops = 2 * shape.layer_params * new_tokens + shape.attention_flops * attended + head_flops
-    prefill_s = max(prefill_flops / device.flops_per_s, shape.weight_bytes / device.bytes_per_s)
+    prefill_s = max(prefill_flops / device.flops_per_s, shape.weight_bytes(new_tokens) / device.bytes_per_s)
     steps = max(workload.outputs) - 1
     decode_bytes = decode_s = 0.0
     lengths = np.array([workload.prompt_len(i) for i in range(len(workload.paths))])
@@ -249,7 +249,7 @@ def _floor_of_turn(
         if len(live) != live_before:  # the rows only ever get fewer
             live_before = len(live)
             shared_len = _distinct_len(workload, live.tolist())
-        read = shape.weight_bytes + shape.kv_bytes * (shared_len + step * len(live))
+        read = shape.weight_bytes(len(live)) + shape.kv_bytes * (shared_len + step * len(live))
         context = int(lengths[live].sum()) + step * len(live)
         flops = 2 * (shape.layer_params + shape.head_params) * len(live) + shape.attention_flops * context
         decode_bytes += read

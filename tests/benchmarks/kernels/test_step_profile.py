@@ -14,7 +14,7 @@ SHAPE = Shape(layer_params=1000, head_params=100, kv_bytes=10, attention_flops=4
 
 def test_floors() -> None:
     slow_memory, slow_units = Device(bytes_per_s=1e6, flops_per_s=1e12), Device(bytes_per_s=1e12, flops_per_s=1e6)
-    weights = SHAPE.weight_bytes
+    weights = SHAPE.weight_bytes(3)
     assert floor_us("decode:3x50", SHAPE, slow_memory) == pytest.approx(weights + 10 * 150)
     assert floor_us("shared:3x50x40", SHAPE, slow_memory) == pytest.approx(weights + 10 * (40 + 30))
     assert floor_us("decode:3x50", SHAPE, slow_units) == pytest.approx(2 * 1100 * 3 + 4 * 150)
@@ -30,6 +30,9 @@ def test_floors() -> None:
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "GEMMs"),
         ("void flashinfer::PrefillWithKVCacheKernel<flashinfer::SparseCollectiveMainloop<cutlass::bf16>>", "attention"),
         ("_decode_attention_kernel", "attention"),
+        ("_expert_gemm_kernel", "experts"),
+        ("_down_kernel", "experts"),
+        ("_choose_kernel", "routing"),
         ("_shared_attention_kernel", "attention, shared prefix"),
         ("void flashinfer::PersistentVariableLengthMergeStatesKernel<8u>", "merging partial results"),
         ("_merge_kernel", "merging partial results"),

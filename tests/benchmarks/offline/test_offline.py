@@ -79,7 +79,7 @@ def test_floor_of_one_request() -> None:
     workload = Workload("x", [np.zeros(3, np.int32)], [(0,)], [3])
     floor = floor_of(workload, SHAPE, BYTES_ONLY)
     assert (floor.new_tokens, floor.decode_steps) == (3, 2)
-    assert floor.prefill_s == SHAPE.weight_bytes == 2200
+    assert floor.prefill_s == SHAPE.weight_bytes(3) == 2200
     assert floor.decode_s == floor.decode_bytes == 2 * 2200 + 10 * (4 + 5)
     floor = floor_of(workload, SHAPE, FLOPS_ONLY)
     assert floor.prefill_s == floor.prefill_flops == 2 * 1000 * 3 + 4 * (1 + 2 + 3) + 2 * 100
@@ -100,7 +100,7 @@ def test_floor_counts_shared_tokens_once_and_rows_until_they_end() -> None:
 
 def test_floors_on_an_h200_are_those_of_the_limits() -> None:
     llama = shape_of("llama-3.1-8b")
-    assert llama.weight_bytes == pytest.approx(15.0e9, rel=0.01)
+    assert llama.weight_bytes(1) == llama.weight_bytes(64) == pytest.approx(15.0e9, rel=0.01)
     assert llama.kv_bytes == 131_072
     assert shape_of("qwen3-0.6b").kv_bytes == 114_688
     single = make_workload("single", seed=0)
@@ -110,6 +110,17 @@ def test_floors_on_an_h200_are_those_of_the_limits() -> None:
         for name, (vllm, sglang, aim) in figures.items():
             workload = make_workload(name, seed=0)
             assert max(vllm, sglang) < aim < workload.counted_tokens / floor_of(workload, shape_of(shape)).seconds
+
+
+def test_a_mixture_reads_the_experts_that_are_hit() -> None:
+    shape = shape_of("qwen3-30b-a3b")
+    assert shape.weight_bytes(1) == 2 * (shape.layer_params + shape.head_params) == pytest.approx(6.08e9, rel=0.01)
+    assert shape.weight_bytes(64) == pytest.approx(59.6e9, rel=0.01)  # 126 of 128 experts
+    assert shape.weight_bytes(4096) == pytest.approx(60.5e9, rel=0.01)
+    rates = {"single": 671, "decode64": 4_046, "mixed256": 8_082}
+    for name, rate in rates.items():
+        workload = make_workload(name, seed=0)
+        assert workload.counted_tokens / floor_of(workload, shape).seconds == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
