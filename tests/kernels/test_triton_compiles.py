@@ -1,5 +1,5 @@
-"""The tensor-parallel kernels compile for an H200; no GPU is needed. Their other tests run under Triton's interpreter,
-which accepts code that the compiler refuses."""
+"""The kernels of tensor parallelism and of mixtures of experts compile for an H200; no GPU is needed. Their other tests
+run under Triton's interpreter, which accepts code that the compiler refuses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TYPES = {
 """Triton types of kernel arguments; pointers that are not named here point to bfloat16."""
 
 
-def compiled(kernel: Any, constants: dict[str, Any], **types: str) -> str:
-    """The kernel's PTX for sm_90."""
+def compiled(kernel: Any, constants: dict[str, Any], *, warps: int = 4, stages: int = 3, **types: str) -> str:
+    """The kernel's PTX for sm_90; sizes are multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -35,9 +35,13 @@ def compiled(kernel: Any, constants: dict[str, Any], **types: str) -> str:
         name: "constexpr" if name in constants else types.get(name, TYPES.get(name, "*bf16")) for name in names
     }
     values = {(names.index(name),): value for name, value in constants.items()}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    sizes = ("num_rows", "columns")
+    multiples = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in sizes]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in multiples if signature[names[i]] != "constexpr"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    found: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    found: str = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages}
+    ).asm["ptx"]
     return found
 
 
@@ -76,3 +80,59 @@ def test_products_that_send(ranks: int, trips: int) -> None:
     sizes = {"SIZE": 2048, "TOKENS": 2, "PAIRS": True, "UNROLL": 2, "CHUNK": 256, "WARPS": 4}
     compiled(gemv._gemv_kernel, {"GATED": False, "HAS_BIAS": True, **sizes, **place})
     compiled(embedding._embed_part_kernel, {"SIZE": 4096, "BLOCK": 4096, "EARLY": True}, rows="*bf16")
+
+
+INTEGERS = dict.fromkeys(("experts", "experts_out", "pairs", "pairs_out", "tiles", "tiles_out", "count_out"), "*i32")
+FLOATS = dict.fromkeys(("router", "logits", "weights_out"), "*fp32")
+CHOICE = {"NUM_EXPERTS": 12, "TOP_K": 3, "SHARED": 1, "RENORMALIZE": True, "BINS": 16, "PLACES": 4, "EARLY": True}
+
+
+def test_routing() -> None:
+    from radixrt.kernels.triton import expert_tiles, routing
+
+    few = {"SIZE": 2048, "BLOCK": 2048, "TOKENS": 2, "PADDED": 2, **CHOICE}
+    compiled(routing._route_few_kernel, few, **INTEGERS, **FLOATS)
+    cut = {"TOKENS": 64, "ROWS": routing.ROWS, "STEP": routing.STEP, "EVEN": True, "EARLY": True}
+    compiled(routing._logits_kernel, cut, stages=routing.STAGES, parts="*fp32", **FLOATS)
+    compiled(
+        routing._choose_kernel,
+        {"TOKENS": 4, "SPLITS": 2, "NUM_ROWS": 13, **CHOICE},
+        parts="*fp32",
+        **INTEGERS,
+        **FLOATS,
+    )
+    listed = {"BINS": 16, "BLOCK": 1024, "TILE": 16, "EARLY": True}
+    compiled(expert_tiles._list_tiles_kernel, listed, warps=8, num_pairs="i32", **INTEGERS)
+
+
+def test_experts_of_few_tokens() -> None:
+    from radixrt.kernels.triton import expert_gemv
+
+    sizes = {"TOP_K": 8, "UNROLL": 4, "CHUNK": 256, "WARPS": 4, "EARLY": True}
+    for name, given in (("_gate_up", {"SIZE": 2048}), ("_down", {"SIZE": 768, "GROUP": expert_gemv.GROUP})):
+        kernel = getattr(expert_gemv, f"{name}_kernel")
+        compiled(kernel, {**sizes, **given}, weights="*fp32", **INTEGERS)
+
+
+@pytest.mark.parametrize("tile", [16, 128])
+@pytest.mark.parametrize("gated", [False, True])
+def test_experts_of_many_tokens(gated: bool, tile: int) -> None:
+    from radixrt.kernels.triton import expert_gemm
+    from radixrt.kernels.triton.expert_gemm_config import find_config
+
+    cut = find_config(tile, gated=gated)
+    sizes = {"TOP_K": 8, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True}
+    if not cut.bulk:
+        given["weight_map"] = None
+    weight_map = f"tensordesc<bf16[{cut.rows},{cut.step}]>"
+    ptx = compiled(
+        expert_gemm._expert_gemm_kernel, given, warps=cut.warps, stages=cut.stages, weight_map=weight_map, count="*i32",
+        **INTEGERS,
+    )  # fmt: skip
+    # The weights come through the copy engine or in asynchronous pieces of 16 bytes; nothing is loaded by registers.
+    assert ("cp.async.bulk.tensor" in ptx) == cut.bulk
+    assert "cp.async.cg.shared.global" in ptx
+    assert not re.search(r"ld\.global\S*\.v4", ptx)
+    if gated:
+        compiled(expert_gemm._weighted_sum_kernel, {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024, "EARLY": True})
