@@ -109,18 +109,20 @@ class ForwardBatch:
         req_pool_indices: [B], row of each sequence in req_to_token.
         seq_lens: [B], length of each sequence including its new tokens.
         out_cache_loc: [T], slots for the new keys and values.
-        logits_index: [P], indices of the T positions whose logits are needed. Entries from S on are padding and name
-            the first position.
+        logits_index: [P], indices of the T tokens whose logits are needed; in a narrowed step, of those whose hidden
+            states are needed (`wanted_tokens`). Entries behind these are padding and name the first token.
         sample_rows: [S], the req_pool_idx of the rows that sample.
         req_to_token: int32 [max_requests + 1, max_context_len], the runner's mirror, current for this step.
         seq_lens_cpu, extend_lens_cpu, req_pool_indices_cpu: int32 [B] on the host, for planning: lengths, new tokens of
             each row (all 1 in DECODE) and rows of req_to_token.
         shared: groups of rows whose common prefix should be computed once; None if there are none.
-        narrowed: the part of the batch that the last layer computes beyond keys and values: a DECODE batch of the S
-            rows that sample, in the order of logits_index, whose queries are their last positions and whose keys and
-            values are stored with this batch's; and of P - S padding rows, one token in row and slot 0 each. None if
-            the hidden states of all T tokens are needed.
+        narrowed: the part of the batch that the last layer computes beyond keys and values: a DECODE batch of the rows
+            that sample, or whose last token is pooled or scored, in the order of logits_index, whose queries are their
+            last positions and whose keys and values are stored with this batch's; and of padding rows, one token in row
+            and slot 0 each. None if the hidden states of other tokens are needed too.
         states: the rows' slots of recurrent states; None for a model without recurrent layers, and in a narrowed batch.
+        sample_index: [S or more, then padding], entries of logits_index that sample, where some do not; else None.
+        wanted_tokens: int32 on the host, ascending, the tokens of a narrowed step; None where it is not narrowed.
     """
 
     mode: ForwardMode
@@ -138,6 +140,8 @@ class ForwardBatch:
     shared: SharedGroups | None = None
     narrowed: ForwardBatch | None = None
     states: StateRows | None = None
+    sample_index: torch.Tensor | None = None
+    wanted_tokens: Int32Array | None = None
 
     @staticmethod
     def of_decode_rows(
@@ -234,7 +238,7 @@ class BatchBuilder:
 
         Args:
             narrow: the model supports `ForwardBatch.narrowed`. The narrowed batch is created if the step scores and
-                pools no tokens and enough tokens are excluded.
+                pools no tokens but the last ones of its rows, and enough tokens are excluded.
         """
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         out_cache_loc = unpack_i32(step.out_cache_loc)
@@ -242,10 +246,10 @@ class BatchBuilder:
         if step.mode == ForwardMode.DECODE:
             return self.build_decode(idx, seq_lens, out_cache_loc, shared, self._state_rows(step, np.ones_like(idx)))
         sampled, extend_lens = np.frombuffer(step.samples, np.uint8).astype(bool), unpack_i32(step.extend_lens)
+        read = _rows_read(step, extend_lens) if narrow else None
         return self.build_extend(
             unpack_i32(step.input_ids), idx, seq_lens, extend_lens, out_cache_loc, sampled, shared,
-            self._state_rows(step, extend_lens),
-            narrow=narrow and not (step.logprob_rows or step.score_index or step.pool_spans),
+            self._state_rows(step, extend_lens), narrow=read is not None, read=read,
         )  # fmt: skip
 
     def _state_rows(self, step: ForwardStep, lens: Int32Array) -> StateRows | None:
@@ -260,27 +264,30 @@ class BatchBuilder:
     def build_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,
         out_cache_loc: Int32Array, sampled: npt.NDArray[Any], shared: SharedGroups | None = None,
-        states: StateRows | None = None, *, narrow: bool = False,
+        states: StateRows | None = None, *, narrow: bool = False, read: npt.NDArray[np.bool_] | None = None,
     ) -> ForwardBatch:  # fmt: skip
         """Create a batch of prompt chunks and of decode rows that ride along (shapes: see `ForwardStep`).
 
         Args:
             sampled: bool [B], the rows whose last position is sampled.
-            narrow: only hidden states at logits_index are needed; see `build`.
+            narrow: only hidden states of the last tokens of rows that sample or are read are needed; see `build`.
+            read: bool [B], the rows whose last token is pooled or scored; None for none.
         """
         ends = np.cumsum(extend_lens)
-        last = (ends - 1)[sampled]
-        narrow = narrow and len(input_ids) - len(last) >= MIN_SAVED_TOKENS
-        lens, rows, slots = seq_lens[sampled], req_pool_idx[sampled], out_cache_loc[last]
-        samples = len(last)
-        size = bucket_for(samples, self.sample_sizes) if samples else None
+        wanted = sampled if read is None else sampled | read
+        narrow = narrow and len(input_ids) - int(wanted.sum()) >= MIN_SAVED_TOKENS
+        wanted = wanted if narrow else sampled
+        last = wanted_tokens = (ends - 1)[wanted]
+        lens, rows, slots = seq_lens[wanted], req_pool_idx[wanted], out_cache_loc[last]
+        among = self._padded_to_bucket(np.flatnonzero(sampled[wanted]))
+        size = bucket_for(len(last), self.sample_sizes) if len(last) else None
         if size is not None:
             last, rows, slots, lens = padded(last, size), padded(rows, size), padded(slots, size), padded(lens, size, 1)
         of_narrowed = [lens - 1, rows, lens, slots, np.arange(len(lens))] if narrow else []
         positions = np.arange(len(input_ids)) + np.repeat(seq_lens - ends, extend_lens)
-        ids, token_rows, at, idx, lens_there, loc, logits_index, sample_rows, *rest = self._upload(
+        ids, token_rows, at, idx, lens_there, loc, logits_index, sample_rows, sample_index, *rest = self._upload(
             input_ids, np.repeat(req_pool_idx, extend_lens), positions, req_pool_idx, seq_lens, out_cache_loc, last,
-            rows[:samples], *of_narrowed,
+            req_pool_idx[sampled], among, *of_narrowed,
         )  # fmt: skip
         if (input_ids < 0).any():
             ids = torch.where(ids < 0, self.future_token_ids[token_rows], ids)
@@ -290,11 +297,12 @@ class BatchBuilder:
             columns = [ids[logits_index], *rest, self.req_to_token]
             narrowed = ForwardBatch.of_decode_rows(
                 *columns, seq_lens_cpu=lens, req_pool_indices_cpu=rows,
-                sample_rows=sample_rows, shared=None if shared is None else shared.among(sampled),
+                sample_rows=sample_rows, shared=None if shared is None else shared.among(wanted),
             )  # fmt: skip
         return ForwardBatch(
             ForwardMode.EXTEND, ids, at, idx, lens_there, loc, logits_index, sample_rows, self.req_to_token, seq_lens,
             extend_lens, req_pool_idx, shared, narrowed, states,
+            None if wanted is sampled or sampled[wanted].all() else sample_index, wanted_tokens if narrow else None,
         )  # fmt: skip
 
     def _write_slots(
@@ -306,6 +314,10 @@ class BatchBuilder:
             (stored,) = self._upload(np.flatnonzero(slots_cpu))
             rows, positions, slots = rows[stored], positions[stored], slots[stored]
         self.req_to_token[rows, positions] = slots.to(torch.int32)
+
+    def _padded_to_bucket(self, index: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        size = bucket_for(len(index), self.sample_sizes) if len(index) else None
+        return index if size is None else padded(index, size)
 
     def build_decode(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
@@ -348,6 +360,16 @@ class BatchBuilder:
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         return self._uploader.upload([array.astype(np.int64) for array in arrays])
+
+
+def _rows_read(step: ForwardStep, extend_lens: Int32Array) -> npt.NDArray[np.bool_] | None:
+    """Return bool [B], the rows whose last new token the step pools or scores; None if it reads other tokens too."""
+    if step.logprob_rows:
+        return None
+    first, counts = unpack_i32(step.pool_spans).reshape(-1, 2).T
+    tokens = np.concatenate([first, unpack_i32(step.score_index)])
+    read: npt.NDArray[np.bool_] = np.isin(np.cumsum(extend_lens) - 1, tokens)
+    return read if (counts == 1).all() and read.sum() == len(np.unique(tokens)) else None
 
 
 def _write_kernel() -> Callable[..., None] | None:

@@ -303,10 +303,13 @@ class ModelRunner:
             self._attention.prepare(batch)
             hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
         last = hidden if narrowed else hidden[batch.logits_index]
+        if batch.sample_index is not None:
+            last = last[batch.sample_index]
+        tokens = batch.wanted_tokens if narrowed else None
         if not last.shape[0]:
-            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden)
+            return LogitsProcessorOutput(hidden.new_empty(0, self.vocab_size), hidden, tokens)
         logits = self._model.compute_logits(last, self._logits_buffer(last.shape[0]))
-        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden)
+        return LogitsProcessorOutput(logits[: batch.sample_rows.shape[0]], hidden, tokens)
 
     def _logits_buffer(self, rows: int) -> torch.Tensor | None:
         """Return float32 [rows, vocab], a buffer for the logits of an uncaptured step; None to allocate them."""
@@ -336,11 +339,11 @@ class ModelRunner:
                 return self._sampled(self._graphs.sample(batch))
             return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, mask))
         scored = self._scorer.prompts(output.hidden_states, batch, step)
-        scores = self._scorer.targets(output.hidden_states, step)
+        scores = self._scorer.targets(output.hidden_states, step, output.rows(unpack_i32(step.score_index)))
         result = None
         if len(idx):
             result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask)
-        return self._sampled(result, scored, scores, pool(output.hidden_states, step, self._model.classifier))
+        return self._sampled(result, scored, scores, pool(output, step, self._model.classifier))
 
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixrt.messages.parts import LogprobColumns
+from radixrt.messages.wire import Int32Array
 from radixrt.runner.sampling.logprobs import LogprobTensors
 
 
@@ -19,10 +21,17 @@ class LogitsProcessorOutput:
     Attributes:
         next_token_logits: float32 [S, vocab], of the step's sampling rows in order.
         hidden_states: [T, hidden], the final hidden states of all new tokens; [P, hidden] for a narrowed batch.
+        tokens: int32, ascending, the new tokens that the first rows of hidden_states belong to; None for all of them.
     """
 
     next_token_logits: torch.Tensor
     hidden_states: torch.Tensor
+    tokens: Int32Array | None = None
+
+    def rows(self, tokens: Int32Array) -> npt.NDArray[np.int64]:
+        """Return the rows of hidden_states that belong to new tokens."""
+        found = tokens if self.tokens is None else np.searchsorted(self.tokens, tokens)
+        return found.astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,11 @@ from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
 from radixrt.runner.pooling import pool
+from radixrt.runner.step_result import LogitsProcessorOutput
+
+
+def output(hidden: torch.Tensor) -> LogitsProcessorOutput:
+    return LogitsProcessorOutput(torch.empty(0, 5), hidden)
 
 
 def make_step(spans: list[int], tokens: int = 100) -> ForwardStep:
@@ -25,7 +30,7 @@ def make_step(spans: list[int], tokens: int = 100) -> ForwardStep:
 @pytest.mark.parametrize("spans", [[(3, 1), (99, 1)], [(0, 100)], [(2, 5), (9, 1), (10, 40)]])
 def test_sums(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     hidden = torch.randn(101, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = pool(hidden, make_step([number for span in spans for number in span]))
+    found = pool(output(hidden), make_step([number for span in spans for number in span]))
     assert found is not None
     assert found.dtype == torch.float32
     expected = torch.stack([hidden[first : first + count].double().sum(0) for first, count in spans])
@@ -33,12 +38,22 @@ def test_sums(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
 
 
 def test_a_step_without_spans_pools_nothing() -> None:
-    assert pool(torch.zeros(101, 8), make_step([])) is None
+    assert pool(output(torch.zeros(101, 8)), make_step([])) is None
 
 
-def test_a_step_with_spans_is_neither_narrowed_nor_captured() -> None:
-    builder = BatchBuilder(2, 128, torch.device("cpu"))
-    assert builder.build(make_step([]), narrow=True).narrowed is not None
-    assert builder.build(make_step([0, 1]), narrow=True).narrowed is None
+@pytest.mark.parametrize(
+    ("spans", "wanted"), [([], [100]), ([99, 1], [99, 100]), ([100, 1], [100]), ([0, 1], None), ([0, 100], None)]
+)
+def test_a_step_is_narrowed_where_it_reads_the_last_tokens_of_rows(spans: list[int], wanted: list[int] | None) -> None:
+    batch = BatchBuilder(2, 128, torch.device("cpu")).build(make_step(spans), narrow=True)
+    assert (batch.narrowed is None) is (wanted is None)
+    if wanted is not None:
+        assert batch.wanted_tokens is not None
+        assert batch.wanted_tokens.tolist() == batch.logits_index.tolist() == wanted
+        assert (batch.sample_index is None) is (wanted == [100])
+    assert batch.sample_rows.tolist() == [2]
+
+
+def test_a_step_with_spans_is_not_captured() -> None:
     assert TokenRows.of(make_step([])) is not None
     assert TokenRows.of(make_step([0, 1])) is None

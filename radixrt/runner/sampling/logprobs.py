@@ -98,14 +98,15 @@ def prompt_logprobs(
 
 
 def target_logprobs(
-    compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, index: Int32Array, targets: Int32Array
-) -> bytes:
+    compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, index: npt.NDArray[np.integer],
+    targets: Int32Array,
+) -> bytes:  # fmt: skip
     """Return the log-probabilities of given tokens at given positions. Waits for the device once.
 
     Args:
         compute_logits: as for `prompt_logprobs`; the logits of each position are computed once.
         hidden: [n, ...].
-        index: int32 [q], ascending, below n; a position may occur several times.
+        index: integers [q], ascending, below n; a position may occur several times.
         targets: int32 [q], a token id for each.
 
     Returns:
@@ -158,9 +159,12 @@ class PromptScorer:
             taken += new
         return columns
 
-    def targets(self, hidden: torch.Tensor, step: ForwardStep) -> bytes:
-        """Return float32 [Q] as bytes, log-probabilities of the step's score_targets; empty if it has none."""
+    def targets(self, hidden: torch.Tensor, step: ForwardStep, rows: npt.NDArray[np.int64]) -> bytes:
+        """Return float32 [Q] as bytes, log-probabilities of the step's score_targets; empty if it has none.
+
+        Args:
+            rows: [Q], the row of `hidden` of each of the step's score_index.
+        """
         if not step.score_index:
             return b""
-        index, targets = unpack_i32(step.score_index), unpack_i32(step.score_targets)
-        return target_logprobs(self._compute_logits, hidden, index, targets)
+        return target_logprobs(self._compute_logits, hidden, rows, unpack_i32(step.score_targets))
