@@ -39,6 +39,7 @@ LONGEST = (
     "tests/examples/test_language_doc.py",
     "tests/process/test_supervision.py",
     "tests/equivalence/test_tiny_models.py",
+    "tests/equivalence/test_hybrid.py",
     "tests/server/test_structured_client.py",
     "tests/server/test_tool_tokens.py",
     "tests/process/test_runner_recovery.py",
