@@ -1,5 +1,5 @@
-"""The kernels of tensor parallelism and of mixtures of experts compile for an H200; no GPU is needed. Their other tests
-run under Triton's interpreter, which accepts code that the compiler refuses."""
+"""The kernels of tensor parallelism, of experts and of recurrent layers compile for an H200; no GPU is needed. Their
+other tests run under Triton's interpreter, which accepts code that the compiler refuses."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ pytestmark = [
 TYPES = {
     "addresses": "*i64", "turns": "*i64", "parts": "*i64", "eps": "fp32", "temperatures": "*fp32", "uniforms": "*fp64",
     "token_ids": "*i64", "best_out": "*fp32", "bias": "*bf16", "arrived": "*i32", "input_ids": "*i64",
+    **dict.fromkeys(("src", "dst", "starts"), "*i64"), **dict.fromkeys(("which", "chunk_row", "chunk_first"), "*i32"),
+    **dict.fromkeys(("a_log", "dt_bias", "decays", "states"), "*fp32"), "x_stride": "i32",
     **dict.fromkeys(("rows", "each", "columns", "vocab", "tokens", "num_rows", "copy_stride", "first", "count"), "i32"),
 }  # fmt: skip
 """Triton types of kernel arguments; pointers that are not named here point to bfloat16."""
@@ -136,3 +138,21 @@ def test_experts_of_many_tokens(gated: bool, tile: int) -> None:
     assert not re.search(r"ld\.global\S*\.v4", ptx)
     if gated:
         compiled(expert_gemm._weighted_sum_kernel, {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024, "EARLY": True})
+
+
+def test_recurrent_layers() -> None:
+    from radixrt.kernels.triton import causal_conv, gated_delta_chunks, gated_delta_decode
+
+    heads = {"K_HEADS": 16, "V_HEADS": 32}
+    conv = {"TAPS": 4, "PADDED": 4}
+    decode = {"K_DIM": 128, "V_DIM": 128, "LISTED": False, "EARLY": True, **heads, **conv}
+    # A thread loads its part of the state sixteen bytes at once, all of it before it waits for the kernel before.
+    ptx = compiled(gated_delta_decode._gated_delta_decode_kernel, decode, warps=8, norm_weight="*fp32")
+    assert ptx.split("griddepcontrol.wait")[0].count("ld.global.v4") == 128 * 128 // 4 // 256
+    compiled(causal_conv._conv_heads_kernel, {"DIM": 128, "TOKENS": 16, **heads, **conv})
+    chunks = {"DIM": 128, "PRECISION": "tf32", **heads}
+    assert "wgmma" in compiled(gated_delta_chunks._chunk_kernel, chunks)
+    assert "wgmma" in compiled(gated_delta_chunks._rows_kernel, {"V_BLOCK": 32, "STAGES": 2, **chunks})
+    compiled(gated_delta_chunks._norm_kernel, {"DIM": 128, **heads}, weight="*fp32")
+    single = {"TOKENS": 1, "BLOCK": 512, "LISTED": False, "EARLY": True}
+    compiled(causal_conv._short_conv_kernel, {"SIZE": 1024, "TAPS": 3, "PADDED": 4, **single})

@@ -20,6 +20,12 @@ NUM_WARPS = 4
 
 
 @triton.jit
+def silu(x):
+    """Return x * sigmoid(x)."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
 def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         gdc_wait()
@@ -28,8 +34,7 @@ def _silu_and_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, 
     inside = at < SIZE
     gate = tl.load(gate_up + row * (2 * SIZE) + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * SIZE) + SIZE + at, mask=inside, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * SIZE + at, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * SIZE + at, (silu(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
 def silu_and_mul(gate_up: torch.Tensor, early: bool = False) -> torch.Tensor:

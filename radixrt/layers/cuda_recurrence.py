@@ -1,0 +1,142 @@
+"""`RecurrenceOps` by Triton kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixrt.forward_batch.state_rows import StateRows
+from radixrt.forward_batch.upload import Uploader
+from radixrt.layers.gated_delta_rule import CHUNK
+from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
+from radixrt.messages.wire import Int32Array
+
+DIMS = (16, 32, 64, 128)
+"""Dims of heads that the kernels support."""
+
+MIN_COUNTERS = 1 << 14
+
+Chunks = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RowLists:
+    """Lists of a step's rows and of the chunks of their tokens, on the device.
+
+    Attributes:
+        singles: int32, the rows of one token.
+        longer: int32, the others, longest first.
+        chunks: int32 each: the row of each chunk of `longer`, and the number of its first token in the row.
+        all_chunks: the same for all rows.
+    """
+
+    singles: torch.Tensor
+    longer: torch.Tensor
+    chunks: Chunks
+    all_chunks: Chunks
+
+
+def list_rows(lens: Int32Array, uploader: Uploader) -> RowLists:
+    """List the rows of a step, int32 [B] numbers of tokens."""
+    rows = np.arange(len(lens), dtype=np.int32)
+    singles = rows[lens == 1]
+    longer = np.flatnonzero(lens > 1).astype(np.int32)
+    longer = longer[np.argsort(-lens[longer], kind="stable")]
+    every = *_chunks_of(lens, longer), *_chunks_of(lens, rows)
+    found = uploader.upload([singles, longer, *every])
+    return RowLists(found[0], found[1], (found[2], found[3]), (found[4], found[5]))
+
+
+def _chunks_of(lens: Int32Array, rows: Int32Array) -> tuple[Int32Array, Int32Array]:
+    counts = -(-lens[rows] // CHUNK)
+    before = np.cumsum(counts) - counts
+    number = np.arange(counts.sum()) - np.repeat(before, counts)
+    return np.repeat(rows, counts), (number * CHUNK).astype(np.int32)
+
+
+class CudaRecurrence(RecurrenceOps):
+    """A layer is one launch where each row has one token. A shape or layout that the kernels do not support goes to the
+    reference.
+
+    Args:
+        early: see `CudaOps`.
+
+    Raises:
+        ImportError: triton is not installed.
+    """
+
+    def __init__(self, *, early: bool = False) -> None:
+        from radixrt.kernels.triton import causal_conv, gated_delta_chunks, gated_delta_decode
+
+        self._conv, self._chunks, self._decode = causal_conv, gated_delta_chunks, gated_delta_decode
+        self._early = early
+        self._uploader: Uploader | None = None
+        self._listed: tuple[StateRows, RowLists] | None = None
+        self._arrived: dict[int, torch.Tensor] = {}
+
+    def short_conv(self, bcx: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor, rows: StateRows) -> torch.Tensor:
+        if bcx.stride(1) != 1 or not weight.is_contiguous() or not pool.is_contiguous():
+            return super().short_conv(bcx, weight, pool, rows)
+        chunks = None if rows.lens is None else self._lists(rows).all_chunks
+        return self._conv.short_conv(bcx, weight, pool, rows.src, rows.dst, rows.starts, chunks, early=self._early)
+
+    def gated_delta_net(
+        self, projected: torch.Tensor, shape: GatedDeltaShape, weights: GatedDeltaWeights, conv_pool: torch.Tensor,
+        state_pool: torch.Tensor, rows: StateRows,
+    ) -> torch.Tensor:  # fmt: skip
+        if not _supports(projected, shape, weights, conv_pool, state_pool):
+            return super().gated_delta_net(projected, shape, weights, conv_pool, state_pool, rows)
+        tokens, k_heads, v_heads = len(projected), shape.k_heads, shape.v_heads
+        out = torch.empty(tokens, v_heads * shape.v_dim, dtype=projected.dtype, device=projected.device)
+        lists = None if rows.lens is None else self._lists(rows)
+        if lists is None or len(lists.singles):
+            self._decode.gated_delta_decode(
+                projected, k_heads, v_heads, weights.conv, weights.a_log, weights.dt_bias, weights.norm, weights.eps,
+                conv_pool, state_pool, rows.src, rows.dst, rows.starts, None if lists is None else lists.singles,
+                self._counters(len(rows.src) * k_heads, out.device), out, early=self._early,
+            )  # fmt: skip
+        if lists is not None and len(lists.longer):
+            qkv = torch.empty(tokens, shape.channels, dtype=projected.dtype, device=projected.device)
+            self._conv.convolve_heads(
+                projected, k_heads, v_heads, shape.k_dim, weights.conv, conv_pool, rows.src, rows.dst, rows.starts,
+                lists.chunks, qkv,
+            )  # fmt: skip
+            self._chunks.gated_delta_chunks(
+                qkv, projected, k_heads, v_heads, weights.a_log, weights.dt_bias, weights.norm, weights.eps,
+                state_pool, rows.src, rows.dst, rows.starts, lists.longer, lists.chunks, out,
+            )  # fmt: skip
+        return out
+
+    def _lists(self, rows: StateRows) -> RowLists:
+        """Return the lists of a step, which all of its layers share."""
+        if self._listed is None or self._listed[0] is not rows:
+            assert rows.lens is not None
+            self._uploader = self._uploader or Uploader(rows.src.device)
+            self._listed = rows, list_rows(rows.lens, self._uploader)
+        return self._listed[1]
+
+    def _counters(self, count: int, device: torch.device) -> torch.Tensor:
+        """Return at least `count` zeros for `gated_delta_decode`; layers follow each other on one stream.
+
+        Captured graphs hold their address, so they are never freed.
+        """
+        size = max(MIN_COUNTERS, 1 << (count - 1).bit_length())
+        if size not in self._arrived:
+            self._arrived[size] = torch.zeros(size, dtype=torch.int32, device=device)
+        return self._arrived[size]
+
+
+def _supports(
+    projected: torch.Tensor, shape: GatedDeltaShape, weights: GatedDeltaWeights, conv_pool: torch.Tensor,
+    state_pool: torch.Tensor,
+) -> bool:  # fmt: skip
+    return (
+        shape.k_dim == shape.v_dim
+        and shape.k_dim in DIMS
+        and projected.stride(1) == 1
+        and weights.conv.is_contiguous()
+        and conv_pool.is_contiguous()
+        and state_pool.is_contiguous()
+    )
