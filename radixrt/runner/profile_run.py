@@ -33,11 +33,14 @@ def largest_step(max_rows: int, max_tokens: int, context_length: int) -> Forward
 
 CACHED = 8
 """Cached positions of each row of a mixed step."""
+FUTURE_TOKEN = -1
+"""Input id of a row's future token, see `ForwardStep`."""
 
 
 def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardStep:
     """Return an EXTEND step with rows of every kind: prompts that extend a shared prefix with many tokens and with few,
-    a prompt without a prefix, and single tokens. The step writes its first rows into req_to_token.
+    a prompt without a prefix, and single tokens, which are future tokens. The step writes its first rows into
+    req_to_token.
 
     Where the options are too small for such a step, it has fewer rows or tokens.
     """
@@ -48,7 +51,7 @@ def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardSt
     cached = np.full_like(extends, min(CACHED, context_length - few))
     cached[len(going_on)] = 0
     extends, cached = extends[:max_rows], cached[:max_rows]
-    step = _step(cached + extends, extends)
+    step = _step(cached + extends, extends, np.where(np.repeat(extends, extends) == 1, FUTURE_TOKEN, 0))
     written = min(MIN_WRITES, len(extends))
     writes = [RowWrite(row + 1, 0, pack_i32(np.zeros(cached[row]))) for row in range(written)]
     if len(extends) < 2:
@@ -57,8 +60,12 @@ def mixed_step(max_rows: int, max_tokens: int, context_length: int) -> ForwardSt
     return msgspec.structs.replace(step, row_writes=writes, **shared)
 
 
-def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:
-    """Return a step of rows 1, 2, ..., all of which sample; their new tokens go to slots 1, 2, ... in order."""
+def _step(seq_lens: Int32Array, extend_lens: Int32Array, input_ids: Int32Array | None = None) -> ForwardStep:
+    """Return a step of rows 1, 2, ..., all of which sample; their new tokens go to slots 1, 2, ... in order.
+
+    Args:
+        input_ids: int32 [tokens]; None: all 0.
+    """
     tokens, rows = int(extend_lens.sum()), len(seq_lens)
     return ForwardStep(
         step_id=0,
@@ -67,7 +74,7 @@ def _step(seq_lens: Int32Array, extend_lens: Int32Array) -> ForwardStep:
         seq_lens=pack_i32(seq_lens),
         out_cache_loc=pack_i32(np.arange(1, tokens + 1)),
         extend_lens=pack_i32(extend_lens),
-        input_ids=pack_i32(np.zeros(tokens)),
+        input_ids=pack_i32(np.zeros(tokens) if input_ids is None else input_ids),
         samples=bytes([1] * rows),
         # A model without recurrent layers has no use for these.
         state_src=pack_i32(np.full(rows, ZERO_STATE)),

@@ -63,6 +63,8 @@ def test_a_profiled_step_has_every_part() -> None:
     assert 0 < parts.short < parts.fresh < parts.single < parts.rows
     assert len(step.row_writes) >= MIN_WRITES
     assert max(unpack_i32(step.shared_rows)) < parts.fresh
+    ids = np.split(unpack_i32(step.input_ids), np.cumsum(extends)[:-1])
+    assert [row.min() < 0 for row in ids] == [False] * parts.single + [True] * (parts.rows - parts.single)
     for max_rows, max_tokens, context_length in ((1, 16, 16), (2, 1, 2), (64, 8192, 9), (8, 64, 4096)):
         small = mixed_step(max_rows, max_tokens, context_length)
         lens, extends = unpack_i32(small.seq_lens), unpack_i32(small.extend_lens)
