@@ -22,8 +22,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "elementwise.cpp", "gemm.cpp")]
-HEADER = Path(__file__).with_name("vec.h")
+SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "elementwise.cpp", "experts.cpp", "gemm.cpp")]
+HEADERS = [Path(__file__).with_name(name) for name in ("gemm_tiles.h", "vec.h")]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
 COMPILE_TIMEOUT_S = 120
 
@@ -100,7 +100,7 @@ def _identity(flags: tuple[str, ...]) -> str:
         cpu = "".join(line for line in text.splitlines() if line.startswith(("flags", "model name", "Features")))
     except OSError:
         cpu = platform.processor()
-    texts = [file.read_text() for file in (*SOURCES, HEADER)]
+    texts = [file.read_text() for file in (*SOURCES, *HEADERS)]
     material = "\n".join([*texts, *flags, cpu, platform.machine(), sys.platform])
     return hashlib.sha256(material.encode()).hexdigest()[:16]
 

@@ -12,8 +12,8 @@ from radixrt.layers.ops import LayerOps
 class FusedExperts(nn.Module):
     """E MLPs without biases, which compute down(silu(gate(x)) * up(x)). A token is computed by a few of them.
 
-    On CUDA, kernels compute all of them (`LayerOps.run_experts`). Elsewhere they are computed one by one, and their
-    numbers of tokens are read on the host.
+    Kernels compute all of them on CUDA (`LayerOps.run_experts`), and on a CPU in bfloat16
+    (`LayerOps.run_packed_experts`). Elsewhere they are computed one by one.
 
     Args:
         hidden_size, intermediate_size: of one expert, on this rank.
@@ -58,6 +58,8 @@ class FusedExperts(nn.Module):
         Returns:
             [T, hidden_size] in the dtype of x; added up in float32, in an order that depends on the token alone.
         """
+        if self._gate_up_panels and self._down_panels:
+            return self._ops.run_packed_experts(x, experts, weights, self.gate_up_proj, self.down_proj)
         out = self._ops.run_experts(x, experts, weights, self.gate_up_proj, self.down_proj)
         return self._run_one_by_one(x, experts, weights) if out is None else out
 

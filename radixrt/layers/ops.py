@@ -123,6 +123,13 @@ class LayerOps(ABC):
         """
         return None
 
+    def run_packed_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what `run_experts` does, in float32 for a float32 x, for weights in the layouts of `gated_panels` and
+        `linear_panels`."""
+        raise NotImplementedError
+
     @abstractmethod
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Apply rotary position embedding, with halves as in transformers' Llama (Su et al., arXiv 2104.09864).
@@ -225,6 +232,7 @@ class CpuOps(LayerOps):
         self._panel_columns, self._panel_depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
         self._pack = _entry(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
         self._gemm = _entry(library, "radixrt_gemm", [pointer] * 3 + [i64] * 3 + [i32])
+        self._experts = _entry(library, "radixrt_experts", [pointer] * 6 + [i64] * 5)
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
@@ -257,6 +265,17 @@ class CpuOps(LayerOps):
     def gated_panels(self, x: torch.Tensor, panels: torch.Tensor) -> torch.Tensor:
         x, out = x.contiguous(), torch.empty(x.shape[0], panels.shape[0] // 2, dtype=torch.float32)
         self._gemm(x.data_ptr(), panels.data_ptr(), out.data_ptr(), x.shape[0], *panels.shape, True)
+        return out
+
+    def run_packed_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor:
+        x, experts, weights = x.contiguous(), experts.contiguous(), weights.contiguous()
+        out = torch.empty_like(x)
+        self._experts(
+            x.data_ptr(), experts.data_ptr(), weights.data_ptr(), gate_up.data_ptr(), down.data_ptr(), out.data_ptr(),
+            *experts.shape, *down.shape,
+        )  # fmt: skip
         return out
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -82,3 +82,15 @@ def test_bfloat16_rounds_as_a_dense_feed_forward(columns: int, rows: int, ops: L
             assert torch.equal(out, dense)
         else:  # oneDNN may add up in another order
             torch.testing.assert_close(out, dense, atol=5e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("columns", [64, 40])
+def test_many_bfloat16_rows_are_the_sums_of_single_experts(columns: int, ops: LayerOps) -> None:
+    """More tokens, and more for one expert, than the compiled kernel computes at a time."""
+    gate_up, down = random_weights(columns, torch.bfloat16)
+    x, experts, weights = routed(1100)
+    experts[:600, 0] = 1  # now the expert without tokens has the most
+    fused = loaded(gate_up, down, ops)
+    alone = torch.stack([fused(x, torch.full((1100, 1), e), torch.ones(1100, 1)) for e in range(E)])
+    expected = sum(weights[:, j, None] * alone[experts[:, j], torch.arange(1100)] for j in range(TOP_K))
+    torch.testing.assert_close(fused(x, experts, weights), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,182 @@
+// Tiles of a GEMM with bfloat16 weights and float32 results: some rows of x, rounded to bfloat16, and one panel.
+//
+// A weight is packed in panels of COLS output features: [N / COLS][K / 2][COLS][2], so that a vector instruction reads a
+// pair of inputs for sixteen features. In a gated weight, whose first half is that of gate and whose second that of up, a
+// panel has sixteen features of each, and the result is silu(gate) * up: what lies between is never written.
+
+#pragma once
+
+#include <cstdint>
+
+#include "vec.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <vector>
+
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace radixrt {
+
+constexpr int COLS = 2 * LANES;
+constexpr int DEPTH = 32;        // K is a multiple of it
+constexpr int TILE_ROWS = 12;    // with 2 vectors of columns: 24 of the 32 registers are sums
+constexpr int64_t BLOCK_ROWS = 256;  // over which a panel stays in the L2 cache
+
+inline vec silu_and_mul(vec gate, vec up) {
+    const vec e = exp_nonpositive(gate > 0.0f ? -gate : gate);
+    return gate * (gate > 0.0f ? splat(1.0f) : e) / (1.0f + e) * up;
+}
+
+// R rows and one panel.
+template <int R, bool GATED>
+inline void tile(const uint32_t* x, int64_t pairs, const __m512bh* panel, float* out, int64_t stride) {
+    __m512 sums[R][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < pairs; k++) {
+        const __m512bh low = panel[2 * k], high = panel[2 * k + 1];
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * pairs + k]);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], value, low);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], value, high);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+        if constexpr (GATED) {
+            store(out + r * stride, silu_and_mul((vec)sums[r][0], (vec)sums[r][1]));
+        } else {
+            store(out + r * stride, (vec)sums[r][0]);
+            store(out + r * stride + LANES, (vec)sums[r][1]);
+        }
+    }
+}
+
+template <bool GATED>
+inline void multiply_panel(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) {
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t t = 0; t < tiles; t++) {  // tiles of equal heights: a single row would use a twelfth of the registers
+        const int64_t first = t * rows / tiles, height = (t + 1) * rows / tiles - first;
+        const uint32_t* values = reinterpret_cast<const uint32_t*>(x + first * k);
+        const __m512bh* weights = reinterpret_cast<const __m512bh*>(panel);
+        switch (height) {
+#define RADIXRT_TILE(R) case R: tile<R, GATED>(values, k / 2, weights, out + first * stride, stride); break;
+            RADIXRT_TILE(1) RADIXRT_TILE(2) RADIXRT_TILE(3) RADIXRT_TILE(4) RADIXRT_TILE(5) RADIXRT_TILE(6)
+            RADIXRT_TILE(7) RADIXRT_TILE(8) RADIXRT_TILE(9) RADIXRT_TILE(10) RADIXRT_TILE(11) RADIXRT_TILE(12)
+#undef RADIXRT_TILE
+        }
+    }
+}
+
+#ifdef __AMX_BF16__
+
+constexpr int AMX_MIN_ROWS = 5;  // with fewer rows most of a tile is empty
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Linux lets a process use tile registers once it has asked.
+inline bool has_tiles() {
+    static const bool granted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
+    return granted;
+}
+
+// 16 * TILES rows and one panel; `height` of the rows are wanted.
+template <int TILES, bool GATED>
+inline void tile_rows(const uint16_t* x, int64_t height, int64_t k, const uint16_t* panel, float* out, int64_t stride) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (TILES == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t d = 0; d < k; d += DEPTH) {
+        _tile_loadd(4, x + d, k * 2);
+        _tile_loadd(6, panel + d * COLS, COLS * 4);
+        _tile_loadd(7, panel + d * COLS + 2 * LANES, COLS * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (TILES == 2) {
+            _tile_loadd(5, x + 16 * k + d, k * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    const bool direct = height == 16 * TILES && !GATED;
+    float sums[16 * TILES * COLS];
+    float* target = direct ? out : sums;
+    const int64_t row = direct ? stride : COLS;
+    _tile_stored(0, target, 4 * row);
+    _tile_stored(1, target + LANES, 4 * row);
+    if constexpr (TILES == 2) {
+        _tile_stored(2, target + 16 * row, 4 * row);
+        _tile_stored(3, target + 16 * row + LANES, 4 * row);
+    }
+    for (int64_t r = 0; r < height && !direct; r++) {
+        const vec low = load(sums + r * COLS), high = load(sums + r * COLS + LANES);
+        store(out + r * stride, GATED ? silu_and_mul(low, high) : low);
+        if (!GATED) store(out + r * stride + LANES, high);
+    }
+}
+
+// As multiply_panel; x has room for rows up to the next multiple of 16.
+template <bool GATED>
+inline void multiply_panel_tiles(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) {
+    for (int64_t first = 0; first < rows; first += 32) {
+        const int64_t height = std::min<int64_t>(32, rows - first);
+        const auto run = height > 16 ? tile_rows<2, GATED> : tile_rows<1, GATED>;
+        run(x + first * k, height, k, panel, out + first * stride, stride);
+    }
+}
+
+#endif
+
+// Loads the tile registers' configuration for a thread while it lives, where there are such registers.
+class Tiles {
+  public:
+    Tiles() {
+#ifdef __AMX_BF16__
+        const TileConfig config;
+        if ((loaded_ = has_tiles())) _tile_loadconfig(&config);
+#endif
+    }
+    ~Tiles() {
+#ifdef __AMX_BF16__
+        if (loaded_) _tile_release();
+#endif
+    }
+
+    // As multiply_panel, by the tile registers where that is faster; x has room for rows up to a multiple of 32.
+    template <bool GATED>
+    void multiply(const uint16_t* x, int64_t rows, int64_t k, const uint16_t* panel, float* out, int64_t stride) const {
+#ifdef __AMX_BF16__
+        if (loaded_ && rows >= AMX_MIN_ROWS) {
+            multiply_panel_tiles<GATED>(x, rows, k, panel, out, stride);
+            return;
+        }
+#endif
+        multiply_panel<GATED>(x, rows, k, panel, out, stride);
+    }
+
+  private:
+    bool loaded_ = false;
+};
+
+inline void round_to_bfloat16(const float* from, uint16_t* to, int64_t count) {  // a multiple of 16
+    for (int64_t i = 0; i < count; i += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+}
+
+}  // namespace radixrt
+
+#endif
