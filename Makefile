@@ -48,6 +48,7 @@ chaos: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.cache.radix_cache
+	$(BIN)/python -m benchmarks.cache.hybrid
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -7,6 +7,9 @@ A state is worth what recomputing it would cost: the tokens since the next state
 evicted by GDSF (Greedy-Dual-Size-Frequency, Cherkasova 1998), where all are equally large: the one with the smallest
 `clock at its last use + uses * tokens` goes first, and the clock advances to the value of each state that is evicted,
 so that a state which is not used grows old. The retention level of the node, which programs set, counts before that.
+
+Of the uses of a node with one child, two do not count: the expected one, and that of the request which went on from
+there. A conversation that has gone on seldom comes back to an earlier turn, while a fork has several children.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from collections.abc import MutableSet
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NodeState, TreeNode
+
+PASSED_USES = 0.25
+"""Expected uses of a state from which one request has gone on: chosen by `benchmarks.cache.hybrid`."""
 
 Rank = tuple[int, float]
 """Retention level of a state's node and the state's value: of two states the one with the lower rank is evicted first.
@@ -72,6 +78,9 @@ class NodeStates:
         self._set(node, NodeState(slot, uses))
         self._count += 1
         self._push(node)
+        above = next_state_above(node)
+        if above is not None:
+            self._push(above)  # it may be worth less now
         return True
 
     def use(self, node: TreeNode) -> None:
@@ -164,7 +173,8 @@ class NodeStates:
     def rank(self, node: TreeNode) -> Rank:
         """Current rank of the node's state."""
         state = _state(node)
-        return node.retention, state.clock + state.uses * tokens_since_state(node)
+        uses = state.uses if len(node.children) != 1 else max(state.uses - 2, 0) + PASSED_USES
+        return node.retention, state.clock + uses * tokens_since_state(node)
 
     def _push(self, node: TreeNode) -> None:
         if len(self._heap) > 2 * self._count + 64:  # mostly entries that no longer count
@@ -187,6 +197,14 @@ class NodeStates:
         node.state = state
         if is_listed:
             self._leaves.add(node)
+
+
+def next_state_above(node: TreeNode) -> TreeNode | None:
+    """The next node above with a state."""
+    above = node.parent
+    while above is not None and above.state is None:
+        above = above.parent
+    return above
 
 
 def tokens_since_state(node: TreeNode) -> int:

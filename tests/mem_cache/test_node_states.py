@@ -102,6 +102,19 @@ def test_uses_count_and_a_state_that_is_not_used_grows_old() -> None:
     assert survived == [True, True, False]
 
 
+def test_a_state_that_one_request_has_passed_is_worth_little_and_a_fork_is_not() -> None:
+    cache = make(num_states=8)
+    turn, fork = put(cache, ids(0, 40)), put(cache, ids(100, 40))
+    for node in (turn, fork):
+        cache.node_states.use(node)
+    put(cache, ids(0, 60))
+    put(cache, ids(100, 60))
+    put(cache, np.concatenate([ids(100, 40), ids(180, 20)]))
+    assert cache.node_states.evict()
+    assert turn.state is None
+    assert cache.node_states.rank(fork)[1] == 2 * 40
+
+
 def test_retention_counts_before_the_value() -> None:
     cache = make()
     leased = put(cache, ids(0, 5))
