@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.model_config import parse_model_spec
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "architectures": ["Qwen3ForCausalLM"],
@@ -126,7 +129,106 @@ CONFIGS["tiny-moe"] = {
     "num_experts": 16,
     "num_experts_per_tok": 4,
 }
-"""The config.json of each shape: the published values, and of two tiny ones to try a benchmark on any machine."""
+QWEN3_5: dict[str, Any] = {
+    "attention_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "torch_dtype": "bfloat16",
+    "vocab_size": 248320,
+}
+"""What the text parts of Qwen3.5 have in common."""
+CONFIGS |= {
+    "qwen3.5-0.8b": {
+        **QWEN3_5,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "linear_num_value_heads": 16,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-4b": {
+        **QWEN3_5,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "linear_num_value_heads": 32,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-35b-a3b": {
+        **QWEN3_5,
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "linear_num_value_heads": 32,
+        "moe_intermediate_size": 512,
+        "num_attention_heads": 16,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False,
+    },
+    "lfm2-350m": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "bos_token_id": 1,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "eos_token_id": 7,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 1024,
+        "intermediate_size": 6656,
+        "max_position_embeddings": 128000,
+        "norm_eps": 1e-5,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 65536,
+    },
+}
+CONFIGS["tiny-hybrid"] = {
+    **CONFIGS["tiny"],
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+    "num_hidden_layers": 4,
+}
+"""The config.json of each shape: the published values, and of three tiny ones to try a benchmark on any machine."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +243,7 @@ class Shape:
         attention_flops: for one new token and one earlier position, over all layers and heads (q.k and p.v).
         expert_params: of one expert in all layers together.
         num_experts, top_k: of a layer with a mixture of experts; 0 where there is none.
+        state_bytes: recurrent states of one sequence in all layers, which each token reads and writes.
     """
 
     layer_params: int
@@ -150,6 +253,7 @@ class Shape:
     expert_params: int = 0
     num_experts: int = 0
     top_k: int = 0
+    state_bytes: int = 0
 
     def weight_bytes(self, tokens: int) -> float:
         """Weights that a step with so many tokens reads; the input embedding is a look-up of a few rows.
@@ -165,29 +269,37 @@ class Shape:
 
 def shape_of(name: str) -> Shape:
     """The costs of one of CONFIGS, without norms, which are a thousandth of the parameters."""
-    c = CONFIGS[name]
-    hidden, heads, kv_heads, layers = (
-        c["hidden_size"],
-        c["num_attention_heads"],
-        c["num_key_value_heads"],
-        c["num_hidden_layers"],
-    )
-    head_dim = c.get("head_dim", hidden // heads)
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    num_experts, top_k = c.get("num_experts", 0), c.get("num_experts_per_tok", 0)
-    mlp, expert = 3 * hidden * c["intermediate_size"], 0
-    if num_experts:
-        expert = 3 * hidden * c["moe_intermediate_size"]
-        mlp = top_k * expert + 2 * hidden * num_experts  # the router is float32
+    spec = parse_model_spec(CONFIGS[name], {})
+    decoder = spec.decoder
+    assert decoder is not None
+    hidden, experts = decoder.hidden_size, decoder.experts
+    attention = sum(not layer.is_recurrent for layer in decoder.layers)
+    mixtures = sum(layer.feed_forward == "moe" for layer in decoder.layers)
+    params, expert, num_experts, top_k = decoder.num_linear_parameters, 0, 0, 0
+    if experts is not None:
+        expert, num_experts, top_k = 3 * hidden * experts.intermediate_size, experts.num_experts, experts.top_k
+        # Experts that a token is not routed to do not count; the router counts twice, because it is float32.
+        params -= mixtures * ((num_experts - top_k) * expert - hidden * num_experts)
     return Shape(
-        layer_params=layers * (attention + mlp),
-        head_params=hidden * c["vocab_size"],
-        kv_bytes=layers * 2 * kv_heads * head_dim * 2,
-        attention_flops=layers * 4 * heads * head_dim,
-        expert_params=layers * expert,
+        layer_params=params,
+        head_params=hidden * spec.vocab_size,
+        kv_bytes=attention * 2 * decoder.num_kv_heads * decoder.head_dim * 2,
+        attention_flops=attention * 4 * decoder.num_heads * decoder.head_dim,
+        expert_params=mixtures * expert,
         num_experts=num_experts,
         top_k=top_k,
+        state_bytes=(len(decoder.layers) - attention) * _state_bytes(decoder),
     )
+
+
+def _state_bytes(decoder: DecoderSpec) -> int:
+    """The state of one recurrent layer: matrices in float32, inputs of the convolution in bfloat16."""
+    sizes = decoder.recurrent
+    if sizes is None:
+        return 0
+    keys, values = sizes.k_heads * sizes.k_dim, sizes.v_heads * sizes.v_dim
+    channels = 2 * keys + values if sizes.v_heads else decoder.hidden_size
+    return 4 * values * sizes.k_dim + 2 * channels * (sizes.taps - 1)
 
 
 def shape_folder(name: str, root: Path | None = None) -> Path:

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -32,12 +33,14 @@ from benchmarks.common.model_shapes import CONFIGS, Shape, shape_folder, shape_o
 from benchmarks.common.ranks import add_arguments, rank_info_of, run_on_ranks
 from benchmarks.common.tables import table
 from benchmarks.offline.workloads import H200, Device
+from radixrt.attention.state_pool import RESERVED
 from radixrt.config import make_config
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
+from radixrt.forward_batch.state_rows import SCRATCH_STATE
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
 
 DEFAULT_STEPS = ["decode:1x192", "decode:64x640", "decode:256x900", "shared:256x4256x4096", "prefill:1x8192"]
@@ -52,6 +55,7 @@ KINDS = {  # the first that fits; names of attention kernels hold "cutlass" too
     "attention, shared prefix": r"shared_attention|_shared",
     "merging partial results": r"[Mm]erge",
     "GEMMs": r"gemm|nvjet|cutlass|cublas|gemv|splitK|xmma",
+    "recurrence": r"delta|conv|_gated_norm",
     "norm": r"norm",
     "heads (norm, rotary, store)": r"head",
     "activation": r"silu|activation",
@@ -106,14 +110,20 @@ def suffix_step(rows: int, new: int, cached: int, *, shared: bool) -> ForwardSte
     )  # fmt: skip
 
 
-def make_step(text: str) -> ForwardStep:
+def make_step(text: str, *, states: bool = False) -> ForwardStep:
+    """The step that a text describes; with states, each row updates a state slot of its own in place."""
     name, _, sizes = text.partition(":")
     numbers = [int(n) for n in sizes.split("x")]
     if name == "prefill":
-        return prefill_step(*numbers)
-    if name.endswith("suffix"):
-        return suffix_step(*numbers, shared=name == "shared_suffix")
-    return decode_step(numbers[0], numbers[1], numbers[2] if name == "shared" else 0)
+        step = prefill_step(*numbers)
+    elif name.endswith("suffix"):
+        step = suffix_step(*numbers, shared=name == "shared_suffix")
+    else:
+        step = decode_step(numbers[0], numbers[1], numbers[2] if name == "shared" else 0)
+    if not states:
+        return step
+    slots = pack_i32(unpack_i32(step.req_pool_idx) + SCRATCH_STATE)
+    return msgspec.structs.replace(step, state_src=slots, state_dst=slots)
 
 
 def floor_us(text: str, shape: Shape, device: Device = H200) -> float:
@@ -130,6 +140,7 @@ def floor_us(text: str, shape: Shape, device: Device = H200) -> float:
     else:
         read = shape.kv_bytes * (shared + rows * (context - shared))
         tokens, attended = rows, rows * context
+    read += 2 * shape.state_bytes * rows
     flops = 2 * (shape.layer_params * tokens + shape.head_params * rows) + shape.attention_flops * attended
     return max((shape.weight_bytes(tokens) + read) / device.bytes_per_s, flops / device.flops_per_s) * 1e6
 
@@ -150,11 +161,11 @@ def wall_us(work: Callable[[], Any]) -> float:
 
 
 def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
-    """A runner for one of CONFIGS, with random numbers in its pool."""
+    """A runner for one of CONFIGS, with random numbers in its KV pool, and zeros in its states."""
     config, settings = resolve_settings(
         make_config(
             model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
-            kv_cache_tokens=400_000, device="cuda", tp=rank_info.size,
+            kv_cache_tokens=400_000, device="cuda", tp=rank_info.size, num_states=512 + RESERVED,
         ),
         show_progress=False,
     )  # fmt: skip
@@ -163,12 +174,15 @@ def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
     with torch.inference_mode():
         for pool in (*runner._kv_cache.k, *runner._kv_cache.v):
             pool.normal_()
+        for layer in () if runner._states is None else runner._states.layers:
+            layer.conv.zero_()
+            layer.recurrent.zero_()
     return runner
 
 
 def warm_step(runner: ModelRunner, text: str) -> Callable[[], Any]:
     """Runs a step again and again, once everything has happened that happens only once."""
-    step = make_step(text)
+    step = make_step(text, states=runner.num_states > 0)
     run(runner, step)
     again = ForwardStep(
         **{f: getattr(step, f) for f in step.__struct_fields__ if f not in ("row_writes", "sampling_rows")}

@@ -250,6 +250,7 @@ def _floor_of_turn(
             live_before = len(live)
             shared_len = _distinct_len(workload, live.tolist())
         read = shape.weight_bytes(len(live)) + shape.kv_bytes * (shared_len + step * len(live))
+        read += 2 * shape.state_bytes * len(live)
         context = int(lengths[live].sum()) + step * len(live)
         flops = 2 * (shape.layer_params + shape.head_params) * len(live) + shape.attention_flops * context
         decode_bytes += read

@@ -50,6 +50,12 @@ def test_kinds(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
+def test_a_step_of_a_hybrid_model() -> None:
+    step = make_step("decode:3x50", states=True)
+    assert unpack_i32(step.state_src).tolist() == unpack_i32(step.state_dst).tolist() == [2, 3, 4]
+    assert not make_step("decode:3x50").state_src
+
+
 def test_a_step_of_rows_that_share() -> None:
     step = make_step("shared:3x50x40")
     assert unpack_i32(step.shared_segments).tolist() == [0, 40, 0, 3]

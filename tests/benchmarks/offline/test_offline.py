@@ -123,6 +123,17 @@ def test_a_mixture_reads_the_experts_that_are_hit() -> None:
         assert workload.counted_tokens / floor_of(workload, shape).seconds == pytest.approx(rate, rel=0.01)
 
 
+def test_recurrent_layers_read_and_write_a_state_for_each_token() -> None:
+    shape = shape_of("qwen3.5-4b")
+    assert shape.weight_bytes(1) == pytest.approx(8.4e9, rel=0.01)
+    assert (shape.kv_bytes, shape.state_bytes) == (32_768, 51_511_296)
+    assert shape_of("lfm2-350m").state_bytes == 40 * 1024
+    assert shape_of("qwen3.5-35b-a3b").weight_bytes(10**6) == pytest.approx(69e9, rel=0.01)
+    for name, rate in {"single": 495, "decode64": 12_800}.items():
+        workload = make_workload(name, seed=0)
+        assert workload.counted_tokens / floor_of(workload, shape).seconds == pytest.approx(rate, rel=0.02)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_shape_is_a_model_folder(name: str, tmp_path: Path) -> None:
     folder = shape_folder(name, tmp_path)
