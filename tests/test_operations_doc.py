@@ -12,7 +12,7 @@ import msgspec
 
 from radixrt.config import RecoveryConfig, ServerConfig
 from radixrt.engine.restarts import ExitCode
-from radixrt.messages.scheduler import GrammarStats, ProgramStats
+from radixrt.messages.scheduler import GrammarStats, ProgramStats, StateStats
 from radixrt.server.app import ROUTES
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.tenants import Accounts, Tenant
@@ -43,8 +43,9 @@ def names_of_metrics() -> set[str]:
     engine = FakeEngine()
     try:
         engine.client.stats = msgspec.structs.replace(
-            stats(), grammars=GrammarStats(refusals={"pattern": 1}), programs=ProgramStats(), cache_resets={"x": 1}
-        )
+            stats(), grammars=GrammarStats(refusals={"pattern": 1}), programs=ProgramStats(), cache_resets={"x": 1},
+            states=StateStats(10, 3, 5, 2, 100),
+        )  # fmt: skip
         accounts = Accounts()
         accounts.of(Tenant("alice"))
         text = Metrics(engine.client, accounts).render().decode()

@@ -43,12 +43,20 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of one request. `cached_tokens` counts prompt tokens whose keys and values were found in the radix
-    cache at first admission (a re-admission after retraction is not a hit)."""
+    """Token counts of one request.
+
+    Attributes:
+        cached_tokens: prompt tokens that were not computed, because the radix cache had them at first admission (a
+            re-admission after retraction is not a hit).
+        matched_tokens: prompt tokens whose keys and values were in the radix cache then. More than cached_tokens only
+            for a model with recurrent layers: the nearest state was further up, after cached_tokens tokens. 0 for a
+            request that generates nothing.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    matched_tokens: int = 0
 
 
 class ConstraintInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -295,6 +295,25 @@ class LoadStats(msgspec.Struct, frozen=True, array_like=True):
     step_times: StepTimes | None = None
 
 
+class StateStats(msgspec.Struct, frozen=True, array_like=True):
+    """States of recurrent layers: gauges, and counters since the scheduler started.
+
+    Attributes:
+        total: number of state slots, without the two reserved ones.
+        free: number of slots that nobody owns.
+        cached: number of states in the radix cache.
+        evicted: number of states evicted from it.
+        recomputed_tokens: prompt tokens whose keys and values were cached, but which were computed again because the
+            nearest state was before them.
+    """
+
+    total: int
+    free: int
+    cached: int
+    evicted: int
+    recomputed_tokens: int
+
+
 class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     """Snapshot of the scheduler: gauges, and counters since it started. Fields with _s are in seconds.
 
@@ -305,6 +324,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         suspects: requests that are to be computed alone because the ModelRunner died in a step of theirs.
         killers: requests that ended because the ModelRunner died twice while it computed them.
         refused: requests refused because the queue was full, or their predicted wait too long.
+        states: states of recurrent layers; None if the model has none.
     """
 
     waiting: int
@@ -338,6 +358,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     killers: int = 0
     refused: int = 0
     load: LoadStats | None = None
+    states: StateStats | None = None
 
 
 ToScheduler = (

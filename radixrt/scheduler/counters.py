@@ -12,6 +12,7 @@ class Counters:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    recomputed_tokens: int = 0
     generated_tokens: int = 0
     retractions: int = 0
     finished: int = 0

@@ -108,7 +108,7 @@ class DeltaWriter:
                 req.rid,
                 token_ids=pack_i32(opened.tokens),
                 finish=finish,
-                usage=Usage(req.prompt_len, req.num_output, max(stats.cached_tokens, 0)),
+                usage=Usage(req.prompt_len, req.num_output, max(stats.cached_tokens, 0), stats.matched_tokens),
                 timings=Timings(
                     queue_s=admitted - stats.arrived_at,
                     prefill_s=(now if first is None else first) - admitted,

@@ -370,4 +370,5 @@ class SchedulerLoop:
             cache_resets=dict(c.cache_resets),
             suspects=core.recovery.num_suspects,
             killers=c.killers,
+            states=None if kv.states is None else kv.states.stats(c.recomputed_tokens),
         )

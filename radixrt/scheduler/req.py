@@ -88,7 +88,8 @@ class ReqStats:
 
     Attributes:
         deadline: time at which the request ends with an error, or a constrained one with what it has.
-        cached_tokens: prompt tokens found in the cache at the first admission; -1 before that.
+        cached_tokens: prompt tokens that the cache saved at the first admission; -1 before that.
+        matched_tokens: prompt tokens whose keys and values it had; more only if the nearest state is further up.
     """
 
     arrived_at: float
@@ -98,6 +99,7 @@ class ReqStats:
     first_token_at: float | None = None
     retractions: int = 0
     cached_tokens: int = -1
+    matched_tokens: int = 0
 
 
 class Req:

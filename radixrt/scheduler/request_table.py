@@ -12,6 +12,8 @@ A scoring or embedding request is a `RequestGroup` whose rows are requests of th
 
 from __future__ import annotations
 
+import logging
+
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
@@ -22,6 +24,8 @@ from radixrt.scheduler.output_lengths import OutputLengths
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_group import RequestGroup
+
+logger = logging.getLogger(__name__)
 
 
 class RequestTable:
@@ -76,11 +80,15 @@ class RequestTable:
         req.state = ReqState.PREFILL
         req.sampling_row_due = req.row is None
         if req.stats.cached_tokens < 0:
-            self._count_admission(req, self._kv.computed_len(req), now)
+            self._count_admission(req, self._kv.computed_len(req), len(prefix), now)
 
-    def _count_admission(self, req: Req, cached: int, now: float) -> None:
+    def _count_admission(self, req: Req, cached: int, matched: int, now: float) -> None:
         stats, counters = req.stats, self._counters
         stats.cached_tokens = min(cached, req.prompt_len)  # tokens that a grammar forced can be cached too
+        stats.matched_tokens = min(matched, req.prompt_len)
+        if matched > cached:
+            counters.recomputed_tokens += stats.matched_tokens - stats.cached_tokens
+            logger.debug("request %s: KV matched %d, nearest state at %d", req.rid, matched, cached)
         stats.admitted_at = now
         shared = 0 if req.row is None else req.row.shared_len
         prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)

@@ -29,6 +29,7 @@ from radixrt.mem_cache.node_states import NodeStates, deepest_state
 from radixrt.mem_cache.prefix_cache import MatchResult
 from radixrt.mem_cache.state_slots import ZERO_STATE, StateSlotAllocator
 from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.scheduler import StateStats
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.req import KVState, Req
 
@@ -58,6 +59,11 @@ class StateManager:
         self._max_spares = self.slots.num_usable - self.max_active
         self._num_spares = 0
         self._read: list[TreeNode] = []  # pinned nodes whose states the step that is being decided reads
+
+    def stats(self, recomputed_tokens: int) -> StateStats:
+        """The states in numbers."""
+        slots, nodes = self.slots, self.nodes
+        return StateStats(slots.num_usable, slots.available(), len(nodes), nodes.evicted, recomputed_tokens)
 
     # --- before the first chunk ---
 

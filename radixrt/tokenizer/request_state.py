@@ -109,8 +109,8 @@ class RequestState:
         usage = delta.usage
         if self.stop_found and self._matcher is not None:
             finish = Finish("stop", self._matcher.matched)
-            cached = usage.cached_tokens if usage is not None else 0
-            usage = Usage(self._prompt_tokens, self._num_tokens, cached)
+            cached, matched = (usage.cached_tokens, usage.matched_tokens) if usage is not None else (0, 0)
+            usage = Usage(self._prompt_tokens, self._num_tokens, cached, matched)
         return self._last(finish, delta, usage)
 
     def fail(self, message: str) -> RequestOutput:

@@ -223,6 +223,7 @@ class Restarted(Recorder):
     """Its ranks are ready when the test says so."""
 
     is_ready = False
+    num_states = 0
 
     def restart(self, epoch: int) -> None:
         self._log.append(f"epoch {epoch}")
@@ -232,7 +233,7 @@ class Restarted(Recorder):
         self.is_ready = False
 
     def poll_ready(self) -> RunnerReady | None:
-        return RunnerReady(0, 64, VOCAB, "cpu", "float32") if self.is_ready else None
+        return RunnerReady(0, 64, VOCAB, "cpu", "float32", num_states=self.num_states) if self.is_ready else None
 
     @property
     def is_restartable(self) -> bool:
@@ -264,6 +265,16 @@ def test_answers_from_before_the_runners_death_count_and_steps_wait_for_the_next
     stats = at.loop.stats()
     assert (stats.runner_restarts, stats.resumed, stats.suspects) == (1, 1, 0)
     assert at.outbox.epochs == [0, 2]
+
+
+def test_a_runner_that_comes_back_with_other_states_is_refused() -> None:
+    at = Loop(depth=1, runs_ahead=True)
+    executor = at.loop._executor = Restarted(at.harness.runner, at.log, runs_ahead=True)
+    at.inbox.send(RunnerRestarted(1, "it was told to"))
+    at.loop.run_once(wait=False)
+    executor.is_ready, executor.num_states = True, 7
+    with pytest.raises(EngineError, match="has 7 state slots instead of 0"):
+        at.loop.run_once(wait=False)
 
 
 def test_a_rank_that_broke_is_waited_for_only_if_main_starts_it_anew() -> None:

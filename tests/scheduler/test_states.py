@@ -68,6 +68,15 @@ def test_without_a_hint_the_second_branch_leaves_the_state_for_all_later_ones() 
     assert h.usages["r2"].cached_tokens == 300
 
 
+def test_the_usage_says_what_was_matched_and_what_was_missing() -> None:
+    h = make()
+    computed(h, *(PREFIX + branch for branch in BRANCHES[:3]))
+    assert [(u.matched_tokens, u.cached_tokens) for u in h.usages.values()] == [(0, 0), (300, 0), (300, 300)]
+    stats = h.scheduler.kv.states.stats(h.scheduler.counters.recomputed_tokens)
+    assert stats.recomputed_tokens == 300
+    assert (stats.total, stats.free + stats.cached, stats.evicted) == (40, 40, 0)
+
+
 def test_a_branch_that_arrives_while_the_first_one_is_computed_waits_for_it() -> None:
     h = make(chunked_prefill_size=90)
     h.add("first", PREFIX + BRANCHES[0], max_tokens=1)

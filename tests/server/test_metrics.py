@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from radixrt.messages.scheduler import StateStats
 from tests.server.fake_engine import FakeEngine, stats
 from tests.server.helpers import Caller
+
+
+def test_states_of_recurrent_layers_are_shown_where_there_are_any(caller: Caller, engine: FakeEngine) -> None:
+    engine.client.dispatch(stats())
+    assert "radixrt_state_slots" not in caller.get("/metrics").text
+    engine.client.dispatch(msgspec.structs.replace(stats(), states=StateStats(10, 3, 5, 2, 100)))
+    lines = caller.get("/metrics").text.splitlines()
+    for line in (
+        'radixrt_state_slots{state="free"} 3.0',
+        'radixrt_state_slots{state="cached"} 5.0',
+        'radixrt_state_slots{state="private"} 2.0',
+        "radixrt_state_slots_capacity 10.0",
+        "radixrt_evicted_states_total 2.0",
+        "radixrt_recomputed_tokens_total 100.0",
+    ):
+        assert line in lines
 
 
 def test_the_load_is_shown(caller: Caller, engine: FakeEngine) -> None:

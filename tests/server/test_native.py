@@ -5,9 +5,11 @@ import base64
 import numpy as np
 import pytest
 
-from radixrt.messages.parts import ProgramHint, TemplateText
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import Finish, ProgramHint, TemplateText, Usage
 from radixrt.messages.scheduler import ReleaseReq
 from radixrt.messages.wire import unpack_i32
+from radixrt.server.routes.native import Shown, native_body
 from tests.server.helpers import Caller, check_error, events
 
 
@@ -210,3 +212,8 @@ def test_program(caller: Caller) -> None:
 def test_a_bad_program(caller: Caller, path: str, fields: dict, param: str) -> None:
     check_error(caller.post(path, {"text": "a", **fields}), 400, param)
     assert not caller.engine.requests
+
+
+def test_an_answer_says_how_far_the_nearest_state_was() -> None:
+    output = RequestOutput("r", finish=Finish("length"), usage=Usage(5000, 1, cached_tokens=300, matched_tokens=4096))
+    assert native_body(0, "r", output, Shown())["meta_info"]["missed"] == "KV matched 4096, nearest state at 300"

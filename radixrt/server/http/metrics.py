@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from radixrt.client.engine_client import EngineClient, State
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.scheduler import LoadStats, ProgramStats, SchedulerStats
+from radixrt.messages.scheduler import LoadStats, ProgramStats, SchedulerStats, StateStats
 from radixrt.server.tenants import EVERYONE, Accounts
 
 MAX_IGNORED_NAMES = 50
@@ -65,6 +65,8 @@ def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     slots.add_metric(["private"], stats.slots_total - in_tree_or_free)
     yield slots
     yield GaugeMetricFamily("radixrt_kv_slots_capacity", "Token slots of the KV pool.", value=stats.slots_total)
+    if stats.states is not None:
+        yield from _state_metrics(stats.states)
     for name, help_text in _COUNTERS.items():
         yield CounterMetricFamily(f"radixrt_{name}", help_text, value=getattr(stats, name))
     steps = CounterMetricFamily("radixrt_steps", "Model steps by mode.", labels=["mode"])
@@ -82,6 +84,19 @@ def _stats_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     yield from _constraint_metrics(stats)
     if stats.programs is not None:
         yield from _program_metrics(stats.programs)
+
+
+def _state_metrics(stats: StateStats) -> Iterator[Metric]:
+    slots = GaugeMetricFamily("radixrt_state_slots", "State slots of recurrent layers by state.", labels=["state"])
+    slots.add_metric(["free"], stats.free)
+    slots.add_metric(["cached"], stats.cached)
+    slots.add_metric(["private"], stats.total - stats.free - stats.cached)
+    yield slots
+    yield GaugeMetricFamily("radixrt_state_slots_capacity", "State slots of recurrent layers.", value=stats.total)
+    text = "States of recurrent layers evicted from the prefix cache."
+    yield CounterMetricFamily("radixrt_evicted_states", text, value=stats.evicted)
+    text = "Prompt tokens with cached keys and values, computed again because the nearest state was before them."
+    yield CounterMetricFamily("radixrt_recomputed_tokens", text, value=stats.recomputed_tokens)
 
 
 def _recovery_metrics(stats: SchedulerStats) -> Iterator[Metric]:

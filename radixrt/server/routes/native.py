@@ -33,6 +33,7 @@ Answer, an object for one prompt with n = 1, otherwise a list of them, prompt-ma
         "id": str, "finish_reason": {"type": "stop" | "length" | "abort", "matched": int | str | null},
         "kept": int, "tail": str,     # the text is that of the first `kept` output_ids (of the whole answer) and `tail`
         "prompt_tokens": int, "completion_tokens": int, "cached_tokens": int,
+        "missed": str,                # only with recurrent layers: "KV matched m, nearest state at c", if c < m
         "queue_s": float, "prefill_s": float, "decode_s": float, "retractions": int,
         "radixrt": {"backend": str, "forced_close": bool, "forced_tokens": int, "closing_tokens": int,
                     "ignored": [str]},                                # only with a constraint
@@ -198,6 +199,8 @@ def native_body(index: int, rid: str, output: RequestOutput, shown: Shown) -> di
         "decode_s": timings.decode_s,
         "retractions": timings.retractions,
     }
+    if usage.matched_tokens > usage.cached_tokens:
+        meta["missed"] = f"KV matched {usage.matched_tokens}, nearest state at {usage.cached_tokens}"
     if output.kept is not None:
         meta |= {"kept": output.kept, "tail": output.tail}
     enforced = constraint_body(output)
