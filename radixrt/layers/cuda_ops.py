@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
+from radixrt.layers.cuda_recurrence import CudaRecurrence
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.layers.routing import Routing
 
@@ -47,6 +48,7 @@ class CudaOps(LayerOps):
         self._activation, self._embedding, self._gemv, self._heads = activation, embedding, gemv, heads
         self._expert_gemm, self._expert_gemv = expert_gemm, expert_gemv
         self._norm, self._routing = norm, routing
+        self.recurrence = CudaRecurrence(early=early)
         self._skinny_gemm = skinny_gemm
         self._workspaces: dict[torch.device, Workspace] = {}
         self._torch = TorchOps()

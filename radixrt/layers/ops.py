@@ -32,7 +32,7 @@ class LayerOps(ABC):
         recurrence: the operations of recurrent layers.
     """
 
-    recurrence = RecurrenceOps()
+    recurrence: RecurrenceOps = RecurrenceOps()
 
     @abstractmethod
     def add_rms_norm(

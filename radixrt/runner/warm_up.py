@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -82,6 +83,25 @@ def _compute_layer(model: Model, batch: ForwardBatch, attention: _NoAttention) -
         return
 
 
+def divide_into_rows(single: StateRows, tokens: int) -> Iterator[StateRows]:
+    """Yield rows for which recurrent layers have different kernels.
+
+    Args:
+        single: rows of one token each.
+
+    Yields:
+        These rows; one row of all tokens; and one row of one token before as many longer rows as there can be.
+    """
+    yield single
+    kinds = [[tokens]]
+    if tokens > 2:
+        pairs, odd = divmod(tokens - 1, 2)
+        kinds.append([1, *[2] * (pairs - 1), 2 + odd])
+    for lens in kinds:
+        starts = torch.tensor([0, *np.cumsum(lens)], device=single.starts.device)
+        yield StateRows(single.src[: len(lens)], single.dst[: len(lens)], starts, np.array(lens, np.int32))
+
+
 class _NoAttention(AttentionBackend):
     """Replaces the backend until a layer of each kind has been computed, and computes no attention.
 
@@ -113,12 +133,10 @@ class _NoAttention(AttentionBackend):
         return torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
 
     def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Mix the rows of the batch, which have one token each, then the same tokens as one row."""
+        """Mix the tokens of the batch as rows of each kind."""
         if self._begin("recurrence"):
             assert batch.states is not None
-            src, dst, ends = batch.states.src[:1], batch.states.dst[:1], batch.states.starts[[0, -1]]
-            one_row = StateRows(src, dst, ends, np.array([x.shape[0]], np.int32))
-            for rows in (batch.states, one_row):
+            for rows in divide_into_rows(batch.states, x.shape[0]):
                 self._backend.mix_states(layer, x, replace(batch, states=rows))
         return torch.empty(x.shape[0], layer.mixed_features, dtype=x.dtype, device=x.device)
 

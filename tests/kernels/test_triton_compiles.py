@@ -151,8 +151,8 @@ def test_recurrent_layers() -> None:
     assert ptx.split("griddepcontrol.wait")[0].count("ld.global.v4") == 128 * 128 // 4 // 256
     compiled(causal_conv._conv_heads_kernel, {"DIM": 128, "TOKENS": 16, **heads, **conv})
     chunks = {"DIM": 128, "PRECISION": "tf32", **heads}
-    assert "wgmma" in compiled(gated_delta_chunks._chunk_kernel, chunks)
-    assert "wgmma" in compiled(gated_delta_chunks._rows_kernel, {"V_BLOCK": 32, "STAGES": 2, **chunks})
-    compiled(gated_delta_chunks._norm_kernel, {"DIM": 128, **heads}, weight="*fp32")
+    assert "wgmma" in compiled(gated_delta_chunks._delta_chunk_kernel, chunks)
+    assert "wgmma" in compiled(gated_delta_chunks._delta_rows_kernel, {"V_BLOCK": 32, "STAGES": 2, **chunks})
+    compiled(gated_delta_chunks._gated_norm_kernel, {"DIM": 128, **heads}, weight="*fp32")
     single = {"TOKENS": 1, "BLOCK": 512, "LISTED": False, "EARLY": True}
     compiled(causal_conv._short_conv_kernel, {"SIZE": 1024, "TAPS": 3, "PADDED": 4, **single})

@@ -12,18 +12,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import radixrt.kernels.triton as triton_kernels
 from radixrt.attention.kv_cache import KVCache
 from radixrt.forward_batch.forward_batch import BatchBuilder
+from radixrt.forward_batch.state_rows import StateRows
+from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.moe import MoEFeedForward
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
-from radixrt.runner.warm_up import compile_kernels, launch_experts
+from radixrt.runner.warm_up import compile_kernels, divide_into_rows, launch_experts
 from tests.tiny_models import make_tiny_model
 
 pytestmark = [
@@ -143,6 +146,47 @@ def test_experts_of_every_number_of_tokens_are_prepared(kernels: list[str], tmp_
         with compiling():
             for tokens in range(1, 3001, 23):
                 mixture.launch_all(tokens)
+    assert len(kernels) == prepared
+
+
+def test_recurrent_layers_are_prepared_for_every_step(kernels: list[str]) -> None:
+    from radixrt.kernels.triton.compile_ahead import compiling
+    from radixrt.layers.cuda_recurrence import CudaRecurrence
+
+    shape, bf16 = GatedDeltaShape(1, 2, 64, 64), torch.bfloat16
+    weights = GatedDeltaWeights(torch.zeros(256, 4).to(bf16), *torch.zeros(2, 2), torch.zeros(64), 1e-6)
+    pools = torch.zeros(4, 256, 3).to(bf16), torch.zeros(4, 2, 64, 64)
+    ops, short_weight, short_pool = (
+        CudaRecurrence(early=True),
+        torch.zeros(64, 3).to(bf16),
+        torch.zeros(4, 64, 2).to(bf16),
+    )
+
+    def launch(rows: StateRows, tokens: int) -> None:
+        ops.gated_delta_net(torch.zeros(tokens, shape.in_features).to(bf16), shape, weights, *pools, rows)
+        ops.short_conv(torch.zeros(tokens, 192).to(bf16), short_weight, short_pool, rows)
+
+    def rows_of(lens: list[int]) -> StateRows:
+        single, starts = torch.ones(len(lens), dtype=torch.int64), torch.tensor([0, *np.cumsum(lens)])
+        return StateRows(single, single, starts, None if set(lens) == {1} else np.array(lens, np.int32))
+
+    with torch.inference_mode():
+        with compiling():
+            for tokens in (1, 4, 512):
+                for rows in divide_into_rows(rows_of([1] * tokens), tokens):
+                    launch(rows, tokens)
+        assert Counter(kernels) == {
+            "_gated_delta_decode_kernel": 2,  # all rows have one token, or some
+            "_conv_heads_kernel": 1,
+            "_delta_chunk_kernel": 1,
+            "_delta_rows_kernel": 2,  # few and many rows
+            "_gated_norm_kernel": 1,
+            "_short_conv_kernel": 2,
+        }
+        prepared = len(kernels)
+        with compiling():
+            for lens in ([1, 1], [3], [300, 1, 64], [2] * 200, [1, *[7] * 30]):
+                launch(rows_of(lens), sum(lens))
     assert len(kernels) == prepared
 
 

@@ -71,7 +71,7 @@ def _invert(lower):
 
 
 @triton.jit
-def _chunk_kernel(
+def _delta_chunk_kernel(
     qkv, projected, a_log, dt_bias, starts, chunk_row, chunk_first, decays, w, attention, x_stride,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +111,7 @@ def _chunk_kernel(
 
 
 @triton.jit
-def _rows_kernel(
+def _delta_rows_kernel(
     qkv, decays, w, attention, states, src, dst, starts, which,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr, V_BLOCK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -155,7 +155,7 @@ def _rows_kernel(
 
 
 @triton.jit
-def _norm_kernel(
+def _gated_norm_kernel(
     qkv, projected, weight, starts, chunk_row, chunk_first, out, x_stride, eps,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
@@ -196,17 +196,17 @@ def gated_delta_chunks(
     precision = "tf32x3" if qkv.dtype == torch.float32 else "tf32"
     grid = (v_heads, len(chunks[0]))
     stride = projected.stride(0)
-    _chunk_kernel[grid](
+    _delta_chunk_kernel[grid](
         qkv, projected, a_log, dt_bias, starts, *chunks, decays, w, attention, stride, k_heads, v_heads, dim, precision,
         num_warps=4,
     )  # fmt: skip
     many = len(which) * v_heads * dim >= MANY_PROGRAMS * V_BLOCK
     block = min(dim, MANY_V_BLOCK if many else V_BLOCK)
-    _rows_kernel[(v_heads * (dim // block), len(which))](
+    _delta_rows_kernel[(v_heads * (dim // block), len(which))](
         qkv, decays, w, attention, states, src, dst, starts, which, k_heads, v_heads, dim, block, num_stages, precision,
         num_warps=num_warps,
     )  # fmt: skip
-    _norm_kernel[grid](
+    _gated_norm_kernel[grid](
         qkv, projected, norm_weight, starts, *chunks, out, stride, eps, k_heads, v_heads, dim,
         num_warps=max(1, CHUNK.value * dim // 2048),
     )  # fmt: skip
