@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,8 +35,10 @@ def tree_prompts() -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch_native"])
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [*itertools.product(["llama", "mistral", "qwen2", "qwen3"], ["auto", "torch_native"]), ("qwen3_moe", "auto")],
+)
 def test_sharing_changes_no_text(
     kind: str, backend: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

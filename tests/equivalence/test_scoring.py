@@ -41,9 +41,11 @@ def check(folder: Path, decision: Decision) -> None:
     assert sum(decision.probabilities) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_scores_equal_transformers(variant: str, tiny_model: Callable[[str], Path]) -> None:
-    folder = tiny_model("llama")
+@pytest.mark.parametrize(
+    ("kind", "variant"), [*(("llama", each) for each in VARIANTS), ("mixtral", "chunk-7-page-4-depth-1")]
+)
+def test_scores_equal_transformers(kind: str, variant: str, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(kind)
     rng = random.Random(1)
     long = [rng.randrange(3, 500) for _ in range(60)]
     options = {"kv_cache_tokens": 2048, "max_running_requests": 8, **VARIANTS[variant]}

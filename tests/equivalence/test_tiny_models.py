@@ -15,6 +15,7 @@ import torch
 import radixrt
 from radixrt.engine.engine import Completion
 from tests.equivalence.reference import greedy_continuation, reference_logits
+from tests.tiny_models import MOE_KINDS
 
 KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 
@@ -105,6 +106,23 @@ def test_greedy_equals_transformers(kind: str, variant: str, tiny_model: Callabl
         assert sum(r.timings.retractions for r in cold + warm + turned) > 0
 
 
+@pytest.mark.parametrize("kind", ["llama", *MOE_KINDS])
+def test_several_answers_to_each_prompt(kind: str, tiny_model: Callable[[str], Path]) -> None:
+    """Forks of one prompt, greedy and drawn."""
+    folder, inputs = tiny_model(kind), prompts()[:6]
+    forked = [ids for ids in inputs for _ in range(3)]
+    drawn = {"max_tokens": 6, "ignore_eos": True, "temperature": 0.9, "seed": 5, "logprobs": 1}
+    with engine(folder, max_running_requests=12) as e:
+        results = e.generate(inputs, {"temperature": 0, "max_tokens": 9, "min_tokens": 9, "n": 3})
+        answers = e.generate(inputs[0], {**drawn, "n": 4})
+    assert_same(folder, forked, results, [9] * 18)
+    assert len({tuple(answer.token_ids) for answer in answers}) > 1
+    for answer in answers:
+        expected = reference_logits(folder, inputs[0] + answer.token_ids).log_softmax(-1)
+        wanted = [expected[len(inputs[0]) - 1 + i, t].item() for i, t in enumerate(answer.token_ids)]
+        np.testing.assert_allclose([entry.logprob for entry in answer.logprobs], wanted, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_over_the_wire_form(kind: str, tiny_model: Callable[[str], Path]) -> None:
     """In one process, but every message is encoded and decoded as between processes."""
@@ -136,8 +154,13 @@ def test_between_processes(kind: str, depth: int, tiny_model: Callable[[str], Pa
     assert_same(folder, inputs, again, [8] * len(inputs))
 
 
-@pytest.mark.parametrize("variant", ["default", "chunk-16", "torch-native", "page-16"])
-@pytest.mark.parametrize("kind", KINDS)
+LOGPROBS_VARIANTS = ["default", "chunk-16", "torch-native", "page-16"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [*itertools.product(KINDS, LOGPROBS_VARIANTS), ("mixtral", "default"), ("qwen3_moe", "chunk-16")],
+)
 def test_logprobs_equal_transformers(kind: str, variant: str, tiny_model: Callable[[str], Path]) -> None:
     """Log-probabilities of prompt and output agree within 1e-4, with a warm cache and other requests in the batch."""
     folder = tiny_model(kind)
