@@ -159,7 +159,7 @@ class PlannedConstraint:
 
 
 def plan_constraint(
-    body: ConstraintFields,
+    given: ConstraintFields | RequestedConstraint | None,
     offered: OfferedTools | None,
     tool_format: ToolFormat | None,
     tokens: Collection[str],
@@ -169,6 +169,7 @@ def plan_constraint(
     """Combine the client's constraint with the constraint on tool calls.
 
     Args:
+        given: fields of the client that may hold a constraint, or the constraint as it was read from them.
         tokens: texts of the vocabulary's added tokens.
         defaults: fields of `StructuredOptions` that hold if the request has a constraint.
         names: the client's names for the engine's fields, except those of the constraint.
@@ -176,18 +177,19 @@ def plan_constraint(
     Raises:
         RequestError: the constraint or its options are malformed.
     """
-    constraint = read_constraint(body)
+    constraint = read_constraint(given) if isinstance(given, ConstraintFields) else given
+    structured = given.structured if isinstance(given, ConstraintFields) else None
     if constraint is None and offered is None and defaults.get("reasoning_budget") is not None:
         constraint = RequestedConstraint("regex", ANY_TEXT, "thinking_token_budget")
     if offered is None or tool_format is None:
         return PlannedConstraint(
-            constraint_fields(constraint, body.structured, **(defaults if constraint is not None else {})),
+            constraint_fields(constraint, structured, **(defaults if constraint is not None else {})),
             None,
             field_names(constraint, **names),
         )
     options = {} if constraint is None else {k: v for k, v in (constraint.options or {}).items() if k != "closed"}
     combined = RequestedConstraint("structural_tag", "", "functions" if offered.legacy else "tools", options)
-    fields = constraint_fields(combined, body.structured, **defaults)
+    fields = constraint_fields(combined, structured, **defaults)
     names = field_names(combined, **names)
     response = None
     if constraint is not None:
@@ -272,7 +274,7 @@ def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
 
 
 def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:
-    text = _raw_text(raw, "response_format")
+    text = raw_text(raw, "response_format")
     if text is None:
         return None
     field = "response_format"
@@ -288,11 +290,11 @@ def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        schema = _raw_text(form.schema, f"{field}.schema")
+        schema = raw_text(form.schema, f"{field}.schema")
         return RequestedConstraint("json_schema", schema or ANY_OBJECT, field)
     if kind == "json_schema":
         named = form.json_schema
-        schema = None if named is None else _raw_text(named.schema, f"{field}.json_schema.schema")
+        schema = None if named is None else raw_text(named.schema, f"{field}.json_schema.schema")
         if named is None or schema is None:
             raise _missing(f"{field}.json_schema.schema")
         return RequestedConstraint("json_schema", schema, field, {"closed": True} if named.strict else None)
@@ -354,7 +356,7 @@ def _choices(texts: list[str] | None, field: str) -> RequestedConstraint | None:
 
 def _json(kind: Kind, raw: msgspec.Raw, field: str) -> RequestedConstraint | None:
     """Read JSON given as a value or as a string that holds it."""
-    text = _raw_text(raw, field)
+    text = raw_text(raw, field)
     if text is None:
         return None
     if text.startswith('"'):
@@ -365,7 +367,7 @@ def _json(kind: Kind, raw: msgspec.Raw, field: str) -> RequestedConstraint | Non
     return RequestedConstraint(kind, text, field)
 
 
-def _raw_text(raw: msgspec.Raw, field: str) -> str | None:
+def raw_text(raw: msgspec.Raw, field: str) -> str | None:
     """Return the JSON text as the client wrote it, or None if it is absent or null."""
     data = bytes(raw)
     if data in (b"", b"null"):

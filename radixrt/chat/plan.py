@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixrt.chat.answer import AnswerForm
-from radixrt.chat.constraint import ConstraintFields, FieldNames, plan_constraint, renamed
+from radixrt.chat.constraint import ConstraintFields, FieldNames, RequestedConstraint, plan_constraint, renamed
 from radixrt.chat.dialect import Dialect
 from radixrt.chat.prompt import chat_prompt, template_variables
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
@@ -40,7 +40,7 @@ class ChatPlan:
 def plan_chat(
     conversation: Conversation,
     tools: ToolOptions,
-    constraint: ConstraintFields,
+    constraint: ConstraintFields | RequestedConstraint | None,
     sampling: Mapping[str, Any],
     dialect: Dialect,
     vocab_size: int,
@@ -49,7 +49,7 @@ def plan_chat(
     """Plan a request.
 
     Args:
-        constraint: the client's constraint on the answer, in any of its forms.
+        constraint: the client's constraint on the answer, in any of its forms, or as it was read from them.
         sampling: fields of `SamplingParams` that the client gave.
         names: the client's names for the engine's fields, except those of the constraint.
 
@@ -58,7 +58,7 @@ def plan_chat(
     """
     offered = read_tools(tools)
     if offered is not None and sampling.get("stop"):
-        raise RequestError("stop strings would cut calls before they are complete; leave stop out", param="stop")
+        raise RequestError("stop would cut calls before they are complete; leave it out", param="stop")
     variables = template_variables(conversation)
     prompt = chat_prompt(conversation, offered, dialect, variables)
     thinking = Thinking.OFF

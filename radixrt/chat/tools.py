@@ -78,7 +78,7 @@ def read_tools(options: ToolOptions) -> OfferedTools | None:
         if choice not in (None, "none", "auto"):
             raise RequestError(f"{field} needs {'functions' if legacy else 'tools'} to choose from", param=field)
         return None
-    tools = _checked(given, legacy)
+    tools = _checked(given, "functions" if legacy else "tools", options)
     offered = OfferedTools(
         definitions=_definitions([function for function, _ in given]),
         tools=tuple(tools),
@@ -100,25 +100,26 @@ def _functions(options: ToolOptions) -> list[tuple[FunctionDefinition, str]]:
             raise RequestError(
                 f"tools[{i}].function is required", param=f"tools[{i}].function", code="missing_field"
             )  # fmt: skip
-        found.append((tool.function, f"tools/{i}/function"))
+        found.append((tool.function, f"tools/{i}" if options.flat else f"tools/{i}/function"))
     return found
 
 
-def _checked(given: list[tuple[FunctionDefinition, str]], legacy: bool) -> list[Tool]:
-    field = "functions" if legacy else "tools"
+def _checked(given: list[tuple[FunctionDefinition, str]], field: str, options: ToolOptions) -> list[Tool]:
     if len(given) > MAX_TOOLS:
         raise RequestError(f"{field} holds {len(given)} definitions; at most {MAX_TOOLS} are allowed", param=field)
     tools: dict[str, Tool] = {}
     for i, (function, place) in enumerate(given):
-        param = f"{field}[{i}].name" if legacy else f"{field}[{i}].function.name"
+        flat = field == "functions" or options.flat
+        param = f"{field}[{i}].name" if flat else f"{field}[{i}].function.name"
         if not _NAME.fullmatch(function.name):
             raise RequestError(
                 f"{param} must be 1 to 64 letters, digits, '_', '.' or '-', not {shown(function.name)}", param=param
             )
         if function.name in tools:
             raise RequestError(f"{param}: there are two tools of the name {function.name!r}", param=param)
-        schema = _arguments_schema(function.parameters, f"{place}/parameters", field)
-        tools[function.name] = Tool(function.name, schema, bool(function.strict), f"{place}/parameters")
+        origin = f"{place}/{options.schema_field}"
+        schema = _arguments_schema(function.parameters, origin, field)
+        tools[function.name] = Tool(function.name, schema, bool(function.strict), origin)
     return list(tools.values())
 
 

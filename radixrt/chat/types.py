@@ -94,10 +94,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a request and the choice among them; `functions` and `function_call` are OpenAI's older form."""
+    """The tools of a request and the choice among them; `functions` and `function_call` are OpenAI's older form.
+
+    Attributes:
+        flat: the client wrote each definition without the object `function` around it, as in the Responses API, and
+            errors name its fields so.
+        schema_field: the client's name for `parameters`.
+    """
 
     tools: Sequence[ToolDefinition] | None = None
     tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: Sequence[FunctionDefinition] | None = None
     function_call: str | ToolName | None = None
+    flat: bool = False
+    schema_field: str = "parameters"
