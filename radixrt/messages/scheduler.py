@@ -19,6 +19,10 @@ from radixrt.sampling_params import SamplingParams
 class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
     """Generation request whose prompt is an int32[n] column of token ids, all within the vocabulary and the context.
 
+    Attributes:
+        turn_len: number of leading tokens of a conversation up to the end of its last message, before the generation
+            prompt; 0 if unknown.
+
     Other attributes: see `GenerateReq`.
     """
 
@@ -29,6 +33,7 @@ class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
     cache_salt: str = ""
     timeout_s: float | None = None
     program: ProgramHint | None = None
+    turn_len: int = 0
 
 
 class ScoreRow(msgspec.Struct, frozen=True, array_like=True):

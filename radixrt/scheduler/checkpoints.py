@@ -4,13 +4,15 @@ A state is exact to the token and serves only requests that have the same tokens
 requests part. A chunk ends at each of these positions (`KVState.cuts`), which costs a step with a short chunk:
 
 - the length that a program's hint or a scoring request says its siblings share;
+- the end of a conversation's last message, behind which chat templates may render the next request differently;
 - the length at which a waiting request parts from this one (look-ahead over the queue): it is computed once, and the
   waiting request is deferred until its state is there (`promises`);
 - the end of the cached keys and values, where they reach beyond the deepest state: another request parted there, and
   its state was not known to be needed, or was evicted;
-- the end of a conversation's last message, behind which chat templates may render the next request differently;
 - the token before the last one, from which the same prompt goes on when it is sent again: its last token is always
   computed.
+
+Of two that are close the one that stands first in this list is kept.
 
 Free of charge are the states at the end of every request and at its retraction (`KVManager.release`), and those at the
 ends of long prompts' chunks while slots are free (`KVManager.checkpoint`).
@@ -54,6 +56,7 @@ class Checkpoints:
             self._add(req, hint.fork_len, hint.siblings)
         if req.row is not None:
             self._add(req, min(req.row.fork_len, len(req.reusable_ids)), 2)
+        self._add(req, req.turn_len, 1)
         partings: Counter[int] = Counter()
         for other in waiting:
             partings[self._parting(req, other, req.kv.state_len)] += 1

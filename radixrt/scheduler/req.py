@@ -110,6 +110,7 @@ class Req:
         seq: position in the order of arrival.
         max_len: length of the sequence at which the request ends.
         stop_ids: tokens that end the output.
+        turn_len: length of the prompt of a conversation without its generation prompt; 0 if unknown.
         ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
         num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
         call: the call of a program that this request is; None outside of programs.
@@ -138,6 +139,7 @@ class Req:
         "state",
         "stats",
         "stop_ids",
+        "turn_len",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +155,7 @@ class Req:
         self.sampling: SamplingParams = sampling
         self.seed = seed
         self.prompt_len = len(ids)
+        self.turn_len = message.turn_len
         self.max_len = max_len if sampling.max_tokens is None else min(max_len, len(ids) + sampling.max_tokens)
         stop = frozenset(sampling.stop_token_ids)
         self.stop_ids = stop if sampling.ignore_eos else stop | eos_ids

@@ -16,6 +16,7 @@ from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, ChatTemplate, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
+from radixrt.tokenizer.generation_prompt import GenerationPrompts
 from radixrt.tokenizer.prompt_parts import INPUT_PARTS, PartsEncoder
 from radixrt.tokenizer.template_trace import strings
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -60,6 +61,8 @@ class PromptEncoder:
         self._announce = announce
         self._parts = PartsEncoder(tokenizer, announce=announce)
         self._chats: dict[tuple[str, ...], PartsEncoder] = {}  # by the answer markers, of which a model has few
+        template = tokenizer.chat_template
+        self._generation_prompts = None if template is None else GenerationPrompts(template)
         self._vocab_size = vocab_size
         self._context_length = context_length
         self.max_input_tokens = max_input_tokens(context_length, context_length)
@@ -70,6 +73,15 @@ class PromptEncoder:
         ids, param = self._encoded(req)
         kept = req.truncate_prompt_tokens if isinstance(req, GenerateReq) else None
         return self._checked(ids if kept is None else ids[-4 * kept :], param)
+
+    def turn_len(self, chat: ChatPrompt | None, input_ids: bytes) -> int:
+        """Number of tokens of an encoded conversation up to the end of its last message; 0 if unknown."""
+        if chat is None or self._generation_prompts is None:
+            return 0
+        encoder = self._chat_encoder(chat)
+        return self._generation_prompts.turn_len(
+            chat, unpack_i32(input_ids), lambda text: encoder.encode([TemplateText(text)], "messages")
+        )
 
     def _encoded(self, req: GenerateReq | TokenizeReq) -> tuple[bytes, str]:
         """Return the prompt as an int32 column, and the client's name for it."""

@@ -187,7 +187,8 @@ class TokenizerWorker:
             return_prompt_ids=req.return_prompt_ids,
         )  # fmt: skip
         tokenized = TokenizedReq(
-            req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program
+            req.rid, ids, req.sampling, req.priority, req.cache_salt, req.timeout_s, req.program,
+            self._prompts.turn_len(req.chat, ids),
         )  # fmt: skip
         return lambda: self._begin(state, tokenized)
 

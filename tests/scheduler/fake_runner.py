@@ -334,7 +334,9 @@ class Harness:
         self.values: dict[str, list[float]] = {}
 
     def add(self, rid: str, prompt: list[int], *, grammar: object = None, **fields: object) -> None:
-        envelope = {k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s", "program") if k in fields}
+        envelope = {
+            k: fields.pop(k) for k in ("priority", "cache_salt", "timeout_s", "program", "turn_len") if k in fields
+        }
         sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **fields})  # type: ignore[arg-type]
         message = TokenizedReq(rid, pack_i32(prompt), sampling, **envelope)  # type: ignore[arg-type]
         self.requests.setdefault(rid, message)

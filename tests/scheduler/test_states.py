@@ -112,6 +112,18 @@ def test_a_chat_turn_computes_its_new_tokens_only(depth: int) -> None:
         prompt = prompt + answer + tokens(10 + turn, 50)
 
 
+def test_a_turn_whose_generation_prompt_is_rendered_differently_later_is_continued_from_its_end() -> None:
+    h = make()
+    header, reasoning = [7, 8, 9], [11, 12]
+    prompt = PREFIX
+    before = h.runner.tokens_computed
+    answer = run(h, prompt + header + reasoning, max_tokens=10, turn_len=len(prompt))
+    prompt = prompt + header + answer[4:] + tokens(5, 50)
+    run(h, prompt + header + reasoning, max_tokens=1, turn_len=len(prompt))
+    assert h.usages["r1"].cached_tokens == 300
+    assert h.runner.tokens_computed - before <= 300 + 5 + 10 + 3 + 6 + 50 + 5
+
+
 def test_scored_choices_share_the_state_behind_their_prefix() -> None:
     h = make()
     choices = [[1 + i, *tokens(i, 9)] for i in range(6)]

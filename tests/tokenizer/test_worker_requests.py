@@ -46,6 +46,7 @@ def test_a_chat_is_rendered_and_its_special_tokens_are_ids_once(loaded: dict[str
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert bench.tokenizer.decode(ids, skip_special_tokens=False) == text
     assert ids.count(bench.tokenizer.token_to_id("<|im_start|>")) == 2
+    assert bench.tokenizer.decode(ids[: sent.turn_len], skip_special_tokens=False) == text.partition("<|im_start|>a")[0]
 
 
 def test_a_continued_chat_and_template_variables(bench: Bench) -> None:
