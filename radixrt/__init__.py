@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from radixrt.lang.backends.default import set_default_backend
     from radixrt.lang.backends.endpoint import Endpoint
     from radixrt.lang.backends.openai import OpenAI
+    from radixrt.lang.core.embedding import embed
     from radixrt.lang.core.function import Function, ProgramStream, function
     from radixrt.lang.core.primitives import (
         assistant,
@@ -52,6 +53,7 @@ _HOMES = {
     "assistant_end": "radixrt.lang.core.primitives",
     "Branches": "radixrt.lang.core.state",
     "CallError": "radixrt.lang.errors",
+    "embed": "radixrt.lang.core.embedding",
     "Endpoint": "radixrt.lang.backends.endpoint",
     "Function": "radixrt.lang.core.function",
     "function": "radixrt.lang.core.function",
@@ -107,6 +109,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "embed",
     "function",
     "gen",
     "image",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixrt.client.answers import Decision
+from radixrt.client.pooled_answers import Embedding
 from radixrt.client.requests import Part
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
@@ -58,6 +59,18 @@ class Call:
     tool_choice: str = "auto"
 
 
+@dataclass(frozen=True)
+class EmbedCall:
+    """Texts to embed, at least one; other attributes: see `radixrt.Engine.embed`."""
+
+    texts: Sequence[str]
+    dimensions: int | None = None
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
+    hint: ProgramHint | None = None
+
+
 class ChatOutput(RequestOutput, frozen=True, kw_only=True):
     """Output of a server that works on messages: without token ids, with tool calls as in the OpenAI API."""
 
@@ -99,6 +112,10 @@ class Backend(ABC):
 
         A backend that works on messages gives empty lists of scores and of token ids.
         """
+
+    @abstractmethod
+    async def embed(self, call: EmbedCall) -> Embedding:
+        """Return the vectors of texts, in their order. Raises as `generate` does."""
 
     @abstractmethod
     async def chat_template(self) -> Mapping[str, Any] | None:

@@ -15,21 +15,26 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 
 from radixrt.client.answers import Decision
+from radixrt.client.pooled_answers import Embedding
 from radixrt.client.requests import Part, pack_parts
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
 from radixrt.lang.backends.http import HttpClient, events
 from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.parts import ConstraintInfo, Finish, HiddenStates, ProgramHint, SelectMethod, Timings, Usage
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import F32, pack_i32
 from radixrt.sampling_params import SamplingParams
 
 SAMPLING = "sampling_params."
 DEFAULT_TIMEOUT_S = 600.0
 DEAD = ("engine_dead", "engine_error", "shutting_down")
 """Error codes that concern the server, not the request."""
+
+EMBEDDED_AT_ONCE = 512
+"""Texts of one request to embed; a server takes 2,048 at most."""
 
 FULL_WAIT_S = 0.25
 """Seconds to wait after a 429 without Retry-After, and jitter of all waits, so that refused calls spread out."""
@@ -124,6 +129,17 @@ class Endpoint(Backend):
             usage=_usage(answer["meta_info"]),
             timings=Timings(),
         )
+
+    async def embed(self, call: EmbedCall) -> Embedding:
+        """See `Backend.embed`. Many texts are sent in several requests, one after another."""
+        fields = {name: getattr(call, name) for name in ("dimensions", "normalize", "prompt_name", "prompt")}
+        common = {**fields, "encoding_format": "base64", **self._common(call.hint, None)}
+        portions = [call.texts[i : i + EMBEDDED_AT_ONCE] for i in range(0, len(call.texts), EMBEDDED_AT_ONCE)]
+        answers = [await self._json("POST", "/v1/embeddings", {"input": list(texts), **common}) for texts in portions]
+        vectors = [np.frombuffer(base64.b64decode(each["embedding"]), F32) for a in answers for each in a["data"]]
+        usages = [answer["usage"] for answer in answers]
+        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+        return Embedding(np.stack(vectors), Usage(sum(usage["prompt_tokens"] for usage in usages), 0, cached))
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         template: Mapping[str, Any] | None = await self._json("GET", "/chat_template")

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixrt.client.answers import Decision, raise_for_error
+from radixrt.client.pooled_answers import Embedding
 from radixrt.client.requests import NO_DEADLINE_S, Part, new_rid, pack_parts
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 
@@ -60,6 +61,13 @@ class EngineBackend(Backend):
     ) -> Decision:
         async with self._open:
             return await self._engine.async_score(prompt.parts, choices, method, program=hint)
+
+    async def embed(self, call: EmbedCall) -> Embedding:
+        async with self._open:
+            return await self._engine.async_embed(
+                list(call.texts), dimensions=call.dimensions, normalize=call.normalize, prompt_name=call.prompt_name,
+                prompt=call.prompt, program=call.hint,
+            )  # fmt: skip
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         template = self._tokenizer.chat_template

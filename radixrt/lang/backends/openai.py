@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 
 from radixrt.client.answers import Decision
+from radixrt.client.pooled_answers import Embedding
 from radixrt.client.requests import Part
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, RequestError
-from radixrt.lang.backends.base import Backend, Call, ChatOutput, Prompt, Unsupported
+from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, Unsupported
 from radixrt.lang.backends.openai_answers import AnswerReader, errors
 from radixrt.lang.backends.openai_schema import Format, response_format
 from radixrt.messages.client import RequestOutput
@@ -34,6 +36,10 @@ EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens",
     "include_stop_str_in_output",
 )  # fmt: skip
+EMBED_EXTENSIONS = ("normalize", "prompt_name", "prompt")
+EMBEDDED_AT_ONCE = 512
+"""Texts of one request to embed; OpenAI takes 2,048 at most."""
+
 _DEFAULTS = SamplingParams()
 SELECT_TOKENS = 256
 WRAPPING_TOKENS = 32
@@ -53,8 +59,10 @@ class OpenAI(Backend):
             of them instead, and gives no scores.
         extensions: request fields beyond OpenAI's API that this server takes, of top_k, min_p,
             repetition_penalty, min_tokens, stop_token_ids, ignore_eos, skip_special_tokens,
-            include_stop_str_in_output, and continue_final_message (an open assistant message is continued).
+            include_stop_str_in_output, continue_final_message (an open assistant message is continued), and, of
+            embeddings, normalize, prompt_name and prompt.
         extra_body: additional fields of each request.
+        embedding_model: name of the model for `embed`; default: `model`.
 
     Raises:
         ConfigError: the `openai` package is not installed, there is no key, or an argument is wrong.
@@ -73,15 +81,18 @@ class OpenAI(Backend):
         select: Literal["refuse", "constrained"] = "refuse",
         extensions: Collection[str] = (),
         extra_body: Mapping[str, Any] | None = None,
+        embedding_model: str | None = None,
     ) -> None:
         if not model:
             raise ConfigError('rt.OpenAI needs the name of a model: rt.OpenAI("http://.../v1", "name")')
         for name in extensions:
-            if name not in (*EXTENSIONS, CONTINUE):
-                raise ConfigError(f"extensions: {name!r} is not one of {', '.join((*EXTENSIONS, CONTINUE))}")
+            known = (*EXTENSIONS, *EMBED_EXTENSIONS, CONTINUE)
+            if name not in known:
+                raise ConfigError(f"extensions: {name!r} is not one of {', '.join(known)}")
         if select not in ("refuse", "constrained"):
             raise ConfigError(f'select must be "refuse" or "constrained", not {select!r}')
         self.model = model
+        self._embedding_model = embedding_model or model
         self.name = f"OpenAI {model}"
         self._options: dict[str, Any] = {
             "base_url": base_url,
@@ -147,6 +158,26 @@ class OpenAI(Backend):
             )
         chosen, usage = list(choices).index(output.text), output.usage or Usage()
         return Decision(chosen, output.text, [], [], [], [], 0, [], usage, Timings())
+
+    async def embed(self, call: EmbedCall) -> Embedding:
+        """See `Backend.embed`. Many texts are sent in several requests, one after another."""
+        fields: dict[str, Any] = {"model": self._embedding_model, "encoding_format": "float"}
+        if call.dimensions is not None:
+            fields["dimensions"] = call.dimensions
+        extra = {**self._extra}
+        for name in EMBED_EXTENSIONS:
+            if getattr(call, name) is not None:
+                self._check_extension(name)
+                extra[name] = getattr(call, name)
+        vectors: list[list[float]] = []
+        tokens = 0
+        with errors():
+            for i in range(0, len(call.texts), EMBEDDED_AT_ONCE):
+                texts = list(call.texts[i : i + EMBEDDED_AT_ONCE])
+                answer = await self._client().embeddings.create(input=texts, **fields, extra_body=extra or None)
+                vectors += [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]
+                tokens += answer.usage.prompt_tokens
+        return Embedding(np.array(vectors, np.float32), Usage(tokens))
 
     async def chat_template(self) -> None:
         return None

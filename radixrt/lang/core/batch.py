@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pydantic_core
 
 from radixrt.lang.core.state import State
@@ -107,7 +108,12 @@ def _arguments(item: Any) -> Arguments:
 
 def _plain(value: Any) -> Any:
     """The value as JSON gives it back."""
-    return json.loads(pydantic_core.to_json(value, fallback=repr, inf_nan_mode="strings"))
+    return json.loads(pydantic_core.to_json(value, fallback=_as_json, inf_nan_mode="strings"))
+
+
+def _as_json(value: Any) -> Any:
+    """What stands in JSON for a value that is not JSON: the numbers of vectors, and a description of all else."""
+    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
 class _Output:

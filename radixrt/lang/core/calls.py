@@ -1,4 +1,5 @@
-"""Steps that call the model: `Generate` and `Choose`. Each composes a prompt, sends it, and appends the answer."""
+"""Steps that call the model: `Generate` and `Choose`, which compose a prompt, send it, and append the answer; and
+`Embed`, which sends texts."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from radixrt.client.collector import OutputCollector
-from radixrt.lang.backends.base import Call, ChatOutput
+from radixrt.lang.backends.base import Call, ChatOutput, EmbedCall
 from radixrt.lang.core.branch import Branch, Failure, Step
+from radixrt.lang.core.embedding import EmbedTexts
 from radixrt.lang.core.primitives import Gen, Select
 from radixrt.lang.core.prompt import Composed
 from radixrt.lang.core.streaming import Streamed
@@ -24,7 +26,7 @@ from radixrt.lang.core.values import Meta, Slot
 from radixrt.lang.errors import describe
 from radixrt.lang.observe.run_log import CallRecord
 from radixrt.messages.client import RequestOutput
-from radixrt.messages.parts import FINISH_ABORT, ProgramHint, Timings, Usage
+from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, ProgramHint, Timings, Usage
 from radixrt.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -190,12 +192,50 @@ class Choose(Step):
         self._slot.fill(chosen, [meta])
 
 
-def _record(branch: Branch, composed: Composed, name: str | None, kind: str, queued: float) -> CallRecord:
+class Embed(Step):
+    """Run an embed, which leaves the transcript as it is."""
+
+    calls = True
+
+    def __init__(self, embed: EmbedTexts, slot: Slot) -> None:
+        self._embed = embed
+        self._slot = slot
+        self._queued = time.monotonic()
+        self.label = slot.label
+
+    def fail(self, error: Failure) -> None:
+        self._slot.fail(error)
+
+    async def run(self, branch: Branch) -> None:
+        program, embed = branch.program, self._embed
+        record = _record(branch, None, self._slot.name, "embed", self._queued)
+        record.type, record.texts = "vector" if embed.is_one else "vectors", embed.texts
+        options = (embed.dimensions, embed.normalize, embed.prompt_name, embed.prompt)
+        hint = _start(branch, record)
+        try:
+            found = await program.backend.embed(EmbedCall(embed.texts, *options, hint))
+        except BaseException as error:
+            _failed(branch, record, error)
+            raise
+        count, size = found.vectors.shape
+        record.end, record.finish = time.monotonic(), "vectors"
+        record.text = f"{count} x {size} numbers"
+        _count_tokens(record, found.usage)
+        program.log.emit("call_end", record)
+        value = found.vectors[0] if embed.is_one else found.vectors
+        program.publish(record, branch.record, None, Streamed.done([value]))
+        self._slot.fill(
+            value, [Meta(rid="", finish=Finish(FINISH_STOP), usage=found.usage, timings=Timings(), call=record.id)]
+        )
+
+
+def _record(branch: Branch, composed: Composed | None, name: str | None, kind: str, queued: float) -> CallRecord:
     log = branch.program.log
     before = last_call(branch.transcript)
     depends = (*(() if before is None else (before,)), *branch.joined)
     record = CallRecord(len(log.calls), branch.id, name or "", kind, "", queued, depends=depends)  # type: ignore[arg-type]
-    record.prompt_text, record.rerendered = composed.text, composed.rerendered
+    if composed is not None:
+        record.prompt_text, record.rerendered = composed.text, composed.rerendered
     log.calls.append(record)
     return record
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from radixrt.errors import shown
 from radixrt.lang.core.branch import Step, Write, WriteJoined
-from radixrt.lang.core.calls import Choose, Generate
+from radixrt.lang.core.calls import Choose, Embed, Generate
+from radixrt.lang.core.embedding import EmbedTexts, VectorSlot
 from radixrt.lang.core.primitives import Expr, Gen, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
 from radixrt.lang.core.transcript import Begin, End, Text, Tools
 from radixrt.lang.core.values import Names, Slot
@@ -103,6 +104,10 @@ class StepBuilder:
             return [Write(End())]
         if isinstance(item, TextWord) and not item.text:
             return []
+        if isinstance(item, EmbedTexts):
+            vectors = VectorSlot(item.name, f'embed "{item.name}"', self._branch)
+            self.names[item.name] = vectors
+            return [Embed(item, vectors)]
         self._conversation = self._conversation.say(item)
         if isinstance(item, TextWord):
             return [Write(Text(item.text))]

@@ -22,7 +22,7 @@ class PlannedCall:
     Attributes:
         id: number within the explanation; `depends` names others by it.
         branch, branch_key: id of its branch, and its key in `fork`.
-        max_tokens: limit of the output; None for the context's end, or a select.
+        max_tokens: limit of the output; None for the context's end, a select or an embed.
         length: length of the prompt, without outputs of calls.
         shared: part of the length that is cached when the call comes, as the prefix of an earlier prompt.
         outputs: ids of the calls whose outputs are in the prompt.
@@ -43,7 +43,7 @@ class PlannedCall:
     @property
     def label(self) -> str:
         name = self.name or self.kind
-        return name if self.type in ("", "str") or self.kind == "select" else f"{name}: {self.type}"
+        return name if self.type in ("", "str") or self.kind in ("select", "embed") else f"{name}: {self.type}"
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class SharedPrefix:
 
 
 def planned_calls(log: RunLog) -> list[PlannedCall]:
-    records = {call.id: call for call in log.calls if call.prompt_ids is not None}
-    outputs = {number: _outputs(call, records) for number, call in records.items()}
+    records = {call.id: call for call in log.calls if call.prompt_ids is not None or call.kind == "embed"}
+    outputs = {number: () if call.kind == "embed" else _outputs(call, records) for number, call in records.items()}
     planned: list[PlannedCall] = []
     latest: dict[tuple[int, ...] | None, int] = {}  # latest call by dependencies; under None the latest of all
     for call in records.values():
@@ -73,7 +73,8 @@ def planned_calls(log: RunLog) -> list[PlannedCall]:
         before = {*call.depends, latest.get(call.depends), latest.get(None)}
         candidates = [records[number] for number in before if number is not None and number in records]
         shared, known = _shared(call, candidates, records, outputs)
-        latest[call.depends] = latest[None] = call.id
+        if call.kind != "embed":
+            latest[call.depends] = latest[None] = call.id
         most = None if call.sampling is None else call.sampling.max_tokens
         planned.append(
             PlannedCall(

@@ -13,7 +13,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from radixrt.client.answers import Decision
+from radixrt.client.pooled_answers import Embedding
 from radixrt.client.requests import Part
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer, State
@@ -21,7 +24,7 @@ from radixrt.constrained.regex import RegexError, parse_regex
 from radixrt.constrained.schema import normalize
 from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
-from radixrt.lang.backends.base import Backend, Call, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Timings, Usage
 from radixrt.messages.wire import pack_i32
@@ -32,6 +35,9 @@ Variant = Literal[0, 1]
 PLAIN = "some text"
 LISTED = "1. a first point\n2. a second point\n3. a third point"
 OTHER = "another text"
+PLACEHOLDER_SIZE = 8
+"""Numbers of a vector, since the backend is not asked for their number."""
+
 MAX_STEPS = 200
 MAX_CHANGES = 64
 MAX_NESTED = 2
@@ -98,6 +104,13 @@ class DryRun(Backend):
         usage = Usage(len(prompt_ids), sum(map(len, token_ids)))
         kept = len(prompt_ids)
         return Decision(chosen, choices[chosen], even, even, even, token_ids, kept, prompt_ids, usage, Timings())
+
+    async def embed(self, call: EmbedCall) -> Embedding:
+        self._count(call.hint)
+        vector = np.zeros(call.dimensions or PLACEHOLDER_SIZE, np.float32)
+        vector[-self._variant] = 1.0
+        tokens = [len(await self.tokenize([text])) for text in call.texts]
+        return Embedding(np.tile(vector, (len(call.texts), 1)), Usage(sum(tokens)))
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         return await self._inner.chat_template() if self._inner.tokens else ROLES

@@ -110,7 +110,7 @@ def _base(index: int, call: CallRecord, answered: dict[int, CallRecord]) -> Base
     best: Base | None = None
     for number in call.depends:
         other = answered.get(number)
-        if other is None or other.kind == "select":
+        if other is None or other.kind != "gen":
             continue  # the recorded choice is replayed unchanged
         ids = common_prefix(ids_of(call), ids_of(other) + (other.output_ids or array("i")))
         chars = common_prefix(call.prompt_text, other.prompt_text + other.text)
@@ -315,7 +315,7 @@ def command(
     except OSError as error:
         raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
     planned = plan(runs)
-    sample = next((one.call for one in planned if not one.after), None)
+    sample = next((one.call for one in planned if not one.after and one.call.kind != "embed"), None)
 
     async def run() -> tuple[Replay, Target]:
         target = await find_target(base_url, api_key, model, send, plain, sample)  # type: ignore[arg-type]

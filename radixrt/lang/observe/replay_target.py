@@ -13,7 +13,7 @@ import msgspec
 
 from radixrt.client.collector import OutputCollector
 from radixrt.errors import ConfigError, EngineError, RequestError
-from radixrt.lang.backends.base import Call, Prompt
+from radixrt.lang.backends.base import Call, EmbedCall, Prompt
 from radixrt.lang.backends.endpoint import Endpoint
 from radixrt.lang.backends.http import HttpClient, events
 from radixrt.lang.observe.run_log import CallRecord
@@ -96,6 +96,8 @@ class RadixrtTarget(Target):
             method: SelectMethod = call.method or "token_length_normalized"  # type: ignore[assignment]
             decision = await self._endpoint.select(prompt, call.choices, method, question.hint)
             usage, answer.text = decision.usage, call.choices[decision.choice]
+        elif call.kind == "embed":
+            usage = (await self._endpoint.embed(EmbedCall(call.texts, hint=question.hint))).usage
         else:
             request = Call(prompt, _sampling(call), stream=True, hint=question.hint)
             collector, whole = OutputCollector(), None
@@ -117,8 +119,8 @@ class RadixrtTarget(Target):
 
 
 class CompletionsTarget(Target):
-    """A server with OpenAI's /v1/completions. It generates as many tokens as were recorded, without constraints, and
-    one for a select."""
+    """A server with OpenAI's /v1/completions and /v1/embeddings. It generates as many tokens as were recorded, without
+    constraints, and one for a select."""
 
     def __init__(self, http: HttpClient, model: str, ids: bool) -> None:
         self.name = f"{http.base_url} ({model})"
@@ -128,6 +130,9 @@ class CompletionsTarget(Target):
 
     async def _ask(self, question: Question, answer: Answered, start: float) -> None:
         call = question.call
+        if call.kind == "embed":
+            await self._embed(call.texts, answer)
+            return
         tokens = 1 if call.kind == "select" else max(call.completion_tokens, 1)
         body: dict[str, Any] = {
             "model": self._model,
@@ -160,6 +165,16 @@ class CompletionsTarget(Target):
         if usage is None:
             raise RequestError("the server told no usage")
         answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    async def _embed(self, texts: Sequence[str], answer: Answered) -> None:
+        body = {"model": self._model, "input": list(texts)}
+        async with self._http.stream("POST", "/v1/embeddings", msgspec.json.encode(body)) as response:
+            content = await response.aread()
+        if response.status_code != 200:
+            raise RequestError(f"HTTP {response.status_code}: {content[:300].decode(errors='replace')}")
+        usage = msgspec.json.decode(content)["usage"]
+        answer.prompt_tokens = usage["prompt_tokens"]
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     async def release(self, program: str) -> None:

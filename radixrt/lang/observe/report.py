@@ -170,7 +170,7 @@ def _row(label: str, depth: int, total: Totals, time_s: float | None, end: str) 
 
 def _label(call: CallRecord) -> str:
     name = call.name or call.kind
-    return name if call.type in ("", "str") or call.kind == "select" else f"{name}: {call.type}"
+    return name if call.type in ("", "str") or call.kind in ("select", "embed") else f"{name}: {call.type}"
 
 
 def _one_line(text: str, most: int) -> str:

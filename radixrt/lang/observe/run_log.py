@@ -18,7 +18,7 @@ import msgspec
 
 from radixrt.sampling_params import SamplingParams
 
-CallKind = Literal["gen", "select"]
+CallKind = Literal["gen", "select", "embed"]
 
 if TYPE_CHECKING:
     Ids = array[int]
@@ -52,7 +52,8 @@ class BranchRecord(msgspec.Struct):
 
 
 class CallRecord(msgspec.Struct, rename={"kind": "call"}):
-    """One call of the model: a generation (one of n, if several were asked for) or a scoring of choices.
+    """One call of the model: a generation (one of n, if several were asked for), a scoring of choices, or an embedding
+    of texts.
 
     Attributes:
         id: number within the run, in the order in which calls became ready to be sent.
@@ -68,8 +69,9 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         prompt_tokens, cached_tokens, completion_tokens: counts of the backend; for a select, completion_tokens are
             the tokens of all choices.
         forced_tokens: output tokens that a grammar forced.
-        text: the output, or the selected choice.
-        finish: "stop", "length", "abort", "choice" (a select), "error" or "cancelled"; "" while it runs.
+        text: the output, the selected choice, or the number and size of vectors.
+        finish: "stop", "length", "abort", "choice" (a select), "vectors" (an embed), "error" or "cancelled"; ""
+            while it runs.
         error: message of the error, or None.
         prompt_ids: token ids of the prompt (array of C ints); None if the backend reports none.
         output_ids: token ids of the output, or of the selected choice.
@@ -77,6 +79,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         rerendered: the chat template rewrote earlier text, so that the whole conversation was tokenized again.
         sampling: parameters of a gen.
         choices, probabilities, method: choices, their probabilities and the method of a select.
+        texts: texts of an embed, which has no prompt.
         fork_len, siblings: values of the hint to the engine.
     """
 
@@ -109,6 +112,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     choices: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     method: str = ""
+    texts: tuple[str, ...] = ()
     fork_len: int = 0
     siblings: int = 1
 

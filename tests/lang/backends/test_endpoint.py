@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import radixrt as rt
 from radixrt.client.collector import OutputCollector
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
 from radixrt.lang.backends.endpoint import Endpoint
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, TemplateText
@@ -99,6 +100,18 @@ async def test_hidden_states(backend: Endpoint) -> None:
     found = whole.hidden_states.array
     assert found.shape == (len(whole.prompt_token_ids), last.hidden_states.size)
     assert last.hidden_states.array[0] == pytest.approx(found[-1], abs=0.05)  # bfloat16, in other batches
+
+
+async def test_embeddings(backend: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.lang.backends.endpoint.EMBEDDED_AT_ONCE", 2)
+    texts = ["one", "two", "a third"]
+    found = await backend.embed(EmbedCall(texts, dimensions=32))
+    assert found.vectors.shape == (3, 32)
+    assert np.linalg.norm(found.vectors, axis=1) == pytest.approx([1.0] * 3, abs=1e-5)
+    assert found.usage.prompt_tokens == sum([len(await backend.tokenize([text])) for text in texts])
+    with pytest.raises(RequestError) as raised:
+        await backend.embed(EmbedCall(texts, prompt_name="query"))
+    assert raised.value.param == "prompt_name"
 
 
 async def test_going_on_from_token_ids_is_a_hit(backend: Endpoint) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from radixrt.client.collector import OutputCollector
 from radixrt.errors import ConfigError, EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, Prompt, Unsupported
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, Unsupported
 from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.backends.openai_schema import response_format
 from radixrt.messages.client import RequestOutput
@@ -230,3 +230,16 @@ async def test_cancelling_ends_the_request(backend: OpenAI, server_url: str, mod
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.to_thread(wait_open, server_url, 0)
+
+
+async def test_embeddings(server_url: str, model_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.lang.backends.openai.EMBEDDED_AT_ONCE", 2)
+    options: dict[str, Any] = {"embedding_model": model_name, "extensions": ["normalize", "prompt"]}
+    backend = OpenAI(f"{server_url}/v1", "another", max_retries=0, timeout_s=60, **options)
+    found = await backend.embed(EmbedCall(["one", "two", "three"], dimensions=16, normalize=False, prompt="a "))
+    assert found.vectors.shape == (3, 16)
+    assert found.usage.prompt_tokens > 3
+    with pytest.raises(Unsupported, match=r'prompt_name is not part .*extensions=\["prompt_name"\]'):
+        await backend.embed(EmbedCall(["one"], prompt_name="query"))
+    with pytest.raises(RequestError):
+        await backend.embed(EmbedCall(["one"], dimensions=10**6))

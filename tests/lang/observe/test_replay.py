@@ -148,7 +148,7 @@ def recorded(s: rt.State, subject: str) -> None:
     for i, branch in enumerate(s.fork(2)):
         branch += rt.user(f"Part {i}.") + rt.assistant(rt.gen("part", max_tokens=3))
     s += rt.user("True?") + rt.assistant(rt.gen("true", bool))
-    s += rt.user("Good?") + rt.assistant(rt.select("good", ["yes", "no"]))
+    s += rt.user("Good?") + rt.assistant(rt.select("good", ["yes", "no"])) + rt.embed("vectors", [subject, "all"])
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +173,9 @@ def test_on_the_server(
     code = main(["replay", str(trace_path), "--base-url", server_url, "--speed", "inf", *options])
     text = capsys.readouterr().out
     assert code == 0, text
-    assert text.startswith("10 calls of 2 programs, as fast as the calls allow\nreplayed on http://127.0.0.1:")
+    assert text.startswith("12 calls of 2 programs, as fast as the calls allow\nreplayed on http://127.0.0.1:")
     found = rows(text)
-    assert found["calls answered"] == "10"
+    assert found["calls answered"] == "12"
     assert found["calls failed"] == "0"
     logs = read_trace(trace_path)
     free = [call for log in logs for call in log.calls if call.name in ("first", "part")]

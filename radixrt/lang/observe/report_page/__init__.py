@@ -131,7 +131,7 @@ def _call(call: CallRecord, sharing: Sharing, of: int) -> dict[str, Any]:
         "error": call.error,
         "base": None if base is None else base.id,
         "chars": 0 if base is None else _utf16(base.prompt_text[: shared.chars]),
-        "prompt_text": call.prompt_text[shared.chars :],
+        "prompt_text": call.prompt_text[shared.chars :] or "\n".join(call.texts),
         "rerendered": call.rerendered,
         "sampling": _sampling(call),
         "choices": list(call.choices),

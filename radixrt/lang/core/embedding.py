@@ -1,0 +1,71 @@
+"""`embed`: vectors of texts as a value of a program. It adds nothing to the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from radixrt.errors import RequestError, shown
+from radixrt.lang.core.primitives import Expr
+from radixrt.lang.core.values import Slot
+from radixrt.lang.errors import ProgramError
+
+
+@dataclass(frozen=True)
+class EmbedTexts(Expr):
+    """See `embed`. `is_one`: a single text was given, whose value is one vector."""
+
+    name: str
+    texts: tuple[str, ...]
+    is_one: bool
+    dimensions: int | None = None
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
+
+
+class VectorSlot(Slot):
+    """Slot of vectors, which have no text."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        """Raises ProgramError."""
+        raise ProgramError(f"branch {self.branch}, {self.label}: its value is vectors, which have no text to join")
+
+
+def embed(
+    name: str, texts: str | Iterable[str], *, dimensions: int | None = None, normalize: bool | None = None,
+    prompt_name: str | None = None, prompt: str | None = None,
+) -> Expr:  # fmt: skip
+    """Vectors of texts; read as `state[name]`: float32 [dimensions] for one text, [n, dimensions] for several.
+
+    It may be appended anywhere, and adds nothing to the conversation. As for other calls, appending returns at once.
+
+    Args:
+        texts: a text, or at least one text.
+        dimensions: cut the vectors to their first numbers, so many, for models trained so (Matryoshka).
+        normalize: scale the vectors to length 1, after the cut; None for what the model's own files say.
+        prompt_name: name of the model's prompt that is written before each text; default: its default one.
+        prompt: this text is written before each text instead.
+
+    Raises:
+        RequestError: an argument has a wrong type or value; names it.
+    """
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"the name of an embed must be a text, not {shown(name)}", param="name")
+    is_one = isinstance(texts, str)
+    given = (texts,) if isinstance(texts, str) else tuple(texts) if hasattr(texts, "__iter__") else ()
+    if not given or not all(isinstance(text, str) and text for text in given):
+        raise RequestError("texts must be a text or texts, at least one, and none of them empty", param="texts")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise RequestError(f"dimensions must be an integer of at least 1, not {shown(dimensions)}", param="dimensions")
+    if normalize is not None and not isinstance(normalize, bool):
+        raise RequestError(f"normalize must be true or false, not {shown(normalize)}", param="normalize")
+    for argument, value in (("prompt_name", prompt_name), ("prompt", prompt)):
+        if value is not None and not isinstance(value, str):
+            raise RequestError(f"{argument} must be a text, not {shown(value)}", param=argument)
+    if prompt is not None and prompt_name is not None:
+        raise RequestError("prompt and prompt_name exclude each other; give one", param="prompt_name")
+    return EmbedTexts(name, given, is_one, dimensions, normalize, prompt_name, prompt)
