@@ -84,7 +84,9 @@ def test_products_that_send(ranks: int, trips: int) -> None:
     compiled(embedding._embed_part_kernel, {"SIZE": 4096, "BLOCK": 4096, "EARLY": True}, rows="*bf16")
 
 
-INTEGERS = dict.fromkeys(("experts", "experts_out", "pairs", "pairs_out", "tiles", "tiles_out", "count_out"), "*i32")
+INTEGERS = dict.fromkeys(
+    ("experts", "experts_out", "counted", "counts", "pairs", "pairs_out", "tiles", "tiles_out", "count_out"), "*i32"
+)
 FLOATS = dict.fromkeys(("router", "logits", "weights_out"), "*fp32")
 CHOICE = {"NUM_EXPERTS": 12, "TOP_K": 3, "SHARED": 1, "RENORMALIZE": True, "BINS": 16, "PLACES": 4, "EARLY": True}
 
@@ -103,8 +105,10 @@ def test_routing() -> None:
         **INTEGERS,
         **FLOATS,
     )
-    listed = {"BINS": 16, "BLOCK": 1024, "TILE": 16, "EARLY": True}
+    listed: dict[str, Any] = {"BINS": 16, "BLOCK": 1024, "TILE": 16, "EARLY": True}
+    compiled(expert_tiles._list_tiles_kernel, {**listed, "counted": None}, warps=8, num_pairs="i32", **INTEGERS)
     compiled(expert_tiles._list_tiles_kernel, listed, warps=8, num_pairs="i32", **INTEGERS)
+    compiled(expert_tiles._count_kernel, {"BLOCK": 4096, "EARLY": True}, warps=8, num_pairs="i32", **INTEGERS)
 
 
 def test_experts_of_few_tokens() -> None:

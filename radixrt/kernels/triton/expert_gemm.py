@@ -58,13 +58,16 @@ def _expert_gemm_kernel(
         gdc_wait()
     parts = tl.cdiv(num_rows, ROWS)
     tile = tl.program_id(0) // parts
-    if tile >= tl.load(count):
-        return
-    first_row = tl.program_id(0) % parts * ROWS
+    # All at once, for each program waits for them: behind the last tile these are any numbers.
+    made = tl.load(count)
     expert = tl.load(tiles + 3 * tile)
     first = tl.load(tiles + 3 * tile + 1)
+    tokens = tl.load(tiles + 3 * tile + 2)
+    if tile >= made:
+        return
+    first_row = tl.program_id(0) % parts * ROWS
     token = tl.arange(0, TOKENS)
-    inside = token < tl.load(tiles + 3 * tile + 2)
+    inside = token < tokens
     position = first + token
     pair = tl.load(pairs + position, mask=inside, other=0)
     row = first_row + tl.arange(0, ROWS)
