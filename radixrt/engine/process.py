@@ -83,8 +83,8 @@ class WorkerSetup:
 
     def loaded(self) -> None:
         """Begin the main loop: report progress from now on."""
-        # Exclude all objects that exist after start-up from garbage collection.
-        gc.collect()
+        # Exclude all objects that exist after start-up from garbage collection. The first requests may be waiting: to
+        # collect what loading has left would take a ModelRunner a tenth of a second, for a megabyte.
         gc.freeze()
         gc.enable()
         self.start_log.ready()
