@@ -222,5 +222,7 @@ def test_every_kind_of_step_is_prepared(kernels: list[str], tmp_path: Path, monk
         "_apply_bitmask_kernel": 1,
         "_chunk_kernel": 1,
         "_row_kernel": 1,
+        "_band_kernel": 1,
+        "_collect_kernel": 1,
         "_filtered_kernel": 1,
     }
