@@ -59,6 +59,11 @@ class Attention:
     def slots(self, layer: AttentionLayer) -> None:
         return None
 
+    def mix_states(self, layer: Any, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        assert batch is self.prepared[-1]
+        self.attended.append((layer.name, x.shape[0]))
+        return torch.full((x.shape[0], layer.mixed_features), 3.0)
+
     def attend_into(
         self, layer: AttentionLayer, q: torch.Tensor, k: Any, v: Any, batch: ForwardBatch, out: torch.Tensor
     ) -> None:
@@ -176,3 +181,26 @@ def test_a_failed_capture_ends_capturing(runner: Any, fails_from: int) -> None:
     assert not made.graphs.capture_next()
     assert not CountingGraph.capturing
     assert made.graphs.forward(prompt(made.builder, 16)) is None
+
+
+def test_recurrences_are_launched_between_graphs(runner: Any) -> None:
+    """Beside attentions; their results stand in a buffer, where the next graph reads them."""
+    recurrent = SimpleNamespace(name="recurrent", mixed_features=6)
+    buffers: list[torch.Tensor] = []
+
+    class Hybrid(Model):
+        def forward(self, ids: Any, positions: Any, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+            buffers.append(attention.mix_states(recurrent, torch.zeros(len(ids), 9), batch))  # type: ignore[arg-type]
+            return super().forward(ids, positions, batch, attention)
+
+    made = runner(Hybrid())
+    batch = prompt(made.builder, 20)
+    for _ in range(CAPTURE_AT_STEP):
+        hidden = made.graphs.forward(batch)
+    assert hidden is not None
+    assert made.attention.attended == [("recurrent", 20), (0, 20), (1, 20), (2, 20)]
+    assert len(CountingGraph.replays) == len(LAYERS) + 2
+    captured = buffers[-1]
+    assert captured.shape == (32, 6)
+    assert (captured[:20] == 3).all()
+    assert not captured[20:].any()

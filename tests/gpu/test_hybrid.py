@@ -1,0 +1,99 @@
+"""Hybrid models on a GPU, under the real scheduler: states in graphs, between them, and without graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt import Engine
+from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
+from tests.gpu.test_runner import GREEDY, OPTIONS, PROMPTS, agreement, greedy
+from tests.tiny_models import HYBRID_KINDS, make_tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny models with heads that FlashInfer takes."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            overrides = {"hidden_size": 256} if kind == "lfm2" else {"head_dim": 64}
+            made[kind] = make_tiny_model(tmp_path_factory.mktemp("hybrid") / kind, kind, **overrides)
+        return made[kind]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", HYBRID_KINDS)
+def test_float32_equals_the_cpu(kind: str, model: Callable[[str], Path]) -> None:
+    """Token for token: batches, chunks, cached states and overlap on the device."""
+    expected = greedy(model(kind), device="cpu", dtype="float32")
+    assert greedy(model(kind), device="cuda", dtype="float32") == expected
+    chunks = {"chunked_prefill_size": 16, "num_states": 20, "max_running_requests": 6}
+    assert greedy(model(kind), device="cuda", dtype="float32", **chunks) == expected
+
+
+@pytest.mark.parametrize("kind", HYBRID_KINDS)
+def test_bfloat16_stays_close_to_float32(kind: str, model: Callable[[str], Path]) -> None:
+    """Random weights part ways sooner or later; a wrong slot would at once."""
+    expected = greedy(model(kind), device="cuda", dtype="float32")
+    assert agreement(greedy(model(kind), device="cuda", dtype="bfloat16"), expected) > 0.3
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5", "qwen3_next"])
+def test_one_row_is_the_same_however_its_steps_run(
+    kind: str, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs or not, one or two steps in flight: a row alone meets the same kernels, so the tokens are the same."""
+    monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: None)  # they pad, and round differently
+    one = PROMPTS[5:6]
+    expected = greedy(model(kind), one, cuda_graph="off", max_inflight_steps=1)
+    for depth in (1, 2):
+        assert greedy(model(kind), one, cuda_graph="off", max_inflight_steps=depth) == expected
+        options: dict[str, Any] = {"max_inflight_steps": depth, "max_running_requests": 16}
+        assert greedy(model(kind), one, cuda_graph="start", **options) == expected
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_5"])
+def test_captured_prompts_are_those_of_uncaptured_steps(kind: str, tmp_path: Path) -> None:
+    """Every position's log-probability, of prompts alone and together, whole and behind cached prefixes and states."""
+    overrides = {"hidden_size": 256} if kind == "lfm2" else {"head_dim": 64}
+    folder = make_tiny_model(tmp_path / "model", kind, max_position_embeddings=2048, **overrides)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 400, n).tolist() for n in (5, 16, 17, 100, 700, 300)]
+    turns = [prompt + rng.integers(3, 400, 30).tolist() for prompt in prompts[3:]]
+    params = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
+    found = []
+    for how in ("off", "start"):
+        with Engine(str(folder), **{**OPTIONS, "cuda_graph": how, "max_running_requests": 8}) as engine:
+            answers = [engine.generate(prompt, {**params, "prompt_logprobs": 1}) for prompt in prompts]
+            answers += engine.generate(prompts[::-1], {**params, "prompt_logprobs": 1})
+            last = engine.generate(turns, {**params, "logprobs": 1})
+            engine.check_invariants()
+        assert sum(answer.usage.cached_tokens for answer in last) > 1000
+        lists = [answer.prompt_logprobs[1:] for answer in answers] + [answer.logprobs[:1] for answer in last]
+        found.append(np.array([entry.logprob for entries in lists for entry in entries]))
+    assert len(found[0]) > 2000
+    assert np.abs(found[0] - found[1]).max() < 0.1
+    assert np.abs(found[0] - found[1]).mean() < 0.01
+
+
+def test_padding_rows_of_graphs_leave_states_alone(model: Callable[[str], Path]) -> None:
+    """Three rows decode in graphs of more rows, with states of finished requests in the tree; each comes back right."""
+    folder, prompts = model("qwen3_5"), PROMPTS[2:5]
+    with Engine(str(folder), **{**OPTIONS, "cuda_graph": "start", "max_running_requests": 16}) as engine:
+        first = [c.token_ids for c in engine.generate(prompts, GREEDY)]
+        for _ in range(3):
+            engine.generate(PROMPTS[8:], GREEDY)
+        again = engine.generate(prompts, GREEDY)
+        engine.check_invariants()
+    assert sum(c.usage.cached_tokens for c in again) > 0
+    assert agreement([c.token_ids for c in again], first) > 0.7
