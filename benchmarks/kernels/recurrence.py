@@ -1,4 +1,4 @@
-"""Table "Recurrent layers" of docs/cuda.md.
+"""Table "Recurrent layers on a CPU" of docs/benchmarks.md; the same on CUDA.
 
 Microseconds of a gated delta net without its projections, of the rows of one step, and the share reached of what the
 memory allows.
@@ -23,7 +23,10 @@ from benchmarks.common import machine
 from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
 from radixrt.forward_batch.state_rows import StateRows
+from radixrt.kernels.build import load_kernels
+from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
+from radixrt.models.loading.source import cache_folder
 
 SHAPES = {name: GatedDeltaShape(16, v_heads, 128, 128) for name, v_heads in (("0.8B", 16), ("4B", 32), ("27B", 48))}
 """Heads of Qwen3.5's sizes."""
@@ -107,7 +110,7 @@ def make_ops(device: str) -> RecurrenceOps:
         from radixrt.layers.cuda_recurrence import CudaRecurrence
 
         return CudaRecurrence()
-    return RecurrenceOps()
+    return CpuRecurrence(load_kernels(cache_folder() / "kernels"))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.recurrence import RecurrenceOps
 from radixrt.layers.routing import Routing, route
 
@@ -219,6 +220,7 @@ class CpuOps(LayerOps):
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._torch = TorchOps()
+        self.recurrence = CpuRecurrence(library)
         pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self._norm, self._silu, self._rotate = {}, {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, ZERO_STATE, StateRows
-from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
+from radixrt.layers.recurrence import RecurrenceOps
+from tests.kernels.recurrent_cases import (
+    BF16,
+    F16,
+    F32,
+    LENGTHS,
+    check_short_conv,
+    check_step,
+    make_case,
+    make_rows,
+)
 
 pytestmark = pytest.mark.gpu
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-TOLERANCE = {BF16: 2e-2, F16: 3e-3, F32: 2e-5}
-"""Relative to the largest number of a result: activations are rounded several times on their way."""
-TAPS = 4
+FULL_SIZE = [((16, 32), 128), ((2, 6), 128), ((4, 4), 64)]
+"""Heads and dims that only a GPU computes in reasonable time."""
 
 
 def make_ops() -> RecurrenceOps:
@@ -27,139 +29,39 @@ def make_ops() -> RecurrenceOps:
     return CudaRecurrence()
 
 
-@dataclass(frozen=True)
-class Case:
-    """One layer, its pools, and the rows of one step."""
-
-    shape: GatedDeltaShape
-    weights: GatedDeltaWeights
-    projected: torch.Tensor
-    conv_pool: torch.Tensor
-    states: torch.Tensor
-    rows: StateRows
-
-
-def make_rows(device: str, lens: list[int], src: list[int], dst: list[int], *, decode: bool = False) -> StateRows:
-    starts = torch.tensor([0, *np.cumsum(lens)], device=device)
-    host = None if decode else np.array(lens, np.int32)
-    return StateRows(torch.tensor(src, device=device), torch.tensor(dst, device=device), starts, host)
-
-
-def make_case(device: str, heads: tuple[int, int], dim: int, dtype: torch.dtype, rows: StateRows, slots: int) -> Case:
-    """Draw numbers of the sizes that trained models have: slow and fast decay, and keys that repeat."""
-    generator = torch.Generator().manual_seed(7)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator)
-
-    shape = GatedDeltaShape(*heads, dim, dim)
-    tokens, v_heads = int(rows.starts[-1]), shape.v_heads
-    features = normal(tokens, shape.in_features)
-    keys = slice(shape.k_heads * dim, 2 * shape.k_heads * dim)
-    features[:, keys] += 2 * normal(1, shape.k_heads * dim)  # keys of neighbouring tokens point the same way
-    # Heads whose result is next to nothing hold no right digit of 8 bits; this eps keeps them small behind the norm.
-    eps = 1e-6 if dtype == F32 else 0.1
-    weights = GatedDeltaWeights(
-        (normal(shape.channels, TAPS) * 0.5).to(device, dtype),
-        torch.linspace(-4, 1, v_heads).to(device), normal(v_heads).to(device), (1 + 0.2 * normal(dim)).to(device), eps,
-    )  # fmt: skip
-    conv_pool = normal(slots, shape.channels, TAPS - 1)
-    states = normal(slots, v_heads, dim, dim) * 0.3
-    conv_pool[ZERO_STATE], states[ZERO_STATE] = 0, 0
-    # A token's features lie in a wider row, as if other projections stood behind them.
-    wide = torch.zeros(tokens, shape.in_features + 16)
-    wide[:, : shape.in_features] = features
-    projected = wide.to(device, dtype)[:, : shape.in_features]
-    return Case(shape, weights, projected, conv_pool.to(device, dtype), states.to(device), rows)
-
-
-def reference(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The result and both pools in float64, on the CPU, token by token."""
-    shape, dim = case.shape, case.shape.k_dim
-    x, conv_pool, states = (each.double().cpu() for each in (case.projected, case.conv_pool, case.states))
-    conv_weight, a_log, dt_bias, norm = (
-        each.double().cpu() for each in (case.weights.conv, case.weights.a_log, case.weights.dt_bias, case.weights.norm)
-    )
-    key_size, value_size, share = shape.k_heads * dim, shape.v_heads * dim, shape.v_heads // shape.k_heads
-    starts, src, dst = case.rows.starts.tolist(), case.rows.src.tolist(), case.rows.dst.tolist()
-    new_conv, new_states, out = conv_pool.clone(), states.clone(), torch.empty(len(x), value_size, dtype=torch.float64)
-    for row, (begin, end) in enumerate(itertools.pairwise(starts)):
-        window, state = conv_pool[src[row]].T, states[src[row]].clone()
-        for token in range(begin, end):
-            qkv, z, b, a = x[token].split([shape.channels, value_size, shape.v_heads, shape.v_heads])
-            window = torch.cat((window, qkv[None]))
-            mixed = F.silu((window * conv_weight.T).sum(0))
-            window = window[1:]
-            q, k, v = mixed.split([key_size, key_size, value_size])
-            q, k = (
-                (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(share, 0)
-                for part in (q.view(-1, dim), k.view(-1, dim))
-            )
-            state *= (-a_log.exp() * F.softplus(a + dt_bias)).exp()[:, None, None]
-            added = b.sigmoid()[:, None] * (v.view(-1, dim) - (state @ k[..., None])[..., 0])
-            state += added[..., None] * k[:, None, :]
-            result = (state @ q[..., None])[..., 0] * dim**-0.5
-            result = result / (result.square().mean(-1, keepdim=True) + case.weights.eps).sqrt() * norm
-            out[token] = (result * F.silu(z.view_as(result))).flatten()
-        if dst[row] != SCRATCH_STATE:
-            new_conv[dst[row]], new_states[dst[row]] = window.T, state
-    return out, new_conv, new_states
-
-
-def check(case: Case, ops: RecurrenceOps, used: slice = slice(None)) -> None:
-    """Compare a step with the reference; `used` are the tokens of the result that mean something."""
-    expected, conv_pool, states = reference(case)
-    out = ops.gated_delta_net(case.projected, case.shape, case.weights, case.conv_pool, case.states, case.rows)
-    tolerance = TOLERANCE[case.projected.dtype]
-
-    def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-        assert (found.double().cpu() - wanted).abs().max() <= tolerance * wanted.abs().max()
-
-    close(out[used], expected[used])
-    close(case.states, states)
-    assert torch.equal(case.conv_pool.double().cpu(), conv_pool)
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
-@pytest.mark.parametrize(("heads", "dim"), [((2, 4), 16), ((1, 3), 32), ((2, 2), 16)])
+@pytest.mark.parametrize(("heads", "dim"), [((2, 4), 16), ((1, 3), 32), ((2, 2), 16), *FULL_SIZE])
 def test_decode(triton_device: str, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
     """A fresh row, one in place, a fork of slot 3, and a padding row, which writes nothing; then the same again."""
+    if triton_device == "cpu" and dim > 32:
+        pytest.skip("too slow in the interpreter")
     rows = make_rows(triton_device, [1] * 5, [0, 2, 3, 3, 1], [4, 2, 5, 6, 1], decode=True)
     case, ops = make_case(triton_device, heads, dim, dtype, rows, 8), make_ops()
-    check(case, ops, slice(0, 4))
-    check(case, ops, slice(0, 4))
-
-
-LENGTHS = {
-    "short": ([1, 3, 2, 1], [0, 2, 2, 5], [3, 4, 6, 5]),
-    "edges": ([63, 64, 65], [0, 3, 3], [2, 4, 5]),
-    "long": ([200, 1, 70], [2, 0, 3], [2, 4, 3]),
-}
-"""Numbers of tokens of each row, and the slots they read and write."""
+    check_step(case, ops, slice(0, 4))
+    check_step(case, ops, slice(0, 4))
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["f32", "f16", "bf16"])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_prompts(triton_device: str, lengths: str, dtype: torch.dtype) -> None:
-    if dtype == BF16 and triton_device == "cpu":
+@pytest.mark.parametrize(("heads", "dim"), [((1, 2), 16), *FULL_SIZE])
+def test_prompts(triton_device: str, heads: tuple[int, int], dim: int, lengths: str, dtype: torch.dtype) -> None:
+    if triton_device == "cpu" and dim > 16:
+        pytest.skip("too slow in the interpreter")
+    if triton_device == "cpu" and dtype == BF16:
         pytest.skip("the interpreter multiplies no matrices of bfloat16")
     rows = make_rows(triton_device, *LENGTHS[lengths])
-    check(make_case(triton_device, (1, 2), 16, dtype, rows, 8), make_ops())
+    check_step(make_case(triton_device, heads, dim, dtype, rows, 8), make_ops())
+
+
+def test_many_prompts(triton_device: str) -> None:
+    """So many that programs of the state take more columns."""
+    if triton_device == "cpu":
+        pytest.skip("too slow in the interpreter")
+    count = 40
+    rows = make_rows(triton_device, [2 + i % 5 * 30 for i in range(count)], [0] * count, list(range(2, 2 + count)))
+    check_step(make_case(triton_device, (4, 8), 128, BF16, rows, 2 + count), make_ops())
 
 
 @pytest.mark.parametrize("decode", [True, False])
 def test_short_conv(triton_device: str, decode: bool) -> None:
-    """Rows of LFM2's convolution, computed in two steps, against the reference."""
-    lens = [1, 1, 1] if decode else [1, 20, 2]
-    generator, channels = torch.Generator().manual_seed(3), 160
-    weight = torch.randn(channels, 3, generator=generator).to(triton_device)
-    found_pool = torch.randn(6, channels, 2, generator=generator).to(triton_device)
-    found_pool[ZERO_STATE] = 0
-    pool = found_pool.clone()
-    ops = make_ops()
-    for src, dst in (([0, 3, 3], [2, 4, 5]), ([2, 4, 5], [2, 3, 5])):
-        rows = make_rows(triton_device, lens, src, dst, decode=decode)
-        bcx = torch.randn(sum(lens), 3 * channels, generator=generator).to(triton_device)
-        expected = RecurrenceOps().short_conv(bcx, weight, pool, rows)
-        torch.testing.assert_close(ops.short_conv(bcx, weight, found_pool, rows), expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found_pool, pool)
+    check_short_conv(make_ops(), triton_device, [1, 1, 1] if decode else [1, 20, 2], decode=decode)
