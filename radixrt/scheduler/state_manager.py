@@ -134,8 +134,8 @@ class StateManager:
         for req in reqs:
             kv = req.kv
             src.append(kv.state_slot)
-            if req.constraint is not None and req.constraint.jumps:
-                self._alternate(kv)
+            if req.num_pending and req.constraint is not None and req.constraint.jumps:
+                self._alternate(kv)  # the token that the row reads is not known yet, and may be taken back
             dst.append(kv.state_slot)
             kv.state_len += 1
         return np.array(src, np.int32), np.array(dst, np.int32)

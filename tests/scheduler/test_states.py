@@ -68,6 +68,51 @@ def test_without_a_hint_the_second_branch_leaves_the_state_for_all_later_ones() 
     assert h.usages["r2"].cached_tokens == 300
 
 
+def test_a_long_prompt_leaves_states_where_its_chunks_end_while_slots_are_free() -> None:
+    h = make(chunked_prefill_size=600)
+    long = tokens(20, 1500)
+    assert computed(h, long, [*long[:1300], 1, *tokens(21, 99)]) == 1500 + 1400 - 1200
+    full = make(chunked_prefill_size=600, num_states=2 + 1, max_running_requests=1)
+    assert computed(full, long, [*long[:1300], 1, *tokens(21, 99)]) > 1500 + 1400 - 1200
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_retracted_request_goes_on_from_a_state_of_its_own(depth: int) -> None:
+    h = make(num_slots=260, depth=depth, schedule_conservativeness=0.0)
+    for i in range(3):
+        h.add(f"r{i}", tokens(i, 60), max_tokens=40, ignore_eos=True)
+    h.drain()
+    for i in range(3):
+        h.assert_output(f"r{i}")
+    assert h.scheduler.counters.retractions
+    # The others take the slots of what it had sampled, but it need not compute its prompt again.
+    assert h.runner.tokens_computed < 3 * 100 + 40
+
+
+def test_states_are_lost_with_the_runner_and_nothing_else_is() -> None:
+    h = make(depth=2)
+    for i in range(3):
+        h.add(f"r{i}", PREFIX + BRANCHES[i], max_tokens=20, ignore_eos=True)
+    for _ in range(8):
+        h.turn()
+    h.kill()
+    assert h.scheduler.kv.states.slots.available() == 40
+    h.restart()
+    h.drain()
+    for i in range(3):
+        h.assert_output(f"r{i}")
+
+
+def test_a_pool_for_fewer_states_than_rows_runs_fewer_requests() -> None:
+    h = make(num_states=2 + 3)
+    for i in range(8):
+        h.add(f"r{i}", tokens(i, 50 + i), max_tokens=20, ignore_eos=True)
+    while h.turn():
+        assert len(h.scheduler.active) <= 3
+    for i in range(8):
+        h.assert_output(f"r{i}")
+
+
 def test_the_usage_says_what_was_matched_and_what_was_missing() -> None:
     h = make()
     computed(h, *(PREFIX + branch for branch in BRANCHES[:3]))
