@@ -26,8 +26,12 @@ TYPES = {
 """Triton types of kernel arguments; pointers that are not named here point to bfloat16."""
 
 
+MAX_SHARED = 227 * 1024
+"""Bytes of shared memory that a program may have."""
+
+
 def compiled(kernel: Any, constants: dict[str, Any], *, warps: int = 4, stages: int = 3, **types: str) -> str:
-    """The kernel's PTX for sm_90; sizes are multiples of 16."""
+    """The kernel's PTX for sm_90; sizes are multiples of 16. Its shared memory fits."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -41,10 +45,29 @@ def compiled(kernel: Any, constants: dict[str, Any], *, warps: int = 4, stages: 
     multiples = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in sizes]
     aligned = {(i,): [["tt.divisibility", 16]] for i in multiples if signature[names[i]] != "constexpr"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    found: str = triton.compile(
+    kernel = triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages}
-    ).asm["ptx"]
+    )
+    assert kernel.metadata.shared <= MAX_SHARED
+    found: str = kernel.asm["ptx"]
     return found
+
+
+@pytest.mark.parametrize(("dim", "kind"), [(128, "bf16"), (256, "bf16"), (128, "fp32"), (256, "fp32")])
+def test_attention_over_shared_prefixes(dim: int, kind: str) -> None:
+    from radixrt.kernels.triton.shared_attention import STAGES, _shared_attention_kernel, block_n
+
+    exact = kind == "fp32"
+    size = {"HEADS": 16, "KV_HEADS": 4, "GROUP": 4, "DIM": dim, "PRECISION": "ieee" if exact else "tf32"}
+    floats = dict.fromkeys(("q", "keys", "values", "partial"), f"*{kind}") | {"partial_lse": "*fp32"}
+    integers = dict.fromkeys(("table", "lane_ptr", "items", "members"), "*i32")
+    numbers = {"q_stride": "i32", "table_stride": "i32", "scale_log2": "fp32"}
+    for tile in (64, 128):
+        given = {"BLOCK_M": tile, "BLOCK_N": block_n(dim, 4 if exact else 2), **size}
+        compiled(
+            _shared_attention_kernel, given, warps=tile // 16, stages=2 if exact else STAGES, **floats, **integers,
+            **numbers,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import triton
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 MAX_THREADS = 16
@@ -59,6 +60,13 @@ def _compile_launcher(kernel: CompiledKernel) -> None:
 
 
 def _load(kernel: CompiledKernel) -> str:
-    """Load a kernel and its launcher, which its first launch would do otherwise."""
-    _ = kernel.run
+    """Load a kernel and its launcher, which its first launch would do otherwise.
+
+    Raises:
+        RuntimeError: it does not fit into this device; names the kernel.
+    """
+    try:
+        _ = kernel.run
+    except OutOfResources as error:
+        raise RuntimeError(f"{kernel.name}: {error}") from error
     return str(kernel.name)

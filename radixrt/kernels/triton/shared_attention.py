@@ -16,6 +16,12 @@ STAGES = 5
 of keys and values, of which one is filled while the other is read; three make one, which takes a third longer."""
 
 
+def block_n(dim: int, itemsize: int) -> int:
+    """Return the number of positions that are read at once: so many that a tile of 128 queries, and keys and values in
+    their buffers, fit into a processor's shared memory."""
+    return 64 if dim * itemsize <= 256 else 32
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _shared_attention_kernel(
     q, keys, values, table, lane_ptr, items, members, partial, partial_lse,
@@ -97,6 +103,6 @@ def shared_attention(
         q, keys, values, req_to_token, lane_ptr, items, members, partial, partial_lse,
         q.shape[0], q.stride(0), req_to_token.stride(0), scale * 1.4426950408889634,
         HEADS=q.shape[1], KV_HEADS=kv_heads, GROUP=q.shape[1] // kv_heads, DIM=dim,
-        BLOCK_M=block_m, BLOCK_N=32 if exact else 64, PRECISION="ieee" if exact else "tf32",
+        BLOCK_M=block_m, BLOCK_N=block_n(dim, q.element_size()), PRECISION="ieee" if exact else "tf32",
         num_warps=8 if block_m > 64 else 4, num_stages=2 if exact else STAGES,
     )  # fmt: skip
