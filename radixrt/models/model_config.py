@@ -35,7 +35,10 @@ _CAUSAL = [name for name in DECODER_ARCHITECTURES if name.endswith("ForCausalLM"
 BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in _CAUSAL}
 """Decoders that may lack an output head, by name: embedding models are saved as one of these, e.g. "Qwen3Model"."""
 
-CLASSIFIER_ARCHITECTURES = {name.replace("ForCausalLM", "ForSequenceClassification"): name for name in _CAUSAL}
+CLASSIFIER_ARCHITECTURES = {
+    f"{family}ForSequenceClassification": f"{family}ForCausalLM"
+    for family in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen3Next")
+}
 """Decoders with a classification head instead of an output head, by name."""
 
 ENCODER = re.compile(

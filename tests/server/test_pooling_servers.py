@@ -1,4 +1,4 @@
-"""Real servers of a sequence classification model on two ranks, and of an embedding model with prompts."""
+"""Real servers: a sequence classification model on two ranks, and a model that embeds, with prompts, and reranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import tokenizers
 
-from tests.equivalence.test_classification import reference_logits
+from tests.equivalence.reference import reference_logits as reference_token_logits
+from tests.equivalence.test_classification import reference_logits, sigmoid
 from tests.equivalence.test_embedding import as_embedding_model
 from tests.equivalence.test_relevance import DOCUMENTS, QUERY, TEMPLATE, ids_of, rendered
 from tests.server_process import ServerProcess
@@ -72,11 +74,21 @@ def test_what_a_classifier_refuses(classifier_url: str, path: str, body: dict[st
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_prompts_of_an_embedding_model(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+def log_odds(folder: Path, yes: int, no: int) -> np.ndarray:
+    found = [reference_token_logits(folder, rendered(folder, each))[-1] for each in DOCUMENTS]
+    return np.array([(logits[yes] - logits[no]).item() for logits in found])
+
+
+def test_an_embedding_model_with_prompts_that_also_answers(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """One model embeds, with the prompts of its folder, and reranks by the template of the option."""
     folder = as_embedding_model(tiny_model("qwen3"), tmp_path / "model", "lasttoken", normalize=True)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_tokens(["yes"])
+    backend.save(str(folder / "tokenizer.json"))
+    (tmp_path / "pair.jinja").write_text(TEMPLATE.replace("if add_generation_prompt", "if true"))
     settings = {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": None}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    server = ServerProcess("--model", str(folder), *OPTIONS)
+    server = ServerProcess("--model", str(folder), "--score-template", str(tmp_path / "pair.jinja"), *OPTIONS)
     try:
         client = openai.OpenAI(base_url=f"{server.wait_ready().url}/v1", api_key="-")
         model = client.models.list().data[0].id
@@ -91,5 +103,11 @@ def test_prompts_of_an_embedding_model(tiny_model: Callable[[str], Path], tmp_pa
         with pytest.raises(openai.BadRequestError, match="'query', 'document'") as raised:
             embed(QUERY, prompt_name="passage")
         assert raised.value.param == "prompt_name"
+        answer = post(f"{server.url}/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}).json()
+        expected = sigmoid(log_odds(folder, backend.token_to_id("yes"), backend.token_to_id("no")))
+        for each in answer["results"]:
+            assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-5)
+        shared = len(ids_of(folder, [f"<|im_start|>Q: {QUERY}\nD:"]))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 3 * shared
     finally:
         server.stop()
