@@ -34,6 +34,7 @@ from radixrt.server.routes.classification import classify
 from radixrt.server.routes.completions import completions
 from radixrt.server.routes.decisions import decisions
 from radixrt.server.routes.embeddings import embeddings
+from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.similarity import rerank, score
 from radixrt.server.routes.tokens import chat_template, detokenize, tokenize
@@ -43,6 +44,8 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/generate", generate),
     ("POST", "/v1/decisions", decisions),
     ("POST", "/v1/embeddings", embeddings),

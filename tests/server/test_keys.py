@@ -68,6 +68,15 @@ def test_each_key_is_its_own_tenant(key_file: Path) -> None:
         assert ring.identify(wrong) == NOBODY
 
 
+def test_key_of_anthropics_clients(key_file: Path) -> None:
+    ring = KeyRing(ServerConfig(api_key_file=str(key_file)))
+    assert ring.identify(b"", b" sk-bob ").name == "bob"
+    assert ring.identify(b"Basic cHJveHk=", b"sk-bob").name == "bob"
+    assert ring.identify(b"Bearer sk-alice", b"sk-bob").name == "alice"
+    for authorization, key in ((b"Bearer wrong", b"sk-bob"), (b"", b"wrong"), (b"", b""), (b"", b"Bearer sk-bob")):
+        assert ring.identify(authorization, key) == NOBODY
+
+
 def test_without_keys_everyone_is_served() -> None:
     assert KeyRing(ServerConfig()).identify(b"Bearer anything") == EVERYONE
 
@@ -155,12 +164,20 @@ def test_each_route_needs_a_key_unless_it_is_open(keyed: Caller, method: str, pa
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         response = keyed.request(method, path.replace("{model:path}", "fake"), headers=headers)
         assert (response.status_code == 401) == (path not in OPEN_PATHS), response.text
-        if response.status_code == 401:
+        if response.status_code == 401 and path.startswith("/v1/messages"):
+            assert response.json()["error"]["type"] == "authentication_error"
+        elif response.status_code == 401:
             check_error(response, 401, code="invalid_api_key")
             assert response.headers["www-authenticate"] == "Bearer"
     response = keyed.request(method, path.replace("{model:path}", "fake"), headers=ALICE)
     assert (response.status_code == 403) == (path in ADMIN_PATHS)
     assert keyed.request(method, path.replace("{model:path}", "fake"), headers=OPERATOR).status_code not in (401, 403)
+
+
+def test_key_in_x_api_key(keyed: Caller) -> None:
+    assert keyed.get("/v1/models", headers={"x-api-key": "sk-bob"}).status_code == 200
+    refused = keyed.get("/v1/models", headers={"x-api-key": "wrong"})
+    assert "'x-api-key: KEY'" in check_error(refused, 401, code="invalid_api_key")
 
 
 def test_aborting_all_needs_an_admin(keyed: Caller) -> None:

@@ -33,7 +33,9 @@ def check_key(tenant: Tenant) -> None:
     """
     if tenant == NOBODY:
         raise RequestError(
-            "a valid API key is needed: send it as 'Authorization: Bearer KEY'", code="invalid_api_key", status=401
+            "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            code="invalid_api_key",
+            status=401,
         )
 
 

@@ -125,7 +125,7 @@ class ForwardedClients:
         scope["client"] = (client, 0)
         key = self._counts.enter(client)
         if key is None:
-            await error_response(self._counts.refusal())(scope, receive, send)
+            await error_response(self._counts.refusal(), scope)(scope, receive, send)
             return
         try:
             await self.app(scope, receive, send)

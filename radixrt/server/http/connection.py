@@ -81,12 +81,28 @@ class Encoder(Protocol):
         """Encode the end of the stream."""
 
 
-def generated(service: Service, group: RequestGroup, encoder: Encoder, *, stream: bool) -> Generated:
-    """The response to a generating request, sent whole or as a stream of events."""
+def openai_error_event(error: RequestError) -> bytes:
+    """Encode an error within a stream as OpenAI's clients expect it."""
+    return b"data: %b\n\n" % msgspec.json.encode(error_body(error))
+
+
+def generated(
+    service: Service,
+    group: RequestGroup,
+    encoder: Encoder,
+    *,
+    stream: bool,
+    error_event: Callable[[RequestError], bytes] = openai_error_event,
+) -> Generated:
+    """The response to a generating request, sent whole or as a stream of events.
+
+    Args:
+        error_event: encodes the error that ends a stream.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if stream:
-            await send_events(send, _events(service, group, encoder))
+            await send_events(send, _events(service, group, encoder), error_event)
         else:
             await json_response(encoder.body(await service.collect(group)))(scope, receive, send)
 
@@ -102,11 +118,13 @@ async def _events(service: Service, group: RequestGroup, encoder: Encoder) -> As
     yield encoder.last_event()
 
 
-async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
+async def send_events(
+    send: Send, events: AsyncGenerator[bytes, None], error_event: Callable[[RequestError], bytes]
+) -> None:
     """Send server-sent events, each already framed, one write each.
 
     The response starts with the first event, so an error before it is still an HTTP error. A later one is sent as an
-    event {"error": ...} and ends the stream.
+    event, encoded by `error_event`, and ends the stream.
     """
     async with aclosing(events):
         event = await anext(events)
@@ -119,7 +137,3 @@ async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
             event = error_event(as_request_error(error))
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def error_event(error: RequestError) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(error_body(error))

@@ -1,4 +1,8 @@
-"""HTTP errors in OpenAI's form: a status and {"error": {"message", "type", "param", "code"}}."""
+"""HTTP errors: a status and OpenAI's body {"error": {"message", "type", "param", "code"}}.
+
+The routes of Anthropic's Messages API answer with that API's body {"type": "error", "error": {"type", "message"},
+"request_id"}. It has no `param`, so the message names the field.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from radixrt.errors import EngineError, RequestError
 
@@ -18,7 +23,15 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 """Delay that 429 and 503 ask of clients where the error does not know a better one."""
 
+MESSAGES_PATH = "/v1/messages"
+"""Path of Anthropic's Messages API, and the beginning of the paths of its other routes."""
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    **_TYPES, 408: "timeout_error", 409: "conflict_error", 413: "request_too_large", 503: "overloaded_error",
+}  # fmt: skip
+_HINTS = {"/v1/messages/batches": "; batches are not served: send each request to /v1/messages, all at the same time"}
+"""What to do instead, for paths that clients know from elsewhere and that are no routes here."""
 
 
 class ClientGone(Exception):
@@ -39,6 +52,14 @@ def error_body(error: RequestError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     param = None if error.param is None else _encodable(error.param)
     return {"error": {"message": _encodable(error.message), "type": kind, "param": param, "code": error.code}}
+
+
+def anthropic_error_body(error: RequestError, request_id: str) -> dict[str, Any]:
+    """The body of an error in the form of Anthropic's API. The message begins with the field unless it names it."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    named = error.param is None or error.param in error.message
+    message = error.message if named else f"{error.param}: {error.message}"
+    return {"type": "error", "error": {"type": kind, "message": _encodable(message)}, "request_id": request_id}
 
 
 def _encodable(text: str) -> str:
@@ -62,15 +83,25 @@ def error_headers(error: RequestError) -> dict[str, str]:
     return {}
 
 
-def error_response(error: RequestError) -> Response:
+def error_response(error: RequestError, scope: Scope) -> Response:
+    """The response to a request that ends with an error, in the form of the API to which its path belongs."""
     headers = error_headers(error)
     if error.status in (408, 413):
         headers["Connection"] = "close"  # part of the body may be unread
-    return json_response(error_body(error), error.status, headers)
+    if speaks_anthropic(scope["path"]):
+        body = anthropic_error_body(error, scope["state"]["context"].request_id)
+    else:
+        body = error_body(error)
+    return json_response(body, error.status, headers)
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's Messages API."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
 async def on_request_error(request: Request, error: Exception) -> Response:
-    return error_response(as_request_error(error))
+    return error_response(as_request_error(error), request.scope)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -78,24 +109,25 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        message = f"no route {where}"
+        hint = next((text for path, text in _HINTS.items() if request.url.path.startswith(path)), "")
+        message = f"no route {where}{hint}"
     elif error.status_code == 405:
         message = f"{where}: method not allowed"
     else:
         message = str(error.detail)
-    response = error_response(RequestError(message, status=error.status_code))
+    response = error_response(RequestError(message, status=error.status_code), request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
 async def on_invalid_request(request: Request, error: Exception) -> Response:
     """Answer errors of FastAPI's validation, which no route uses, so that a 422 never reaches a client."""
-    return error_response(RequestError(f"the request is not valid: {error}"))
+    return error_response(RequestError(f"the request is not valid: {error}"), request.scope)
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:
     """End a request whose client has left; the answer is never read."""
-    return error_response(RequestError("the client closed the connection", status=400))
+    return error_response(RequestError("the client closed the connection", status=400), request.scope)
 
 
 def model_not_found(model: str, served: str) -> RequestError:

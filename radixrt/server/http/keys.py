@@ -80,18 +80,23 @@ class KeyRing:
         self._known = self._read()
         logger.info("API keys reloaded: %s", ", ".join(tenant.name for _, tenant in self._known))
 
-    def identify(self, authorization: bytes) -> Tenant:
-        """Return the tenant whose key the value of an Authorization header holds; `NOBODY` if none does.
+    def identify(self, authorization: bytes, api_key: bytes = b"") -> Tenant:
+        """Return the tenant whose key a request carries; `NOBODY` if it carries none that is known.
 
         The token is compared with every key, by digests and in constant time, so that the time taken says nothing about
         a key.
+
+        Args:
+            authorization: value of the header Authorization; a bearer's token counts.
+            api_key: value of the header x-api-key, which Anthropic's clients send; it counts if there is no such token.
         """
         if not self._known:
             return EVERYONE
         scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
+        token = token.strip() if scheme.lower() == b"bearer" else api_key.strip()
+        if not token:
             return NOBODY
-        digest = hashlib.sha256(token.strip()).digest()
+        digest = hashlib.sha256(token).digest()
         found = NOBODY
         for known, tenant in self._known:
             if hmac.compare_digest(known, digest):

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixrt import logs
 from radixrt.server.http.access import check_access
-from radixrt.server.http.errors import as_request_error, error_response
+from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.request_context import RequestIds
@@ -55,7 +55,9 @@ class Observe:
             return
         started = time.perf_counter()
         headers = Headers(scope=scope)
-        tenant = self.keys.identify(headers.get("authorization", "").encode("latin-1"))
+        tenant = self.keys.identify(
+            *(headers.get(name, "").encode("latin-1") for name in ("authorization", "x-api-key"))
+        )
         context = self._ids.context(headers.get("x-request-id", ""), tenant)
         scope.setdefault("state", {})["context"] = context
         logs.request_id.set(context.request_id)
@@ -65,7 +67,10 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+                request_id = context.request_id.encode()
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if speaks_anthropic(scope["path"]):
+                    message["headers"].append((b"request-id", request_id))
                 ignored = scope["state"].get("ignored_fields")
                 if ignored:
                     message["headers"].append((IGNORED_HEADER, ", ".join(ignored).encode()))
@@ -110,4 +115,4 @@ class Guard:
         except Exception as error:
             if started:
                 raise
-            await error_response(as_request_error(error))(scope, receive, send)
+            await error_response(as_request_error(error), scope)(scope, receive, send)

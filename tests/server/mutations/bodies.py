@@ -23,6 +23,7 @@ from radixrt.server.protocol.fields import (
     NativeRequest,
     ReleaseRequest,
 )
+from radixrt.server.protocol.messages_fields import CountTokensRequest, MessagesRequest
 from radixrt.server.routes.classification import ClassificationRequest
 from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
@@ -32,6 +33,8 @@ from tests.constrained import fuzz
 BODIES: dict[str, type | None] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/generate": NativeRequest,
     "/v1/decisions": DecisionRequest,
     "/v1/embeddings": EmbeddingRequest,
@@ -126,6 +129,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "schema": schemas,
     "guided_json": schemas,
     "parameters": schemas,
+    "input_schema": schemas,
     "structural_tag": structural_tags,
     "response_format": response_formats,
     "structured": st.fixed_dictionaries(
@@ -133,7 +137,9 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     ),
     "tool_choice": st.sampled_from(["auto", "none", "required", "x"]),
     "reasoning_effort": st.sampled_from(["low", "high", "none", "x"]),
-    "type": st.sampled_from(["function", "text", "message", "predicate", "choice", "score", "input_text", "x"]),
+    "type": st.sampled_from(
+        ["function", "text", "message", "predicate", "choice", "score", "input_text", "tool_result", "x"]
+    ),
     "max_tokens": few,
     "max_new_tokens": few,
     "max_completion_tokens": few,
