@@ -306,6 +306,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
         num_slots: tokens that the KV pool holds.
         chat_templates: Jinja sources by name, e.g. "default".
         special_tokens: texts of special tokens by name, e.g. "bos_token".
+        tokenizer_info: JSON object, tokenizer_config.json as it is in use; empty without a tokenizer.
         epoch: the runners' epoch; see `RunnerRestarted`.
         generates: False for a model without an output head, which embeds or classifies only.
         labels: names of the labels of a sequence classification model; empty for any other.
@@ -323,6 +324,7 @@ class EngineReady(Message, frozen=True, array_like=True, tag=True):
     has_chat_template: bool
     chat_templates: dict[str, str] = {}
     special_tokens: dict[str, str] = {}
+    tokenizer_info: bytes = b""
     epoch: int = 0
     generates: bool = True
     labels: tuple[str, ...] = ()

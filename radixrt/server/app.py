@@ -37,7 +37,7 @@ from radixrt.server.routes.embeddings import embeddings
 from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.similarity import rerank, score
-from radixrt.server.routes.tokens import chat_template, detokenize, tokenize
+from radixrt.server.routes.tokens import chat_template, detokenize, get_tokenizer_info, tokenize
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -55,6 +55,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/classify", classify),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
+    ("GET", "/tokenizer_info", get_tokenizer_info),
     ("GET", "/chat_template", chat_template),
     ("GET", "/v1/models", management.list_models),
     ("GET", MODEL_PATH + "{model:path}", management.get_model),

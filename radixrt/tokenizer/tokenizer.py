@@ -50,6 +50,7 @@ class Tokenizer:
         eos_ids: token ids that end a text, from the generation config, the model config and the tokenizer's eos_token.
         special_tokens: texts of the model's named tokens by name, e.g. "bos_token".
         chat_template: None if the model has none.
+        config: contents of tokenizer_config.json.
         prefix_ids: token ids that the tokenizer adds before a text, e.g. bos; usually none.
         unknown_ids: id of the unknown token, if there is one; it may be one of `special_ids`.
         max_bytes_per_token: largest number of bytes of a text that one token represents; None if there is no bound (an
@@ -63,6 +64,7 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         special_tokens: dict[str, str] | None = None,
         chat_template: ChatTemplate | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -87,6 +89,7 @@ class Tokenizer:
         self.eos_ids = tuple(sorted(set(eos_ids)))
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self.config = dict(config or {})
         self.prefix_ids = self._find_prefix()
         unknown = self.special_tokens.get("unk_token") or getattr(backend.model, "unk_token", None)
         self.unknown_ids = frozenset({backend.token_to_id(unknown)} - {None}) if unknown else frozenset()
@@ -149,7 +152,7 @@ class Tokenizer:
         if "eos_token" in named and (eos := backend.token_to_id(named["eos_token"])) is not None:
             eos_ids.add(eos)
         template = ChatTemplate.from_folder(folder, config, named, override=chat_template_file)
-        return cls(backend, eos_ids=tuple(eos_ids), special_tokens=named, chat_template=template)
+        return cls(backend, eos_ids=tuple(eos_ids), special_tokens=named, chat_template=template, config=config)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text. Special tokens written in the text become their ids, as in transformers.

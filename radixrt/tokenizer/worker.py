@@ -50,6 +50,7 @@ from radixrt.models.model_tasks import ModelTasks
 from radixrt.sampling_params import MAX_HIDDEN_BYTES, SamplingParams
 from radixrt.tokenizer.classification import ClassifyState, check_classification
 from radixrt.tokenizer.embedding import EmbedState, check_embedding, text_prompt
+from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.pooled_state import PooledState
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
 from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
@@ -373,6 +374,7 @@ class TokenizerWorker:
             has_chat_template=template is not None,
             chat_templates={} if template is None else template.sources,
             special_tokens=self._tokenizer.special_tokens,
+            tokenizer_info=tokenizer_info(self._tokenizer),
             epoch=ready.epoch,
             generates=self._tasks.embedding.generates,
             labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,

@@ -61,6 +61,7 @@ def info() -> EngineReady:
         has_chat_template=True,
         chat_templates={"default": "{{ messages }}"},
         special_tokens={"bos_token": "<s>"},
+        tokenizer_info=b'{"eos_token":"</s>"}',
     )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import httpx
+import jinja2
 import openai
 import pytest
 
@@ -102,6 +103,19 @@ def test_a_second_turn_hits_the_first_although_a_text_holds_a_control_token(
 
     assert count() == count(allow_control_tokens=False) == answer.usage.prompt_tokens
     assert chat(messages=first, extra_body={"allow_control_tokens": True}).usage.prompt_tokens < count()
+
+
+def test_prompt_that_a_client_renders_from_tokenizer_info_is_the_servers_own(server_url: str) -> None:
+    """lm-eval's remote tokenizer works like this."""
+
+    def tokens(**body: object) -> list[int]:
+        return httpx.post(f"{server_url}/tokenize", json=body).json()["tokens"]
+
+    info = httpx.get(f"{server_url}/tokenizer_info").json()
+    template = jinja2.Environment().from_string(info["chat_template"])
+    text = template.render(messages=QUESTION, add_generation_prompt=True)
+    assert tokens(prompt=text, add_special_tokens=False) == tokens(messages=QUESTION)
+    assert len(tokens(prompt=info["eos_token"], add_special_tokens=False)) == 1
 
 
 def test_several_choices(chat: Callable) -> None:

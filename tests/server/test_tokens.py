@@ -71,6 +71,12 @@ def test_chat_template(engine: FakeEngine, caller: Caller) -> None:
     assert caller.get("/chat_template").json() is None
 
 
+def test_tokenizer_info(engine: FakeEngine, caller: Caller) -> None:
+    assert caller.get("/tokenizer_info").json() == {"eos_token": "</s>"}
+    engine.deliver(msgspec.structs.replace(info(), tokenizer_info=b""))
+    assert "--skip-tokenizer-init" in check_error(caller.get("/tokenizer_info"), 404, code="no_tokenizer")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from radixrt.errors import ModelLoadError
+from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.token_bytes import plan_decoder
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -194,3 +196,26 @@ def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path, folders: d
     tokenizer = Tokenizer.from_folder(tmp_path)
     ids = tokenizer.encode("The quick brown fox 🙂")
     assert tokenizer.decode(ids) == tokenizer.detokenizer().push(ids) == "The quick brown fox 🙂"
+
+
+def test_info_has_the_tokens_as_texts_and_no_path(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folders["byte_level"], folder)
+    config = {
+        "vocab_file": "/srv/model/vocab.json",
+        "name_or_path": "/srv/model",
+        "model_max_length": 10**30,
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True},
+        "added_tokens_decoder": {"7": {"content": "<x>", "special": False}},
+        "chat_template": "from the config",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("from the file")
+    assert json.loads(tokenizer_info(Tokenizer.from_folder(folder))) == {
+        "model_max_length": 10**30,
+        "eos_token": "<|im_end|>",
+        "added_tokens_decoder": {"7": "<x>"},
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": "from the file",
+    }
+    assert tokenizer_info(Tokenizer.none([])) == b""

@@ -1,8 +1,9 @@
-"""Routes about tokens: POST /tokenize, POST /detokenize (as vLLM has them), GET /chat_template.
+"""Routes about tokens: POST /tokenize, POST /detokenize, GET /tokenizer_info (as vLLM has them), GET /chat_template.
 
     /tokenize       {"prompt": str, "add_special_tokens": bool} or {"messages": [...], ...} or {"input_parts": [...]}
                     -> {"tokens": [int], "count": int, "max_model_len": int}
     /detokenize     {"tokens": [int], "skip_special_tokens": bool} -> {"prompt": str}
+    /tokenizer_info -> tokenizer_config.json as it is in use: eos_token, ..., tokenizer_class, chat_template
     /chat_template  -> {"templates": {name: Jinja source}, "special_tokens": {name: text}}, or null where there is none
 
 A prompt is tokenized as a request with it is. add_special_tokens (true unless said otherwise) puts the model's bos
@@ -87,6 +88,16 @@ async def detokenize(service: Service, request: Request) -> Response:
     question = DetokenizeReq(context.rid, column, skip_special_tokens=bool(body.skip_special_tokens))
     (delta,) = await service.ask(context, context.rid, [question], {})
     return json_response({"prompt": delta.text})
+
+
+async def get_tokenizer_info(service: Service, request: Request) -> Response:
+    """See the module's docstring."""
+    info = admit(service)
+    if not info.tokenizer_info:
+        raise RequestError(
+            "this server has no tokenizer; start it without --skip-tokenizer-init", code="no_tokenizer", status=404
+        )
+    return Response(info.tokenizer_info, media_type="application/json")
 
 
 async def chat_template(service: Service, request: Request) -> Response:
