@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from radixrt.config import SchedulerConfig
 from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
+from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
@@ -117,7 +117,9 @@ class Admission:
         active = self._requests.active
         reserved = sum(self.ratio.reserve(r, r.kv.length) for r in active)
         order = deque(arrange(self._config.schedule_policy, waiting, self._kv, now))
-        computing = PrefillPrefixes(active, self._kv, self._checkpoints)
+        checkpoints = self._checkpoints
+        computing = PrefillPrefixes(active, self._kv, checkpoints)
+        queued = None if checkpoints is None else PrefixIndex(self._requests.waiting[:WINDOW], checkpoints.min_gap)
         while order and budget > 0 and not self._is_full:
             req = order.popleft()
             if req.stats.deadline <= now or computing.covers(req):
@@ -137,9 +139,10 @@ class Admission:
                 follower = self._requests.queue_next_row(req.row.rid)
                 if follower is not None and waiting is self._requests.waiting:  # else the row is to be alone
                     order.appendleft(follower)
-            if self._checkpoints is not None:
-                others = islice(self._requests.waiting, WINDOW)
-                self._checkpoints.place(req, len(prefix), others if follower is None else chain([follower], others))
+            if checkpoints is not None and queued is not None:
+                if follower is not None:
+                    queued.add(follower)
+                checkpoints.place(req, len(prefix), queued)
             used = self._add_chunk(req, budget, chunks)
             if used == 0:  # the estimate was too low: the request keeps its prefix and tries again at the next step
                 return
@@ -229,49 +232,31 @@ _ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_
 
 
 class PrefillPrefixes:
-    """Inputs of the requests in PREFILL, indexed to find one that computes a prefix that a waiting request can reuse.
+    """Requests in PREFILL, to find one that computes a prefix that a waiting request can reuse.
 
-    Lives while the requests of one step are admitted. Every waiting request is looked up, so the inputs are indexed by
-    the DEFER_TOKENS tokens behind each number of cached tokens that came up, and only inputs with equal tokens there
-    are compared.
+    Lives while the requests of one step are admitted.
     """
 
     def __init__(self, active: Iterable[Req], kv: KVManager, checkpoints: Checkpoints | None = None) -> None:
         self._kv = kv
         self._checkpoints = checkpoints
-        self._reqs = [r for r in active if r.state is ReqState.PREFILL] if kv.cache.shares else []
-        self._indexes: dict[int, dict[tuple[str, bytes], list[Req]]] = {}
+        shared = (r for r in active if r.state is ReqState.PREFILL) if kv.cache.shares else ()
+        self._computing = PrefixIndex(shared, DEFER_TOKENS)
 
     def add(self, req: Req) -> None:
         """Add a request that was just admitted."""
         if self._kv.cache.shares:
-            self._reqs.append(req)
-            for cached, index in self._indexes.items():
-                _add_to(index, req, cached)
+            self._computing.add(req)
 
     def covers(self, req: Req) -> bool:
         """Return True if an active request is computing a prefix of this one's input that it can reuse a step later."""
         reusable = req.reusable_ids
-        if not self._reqs or len(reusable) < DEFER_TOKENS:
+        if not self._computing or len(reusable) < DEFER_TOKENS:
             return False
         cached = self._kv.match_len(req)
-        if len(reusable) < cached + DEFER_TOKENS:
-            return False
-        index = self._indexes.get(cached)
-        if index is None:
-            index = self._indexes[cached] = {}
-            for other in self._reqs:
-                _add_to(index, other, cached)
-        window = reusable[cached : cached + DEFER_TOKENS].tobytes()
-        for other in index.get((req.namespace, window), ()):
+        for other in self._computing.like(req.namespace, reusable, cached):
             if np.array_equal(other.ids[:cached], reusable[:cached]) and (
                 self._checkpoints is None or self._checkpoints.promises(other, req, cached)
             ):
                 return True
         return False
-
-
-def _add_to(index: dict[tuple[str, bytes], list[Req]], req: Req, cached: int) -> None:
-    window = req.known_ids[cached : cached + DEFER_TOKENS].tobytes()
-    if len(window) == 4 * DEFER_TOKENS:
-        index.setdefault((req.namespace, window), []).append(req)

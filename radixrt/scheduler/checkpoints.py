@@ -21,10 +21,10 @@ ends of long prompts' chunks while slots are free (`KVManager.checkpoint`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from radixrt.messages.wire import Int32Array
-from radixrt.scheduler.req import Req
+from radixrt.scheduler.prefix_index import PrefixIndex
+from radixrt.scheduler.req import Req, ReqState
 
 MIN_GAP = 32
 """A state that saves fewer tokens than this is not worth its slot and its step."""
@@ -42,12 +42,12 @@ class Checkpoints:
     def __init__(self, min_gap: int = MIN_GAP) -> None:
         self.min_gap = min_gap
 
-    def place(self, req: Req, matched: int, waiting: Iterable[Req]) -> None:
+    def place(self, req: Req, matched: int, queued: PrefixIndex) -> None:
         """Decide the cuts of a request that was just admitted.
 
         Args:
             matched: number of tokens whose keys and values are cached.
-            waiting: requests that may share a prefix with it.
+            queued: requests of the queue; those that were admitted meanwhile do not count.
         """
         cuts = req.kv.cuts
         cuts.clear()
@@ -58,8 +58,9 @@ class Checkpoints:
             self._add(req, min(req.row.fork_len, len(req.reusable_ids)), 2)
         self._add(req, req.turn_len, 1)
         partings: Counter[int] = Counter()
-        for other in waiting:
-            partings[self._parting(req, other, req.kv.state_len)] += 1
+        for other in queued.like(req.namespace, req.ids[: req.known_len - 1], req.kv.state_len):
+            if other.state is ReqState.WAITING:
+                partings[self._parting(req, other, req.kv.state_len)] += 1
         for length, count in partings.most_common(MAX_PARTINGS):
             self._add(req, length, count + 1)
         self._add(req, matched, 1)
@@ -86,7 +87,7 @@ class Checkpoints:
         """Length of the prefix that a waiting request `other` could reuse of `req`; 0 if it is not min_gap tokens
         longer than `start`."""
         theirs, ours = other.reusable_ids, req.ids[: req.known_len - 1]
-        if req is other or req.namespace != other.namespace or min(len(theirs), len(ours)) < start + self.min_gap:
+        if req.namespace != other.namespace or min(len(theirs), len(ours)) < start + self.min_gap:
             return 0
         window = slice(start, start + self.min_gap)
         if theirs[window].tobytes() != ours[window].tobytes():

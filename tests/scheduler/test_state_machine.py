@@ -24,7 +24,7 @@ HINTS = st.one_of(
     ),
 )
 DEADLY = VOCAB  # no runner samples it, and none survives it
-PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17]
+PREFIXES = [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4] * 5, [9] * 17, [7, 8, 9] * 12]
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -1,0 +1,49 @@
+"""`PrefixIndex`: finds, among many requests, those that go on with the same tokens behind a given position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from radixrt.messages.wire import Int32Array
+from radixrt.scheduler.req import Req
+
+
+class PrefixIndex:
+    """Lives while the requests of one step are admitted.
+
+    Every waiting request is looked up, so requests are indexed by their tokens behind each position that comes up, and
+    only those with equal tokens there need be compared.
+
+    Args:
+        window: number of tokens that must be equal.
+    """
+
+    def __init__(self, reqs: Iterable[Req], window: int) -> None:
+        self._reqs = list(reqs)
+        self._window = window
+        self._indexes: dict[int, dict[tuple[str, bytes], list[Req]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    def add(self, req: Req) -> None:
+        self._reqs.append(req)
+        for start, index in self._indexes.items():
+            self._add_to(index, req, start)
+
+    def like(self, namespace: str, ids: Int32Array, start: int) -> Sequence[Req]:
+        """Requests of the namespace with the same `window` tokens as `ids` behind the first `start`; what they have
+        before that is not compared."""
+        if len(ids) < start + self._window:
+            return ()
+        index = self._indexes.get(start)
+        if index is None:
+            index = self._indexes[start] = {}
+            for req in self._reqs:
+                self._add_to(index, req, start)
+        return index.get((namespace, ids[start : start + self._window].tobytes()), ())
+
+    def _add_to(self, index: dict[tuple[str, bytes], list[Req]], req: Req, start: int) -> None:
+        window = req.known_ids[start : start + self._window].tobytes()
+        if len(window) == 4 * self._window:
+            index.setdefault((req.namespace, window), []).append(req)
