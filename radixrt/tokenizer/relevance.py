@@ -9,6 +9,7 @@ share it as their prefix, and the radix cache computes it once.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,9 @@ from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.pooled_state import MAX_PROMPTS, PooledState, activate, check_finite, unit_vectors
 from radixrt.tokenizer.prompt_encoder import PromptEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
+
+PAIR_ROLES = (re.compile("""['"]query['"]"""), re.compile("""['"]document['"]"""))
+"""Names of the roles of a pair, as the source of a template has them."""
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
@@ -53,6 +57,8 @@ class CosineScorer(Scorer):
         self._spec = spec
 
     def tokenize(self, req: RelevanceReq) -> TokenizedEmbedReq:
+        if req.instruction is not None:
+            raise _no_instruction("an embedding model, whose prompts are texts of its own")
         before_query, before_document = self._before(req)
         encoded = [
             *self._prompts.texts(req.queries, "queries", before_query),
@@ -106,6 +112,8 @@ class PairEncoder:
 
     def _pair(self, req: RelevanceReq, query: str, query_name: str, document: str, name: str) -> bytes:
         if self._template is None:
+            if req.instruction is not None:
+                raise _no_instruction("a classifier without a template of pairs (--score-template)")
             return self._prompts.pair(query, query_name, document, name)
         instruction = self._spec.instruction if req.instruction is None else req.instruction
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
@@ -159,6 +167,10 @@ class TokenScorer(Scorer):
         return activate(odds, self._activation if req.activation else "none")[:, 0]
 
 
+def _no_instruction(kind: str) -> RequestError:
+    return RequestError(f"instruction is for templates that have one, and this is {kind}", param="instruction")
+
+
 def make_scorer(
     spec: RelevanceSpec, embedding: EmbeddingSpec, tokenizer: Tokenizer, prompts: PromptEncoder
 ) -> Scorer | None:
@@ -190,7 +202,7 @@ def _pair_template(spec: RelevanceSpec, tokenizer: Tokenizer) -> ChatTemplate | 
         return ChatTemplate({"default": spec.template}, tokenizer.special_tokens)
     own = tokenizer.chat_template
     source = "" if own is None else own.sources.get("default", "")
-    return own if "query" in source and "document" in source else None
+    return own if all(role.search(source) for role in PAIR_ROLES) else None
 
 
 def _token(tokenizer: Tokenizer, word: str) -> int:

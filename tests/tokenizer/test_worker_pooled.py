@@ -16,6 +16,7 @@ from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.models.model_tasks import ModelTasks
 from radixrt.models.relevance_spec import RelevanceSpec
 from radixrt.models.sentence_transformers import Prompts
+from radixrt.tokenizer.chat_template import ChatTemplate
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.worker_bench import Bench
 
@@ -27,6 +28,7 @@ TASKS = {
     "scores": ModelTasks(
         EmbeddingSpec(generates=False), ClassifierSpec(("a",), "none"), RelevanceSpec("classifier", template=PAIR)
     ),
+    "pairs": ModelTasks(EmbeddingSpec(generates=False), ClassifierSpec(("a",), "none"), RelevanceSpec("classifier")),
     "answers": ModelTasks(relevance=RelevanceSpec("tokens", "sigmoid", (5, 6), PAIR, "the task")),
 }
 
@@ -63,6 +65,8 @@ CHAT = ChatPrompt(b"[]")
         ("embeds", RelevanceReq("r", ["a"] * 2, ["b"] * 3), "documents", None),
         ("embeds", RelevanceReq("r", ["a"] * 1025, ["b"] * 1025), "documents", None),
         ("embeds", RelevanceReq("r", ["a"], ["b", ""]), "documents[1]", None),
+        ("embeds", RelevanceReq("r", ["a"], ["b"], "find"), "instruction", None),
+        ("pairs", RelevanceReq("r", ["a"], ["b"], "find"), "instruction", None),
         ("embeds", RelevanceReq("r", ["a"], ["b" * 9999]), "documents[0]", "context_length_exceeded"),
         ("scores", RelevanceReq("r", ["a"], ["b", "c" * 9999]), "documents[1]", "context_length_exceeded"),
         ("answers", RelevanceReq("r", ["a"], ["b", "c" * 9999]), "documents[1]", "context_length_exceeded"),
@@ -131,3 +135,17 @@ def test_hidden_states_that_are_not_numbers_are_an_error(start: Callable[[str], 
         assert output.finish.error.status == 500
         assert output.embeddings is None
         assert output.pooled_scores is None
+
+
+@pytest.mark.parametrize(
+    ("template", "used"),
+    [
+        ("{% for m in messages if m.role == 'query' or m.role == \"document\" %}<{{ m.content }}>{% endfor %}", True),
+        ("{% for document in documents %}{{ document }}{% endfor %}a search query", False),
+    ],
+)
+def test_a_chat_template_is_used_if_it_has_the_roles_of_a_pair(tokenizer: Tokenizer, template: str, used: bool) -> None:
+    own = Tokenizer(tokenizer.backend, chat_template=ChatTemplate({"default": template}, {}))
+    bench = Bench(own, tasks=TASKS["pairs"])
+    sent = scheduled(bench, RelevanceReq("r", ["a"], ["b"]))
+    assert text_of(bench, sent.prompts[0]) == ("<a><b>" if used else "ab")
