@@ -143,6 +143,17 @@ def test_experts_of_few_tokens() -> None:
         compiled(kernel, {**sizes, **given}, weights="*fp32", **INTEGERS)
 
 
+def test_experts_in_float32() -> None:
+    from radixrt.kernels.triton import expert_gemm
+    from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE
+
+    sizes = {"TOP_K": 8, "TOKENS": FLOAT32_TILE, "ROWS": FLOAT32.rows, "STEP": FLOAT32.step, "GATED": True}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, "weight_map": None}
+    floats = dict.fromkeys(("x", "weight", "out"), "*fp32")
+    ptx = compiled(expert_gemm._expert_gemm_kernel, given, stages=FLOAT32.stages, count="*i32", **floats, **INTEGERS)
+    assert "tf32" not in ptx
+
+
 @pytest.mark.parametrize("tile", [16, 128])
 @pytest.mark.parametrize("gated", [False, True])
 def test_experts_of_many_tokens(gated: bool, tile: int) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from radixrt.kernels.triton.expert_gemm_config import Config, find_config, tile_of
+from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE, Config, find_config, tile_of
 from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
 from radixrt.kernels.triton.skinny_gemm import ALIGNMENT, has_copy_engine
 
@@ -143,10 +143,13 @@ def run_experts(
         early: see `CudaOps`.
     """
     (tokens, top_k), num_experts = experts.shape, gate_up.shape[0]
-    tile = tile_of(tokens, top_k, num_experts)
+    tile, cut, down_cut = FLOAT32_TILE, FLOAT32, FLOAT32
+    if x.element_size() == 2:
+        tile = tile_of(tokens, top_k, num_experts)
+        cut, down_cut = find_config(tile, gated=True), find_config(tile, gated=False)
     tiles = list_tiles(experts, num_experts, tile, early)
-    inner = multiply(x, gate_up, tiles, tile, find_config(tile, gated=True), top_k=top_k, gated=True, early=early)
-    each = multiply(inner, down, tiles, tile, find_config(tile, gated=False), top_k=top_k, gated=False, early=early)
+    inner = multiply(x, gate_up, tiles, tile, cut, top_k=top_k, gated=True, early=early)
+    each = multiply(inner, down, tiles, tile, down_cut, top_k=top_k, gated=False, early=early)
     return weighted_sum(each, weights, early)
 
 

@@ -46,6 +46,9 @@ PLAIN: dict[int, Config] = {
 
 With few tokens several programs share an SM, because each has little to read and waits for its tile before it begins.
 """
+FLOAT32 = Config(32, 32, 2, 4)
+FLOAT32_TILE = 16
+"""For weights of four bytes, which serve comparisons: a tiling that fits, and its tiles' tokens."""
 
 
 def tile_of(tokens: int, top_k: int, num_experts: int) -> int:
