@@ -2,6 +2,7 @@
 
     python -m benchmarks.structure grammars --data schemas.jsonl [--limit 50]   time to a grammar, verdicts, masks;
                         [--json-out FILE] [--compare FILE]                      masks of two versions, bit by bit
+                        [--beside CHECKOUT]                                     the same, schema by schema in turn
     python -m benchmarks.structure first-mask                                   ordinary schemas through GrammarManager
     python -m benchmarks.structure scheduler                                    what 64 constrained rows add to a step
     python -m benchmarks.structure throughput --data schemas.jsonl              jump-forward on and off
@@ -22,7 +23,7 @@ from typing import Any
 
 from benchmarks.common import machine
 from benchmarks.common.tables import percentile, table
-from benchmarks.structure.grammar_jobs import read_entries, run
+from benchmarks.structure.grammar_jobs import read_entries, run, run_beside
 from benchmarks.structure.grammar_worker import ENGINES, Answer
 from radixrt.config import ModelConfig
 from radixrt.models.loading.source import prepare_model
@@ -47,6 +48,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=200, help="first-mask: schemas of each kind")
     parser.add_argument("--json-out", type=Path, metavar="FILE", help="grammars: every answer")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="grammars: --json-out of another version")
+    parser.add_argument(
+        "--beside", type=Path, metavar="CHECKOUT", help="grammars: folder of another version of radixrt"
+    )
     args = parser.parse_args(argv)
     if args.data is None and args.command in ("grammars", "throughput"):
         parser.error(f"{args.command} needs --data")
@@ -60,7 +64,10 @@ def grammars(args: argparse.Namespace) -> None:
     folder = prepare_model(ModelConfig(model=args.model)).folder
     entries = read_entries(args.data, args.limit)
     answers: dict[str, list[Answer]] = {}
-    for engine in args.engine or ENGINES:
+    if args.beside:
+        pairs = list(run_beside("radixrt", folder, entries, args.time_limit, args.beside.resolve()))
+        answers = {"this version": [ours for ours, _ in pairs], "the other": [theirs for _, theirs in pairs]}
+    for engine in () if args.beside else args.engine or ENGINES:
         answers[engine] = []
         for i, answer in enumerate(run(engine, folder, entries, args.time_limit), 1):
             answers[engine].append(answer)
@@ -72,6 +79,8 @@ def grammars(args: argparse.Namespace) -> None:
     print(table(VERDICT_COLUMNS, [verdicts(name, given) for name, given in answers.items()]))
     print()
     print(table(TIME_COLUMNS, [times(name, given) for name, given in answers.items()]))
+    if args.beside:
+        print(f"\n{differences(answers['this version'], list(map(asdict, answers['the other'])))}")
     if args.json_out:
         args.json_out.write_text(json.dumps({name: [asdict(a) for a in given] for name, given in answers.items()}))
     if args.compare:
@@ -91,7 +100,7 @@ VERDICT_COLUMNS = (
     "invalid accepted",
 )
 TIME_COLUMNS = (
-    "engine", "to first mask ms p50", "p95", "p99", "max", "mask us p50", "p99", "p99.9", "max", "masks",
+    "engine", "to first mask ms p50", "p90", "p95", "p99", "max", "mask us p50", "p99", "p99.9", "max", "masks",
 )  # fmt: skip
 
 
@@ -130,7 +139,7 @@ def times(name: str, answers: Sequence[Answer]) -> list[str]:
     masks = [us for a in answers for us in a.masks_us] or [float("nan")]
     return [
         name,
-        *(f"{percentile(compile_ms, q):.1f}" for q in (50, 95, 99, 100)),
+        *(f"{percentile(compile_ms, q):.1f}" for q in (50, 90, 95, 99, 100)),
         *(f"{percentile(masks, q):.0f}" for q in (50, 99, 99.9, 100)),
         str(len(masks)),
     ]

@@ -18,9 +18,14 @@ MEMORY_BYTES = 12 << 30
 
 
 class Worker:
-    """One child process. It is killed when it does not answer in time, and another is started for the next schema."""
+    """One child process. It is killed when it does not answer in time, and another is started for the next schema.
 
-    def __init__(self, engine: str, folder: Path) -> None:
+    Args:
+        checkout: folder of the version of radixrt that the process runs; None is this one.
+    """
+
+    def __init__(self, engine: str, folder: Path, checkout: Path | None = None) -> None:
+        self._checkout = checkout
         self._command = [sys.executable, "-m", "benchmarks.structure.grammar_worker", engine, str(folder)]
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
@@ -57,7 +62,10 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            cwd=self._checkout,
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            | ({} if self._checkout is None else {"PYTHONPATH": str(self._checkout)}),
             preexec_fn=_limit_memory,
         )
         if self._line(START_LIMIT_S) != b"ready":
@@ -94,6 +102,20 @@ def run(engine: str, folder: Path, entries: Sequence[dict[str, Any]], limit_s: f
             yield worker.ask(entry, limit_s)
     finally:
         worker.close()
+
+
+def run_beside(
+    engine: str, folder: Path, entries: Sequence[dict[str, Any]], limit_s: float, checkout: Path
+) -> Iterator[tuple[Answer, Answer]]:
+    """The answers of this version and of another for each schema, one right after the other, as they come."""
+    workers = [Worker(engine, folder), Worker(engine, folder, checkout)]
+    try:
+        for entry in entries:
+            ours, theirs = (worker.ask(entry, limit_s) for worker in workers)
+            yield ours, theirs
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def read_entries(file: Path, limit: int | None) -> list[dict[str, Any]]:

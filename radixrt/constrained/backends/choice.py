@@ -33,6 +33,7 @@ from radixrt.constrained.backends.matcher import MAX_MASK_S, GrammarBackend, Gra
 from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.masks.mask_cache import MaskCache
 from radixrt.constrained.productions import Alt, NotExpressible, Productions, Rep, Term
+from radixrt.constrained.productions.expressions import ANY
 from radixrt.constrained.regex import Regex
 from radixrt.constrained.regex.nodes import Complement, Intersect, Remainder, Repeat, Words, subterms
 from radixrt.constrained.vocabulary import Vocabulary
@@ -153,8 +154,9 @@ def is_plain(productions: Productions) -> bool:
     listed words may be excluded from them. Each option of a choice, and each rule that is no choice, can be an item of
     the same row of llguidance's parser.
     """
-    items = sum(not isinstance(body, Alt) for body in productions.rules.values())
-    for expr in productions.layout.order:
+    layout = productions.layout
+    items = sum(layout.kinds[row] != ANY for row in layout.distinct(productions.start).values())
+    for expr in layout.order:
         if isinstance(expr, Alt):
             items += len(expr.options)
             if items > MAX_OPTIONS:

@@ -115,7 +115,7 @@ class _Writer:
             if used > 1 and below and len(written.text) > _MAX_REPEATED:
                 written = self._as_rule(written)
             texts.append(written)
-        for rule, row in layout.bodies.items():
+        for rule, row in layout.distinct(self._productions.start).items():
             self._lines[self._names[rule]] = texts[row].text
         symbols = len(self._lines) + len(self._terminal_lines)
         if symbols > MAX_SYMBOLS:

@@ -11,7 +11,8 @@ could be read in place of the first of them is written in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 
 from radixrt.constrained.productions import NO_TEXT, Expr, Lit, NotExpressible, Productions, Ref, Seq, Term, alt
@@ -19,7 +20,7 @@ from radixrt.constrained.productions.maximal_munch import Terminal, followers, t
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, chars, derive
 from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
 from radixrt.constrained.regex.derivatives import first
-from radixrt.constrained.regex.nodes import Intersect
+from radixrt.constrained.regex.nodes import Concat, Intersect
 from radixrt.constrained.regex.search import without_listed
 
 # --- cutting literals ---
@@ -90,14 +91,15 @@ class _Pieces:
         found = self._ends.get(piece)
         if found is None:
             found = self._ends[piece] = set()
-            languages = self._beginning_with(self._bits[piece[0]])
-            if languages:
-                places = [(at, self._bits[char]) for at, char in enumerate(piece) if at]
-                for follow, wholes in languages.items():
-                    for whole, listed in wholes.items():
-                        missing = [at for at, bit in places if follow & bit and at not in found]
-                        if missing:
-                            found.update(at for at in _ends_within(whole, piece, missing) if piece[:at] not in listed)
+            places: dict[str, list[tuple[int, int]]] = {}
+            for follow, wholes in self._beginning_with(self._bits[piece[0]]).items():
+                for whole, listed in wholes.items():
+                    last = _last_text(whole)
+                    if last not in places:
+                        places[last] = [(at, self._bits[piece[at]]) for at in _places_after(last, piece)]
+                    missing = [at for at, bit in places[last] if follow & bit and at not in found]
+                    if missing:
+                        found.update(at for at in _ends_within(whole, piece, missing) if piece[:at] not in listed)
         return found
 
     def _beginning_with(self, bit: int) -> dict[int, dict[Regex, frozenset[str]]]:
@@ -123,6 +125,21 @@ def _begins(terminal: Terminal, bits: dict[str, int]) -> int:
     if len(begins) < len(bits):
         return sum([bits.get(char, 0) for char in begins])
     return sum([bit for char, bit in bits.items() if char in begins])
+
+
+@lru_cache(maxsize=1024)
+def _last_text(regex: Regex) -> str:
+    """A text with which every string of the language ends."""
+    return regex.chain()[-1].text or "" if isinstance(regex, Concat) else ""
+
+
+def _places_after(last: str, piece: str) -> Iterator[int]:
+    """Yield the offsets within a piece, not its ends, at which a text ends."""
+    at = piece.find(last)
+    while 0 <= at < len(piece) - len(last):
+        if at + len(last):
+            yield at + len(last)
+        at = piece.find(last, at + 1)
 
 
 def _ends_within(regex: Regex, text: str, offsets: list[int]) -> list[int]:

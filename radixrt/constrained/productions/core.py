@@ -8,7 +8,7 @@ through them. A `Productions` denotes a set of sentences; a sentence is a text i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 
 from radixrt.constrained import regex as regular
 from radixrt.constrained.productions.expressions import (
+    CALL,
     NO_TEXT,
     NOTHING,
     Alt,
@@ -126,7 +127,7 @@ class Productions:
         layout = self.layout
         if None in layout.lengths or any(isinstance(expr, Rep) and expr.high == 0 for expr in layout.order):
             return False
-        reached = {self.start}
+        reached = {layout.bodies[self.start]}
         seen = bytearray(len(layout.order))
         stack = [layout.bodies[self.start]]
         while stack:
@@ -135,27 +136,20 @@ class Productions:
                 continue
             seen[row] = 1
             stack += layout.below[row]
-            expr = layout.order[row]
-            if isinstance(expr, Ref):
-                reached.add(expr.rule)
+            if layout.kinds[row] == CALL:
+                reached.add(layout.called[row])
                 stack.append(layout.called[row])
-        return len(reached) == len(self.rules)
+        return reached == set(layout.bodies.values())
 
     def encode(self) -> bytes:
         """MessagePack for another process; shared expressions and parts of regular languages stay shared."""
-        order = self.layout.order
-        regexes, places = regular.encode(dict.fromkeys([expr.regex for expr in order if isinstance(expr, Term)]))
-        table: list[tuple[Any, ...]] = []
-        known: dict[tuple[Any, ...], int] = {}
-        rows: list[int] = []
-        for expr, below in zip(order, self.layout.below):
-            row = ("term", places[expr.regex]) if isinstance(expr, Term) else _row(expr, [rows[one] for one in below])
-            index = known.get(row)
-            if index is None:
-                index = known[row] = len(table)
-                table.append(row)
-            rows.append(index)
-        rules = [(name, rows[row]) for name, row in self.layout.bodies.items()]
+        layout = self.layout
+        regexes, places = regular.encode(dict.fromkeys([expr.regex for expr in layout.order if isinstance(expr, Term)]))
+        table = [
+            ("term", places[expr.regex]) if isinstance(expr, Term) else _row(expr, below)
+            for expr, below in zip(layout.order, layout.below)
+        ]
+        rules = list(layout.distinct(self.start).items())
         return msgspec.msgpack.encode([self.start, rules, table, regexes])
 
     @staticmethod
@@ -250,7 +244,7 @@ def _pruned(expr: Expr, below: list[Expr], productive: Mapping[str, int]) -> Exp
     return expr
 
 
-def _row(expr: Expr, below: list[int]) -> tuple[Any, ...]:
+def _row(expr: Expr, below: Sequence[int]) -> tuple[Any, ...]:
     if isinstance(expr, Lit):
         return ("lit", expr.text)
     if isinstance(expr, Ref):

@@ -199,9 +199,10 @@ _KINDS: Final = {Ref: CALL, Seq: ALL, Alt: ANY, Rep: AGAIN}
 
 
 class Layout:
-    """Every expression once (by identity), children before their parents, and rules before those that call them.
+    """Every expression once, equal ones too, children before their parents, and rules before those that call them.
 
-    Where rules call one another, some call comes before the rule.
+    Where rules call one another, some call comes before the rule. Rules with the same body are one: their calls are
+    calls of the first.
 
     Args:
         rules: the rules by name. They are kept alive, because rows are found by identity.
@@ -214,15 +215,43 @@ class Layout:
     """
 
     def __init__(self, rules: Mapping[str, Expr]) -> None:
-        self.order = _callees_first(rules)
-        index = self._index = {id(expr): row for row, expr in enumerate(self.order)}
+        self.order: list[Expr] = []
         self.kinds: list[int] = []
         self.below: list[tuple[int, ...]] = []
-        for expr in self.order:
+        index = self._index = dict[int, int]()
+        known: dict[object, int] = {}
+        for expr in _callees_first(rules):
             kind = _KINDS.get(type(expr), LEAF)
-            self.kinds.append(kind)
-            self.below.append(tuple([index[id(child)] for child in children(expr)]) if kind > CALL else ())
+            below: tuple[int, ...] = ()
+            key: object
+            if isinstance(expr, Seq):
+                below = tuple([index[id(part)] for part in expr.parts])
+                key = (kind, below)
+            elif isinstance(expr, Lit):
+                key = expr.text
+            elif isinstance(expr, Alt):
+                below = tuple([index[id(option)] for option in expr.options])
+                key = (kind, below)
+            elif isinstance(expr, Rep):
+                below = (index[id(expr.item)],)
+                key = (kind, below, expr.low, expr.high)
+            elif isinstance(expr, Ref):
+                key = expr if expr in known else index.get(id(rules.get(expr.rule)), expr)
+            else:
+                key = expr
+            row = known.setdefault(key, len(self.order))
+            if row == len(self.order):
+                self.order.append(expr)
+                self.kinds.append(kind)
+                self.below.append(below)
+            index[id(expr)] = row
         self.bodies = {rule: index[id(body)] for rule, body in rules.items()}
+
+    def distinct(self, start: str) -> dict[str, int]:
+        """The row of each rule's body, without rules other than `start` whose body is that of a rule that is called."""
+        names = {start, *[expr.rule for expr in self.order if isinstance(expr, Ref)]}
+        called = {row for rule, row in self.bodies.items() if rule in names}
+        return {rule: row for rule, row in self.bodies.items() if rule in names or row not in called}
 
     def row(self, expr: Expr) -> int:
         """The row of an expression of this grammar."""
@@ -242,8 +271,13 @@ class Layout:
             GrammarTooComplex: it is not known in time whether a terminal has a text.
         """
         values: list[int | None] = []
-        for row, kind in enumerate(self.kinds):
-            values.append(leaf_length(self.order[row]) if kind == LEAF else self._length(row, kind, values))
+        for row, (expr, kind, below) in enumerate(zip(self.order, self.kinds, self.below)):
+            if kind == LEAF:
+                values.append(len(expr.text) if isinstance(expr, Lit) else leaf_length(expr))
+            elif kind == CALL:
+                values.append(self._length(row, kind, values))
+            else:
+                values.append(length_above(expr, [values[one] for one in below]))
         stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
         if not stale:
             return values

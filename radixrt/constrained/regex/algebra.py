@@ -249,6 +249,7 @@ def _factor(options: list[Regex]) -> list[Regex]:
     for tail in tails:
         heads[tail].append(EPSILON)
     factored: dict[Regex, None] = {}
+    joined: set[Regex] = set()
     for option in options:
         if not isinstance(option, Concat):
             if option not in heads:
@@ -256,7 +257,9 @@ def _factor(options: list[Regex]) -> list[Regex]:
             continue
         shared = heads[option.tail]
         if len(shared) > 1:
-            factored[prepend(alternate(*shared), option.tail)] = None
+            if option.tail not in joined:
+                joined.add(option.tail)
+                factored[prepend(alternate(*shared), option.tail)] = None
         elif option not in heads:
             factored[option] = None
     return list(factored)

@@ -34,7 +34,7 @@ class Dfa:
     languages: tuple[Regex, ...]
 
     @staticmethod
-    @lru_cache(maxsize=256)
+    @lru_cache(maxsize=1024)
     def of(regex: Regex, max_states: int) -> Dfa | None:
         """None if more than max_states derivatives had to be looked at, or if the language is empty."""
         if regex is EMPTY:

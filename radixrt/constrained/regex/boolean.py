@@ -38,6 +38,7 @@ _MAX_WAYS: Final = 16
 _MAX_CLIPS: Final = 200
 
 
+@lru_cache(maxsize=1024)
 def intersect(*items: Regex) -> Regex:
     """The strings that are in all of the items."""
     made = both(*items)
@@ -48,6 +49,7 @@ def intersect(*items: Regex) -> Regex:
     return _plain(made) if isinstance(made, Intersect) else made
 
 
+@lru_cache(maxsize=1024)
 def complement(item: Regex) -> Regex:
     """The strings that are not in item."""
     made = without(item)

@@ -142,7 +142,11 @@ def partition(sets: Iterable[CharSet]) -> list[CharSet]:
 
     Holds: every member of the result is inside or outside of each set, and the members together are `EVERY`.
     """
-    distinct = list(dict.fromkeys(sets))
+    return _partition(frozenset(sets))
+
+
+@lru_cache(maxsize=4096)
+def _partition(distinct: frozenset[CharSet]) -> list[CharSet]:
     changes: dict[int, int] = {0: 0, 0xD800: 0, 0xE000: 0}
     for bit, charset in enumerate(distinct):
         for edge in charset.edges:

@@ -35,6 +35,7 @@ _SPELLINGS: Final = {ord(char): "\\" + _SHORT[char] if char in _SHORT else f"\\u
 _QUOTE: Final = literal('"')
 
 
+@lru_cache(maxsize=1024)
 def json_string(value: Regex, following: str = "") -> Regex:
     """The JSON texts, quotes included, of the strings that are in value.
 

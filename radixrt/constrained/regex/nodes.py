@@ -39,6 +39,7 @@ class Regex:
         depth: how deep its parts are nested; the length of a sequence does not count.
         dead: whether the language is empty, where `search` found out by visiting states; else None.
         ending: a shortest string, where `search` found one; else None.
+        first: `first_sets` of the node, where they are known; else None.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Regex:
         "dead",
         "depth",
         "ending",
+        "first",
         "has_boolean",
         "max_length",
         "min_length",
@@ -70,6 +72,7 @@ class Regex:
         self.serial = next(_serials)
         self._classes: list[CharSet] | None = None
         self._alphabet: CharSet | None = None
+        self.first: frozenset[CharSet] | None = None
         self.dead: bool | None = None
         self.ending: str | None = None
 
@@ -195,11 +198,11 @@ class Alternate(Regex):
     def __init__(self, options: tuple[Regex, ...]) -> None:
         longest = [option.max_length for option in options]
         super().__init__(
-            any(option.nullable for option in options),
-            any(option.has_boolean for option in options),
-            min(option.min_length for option in options),
+            True in [option.nullable for option in options],
+            True in [option.has_boolean for option in options],
+            min([option.min_length for option in options]),
             None if None in longest else max(cast("list[int]", longest)),
-            max(option.depth for option in options) + 1,
+            max([option.depth for option in options]) + 1,
         )
         self.options = options
 
@@ -231,11 +234,11 @@ class Intersect(Regex):
     def __init__(self, items: tuple[Regex, ...]) -> None:
         longest = [item.max_length for item in items if item.max_length is not None]
         super().__init__(
-            all(item.nullable for item in items),
+            False not in [item.nullable for item in items],
             True,
-            max(item.min_length for item in items),
+            max([item.min_length for item in items]),
             min(longest) if longest else None,
-            max(item.depth for item in items) + 1,
+            max([item.depth for item in items]) + 1,
         )
         self.items = items
 
@@ -374,24 +377,33 @@ def needed(node: Regex) -> tuple[Regex, ...]:
     return (node.head, node.tail) if node.head.nullable else (node.head,)
 
 
-def first_sets(node: Regex) -> dict[CharSet, None]:
+def first_sets(node: Regex) -> frozenset[CharSet]:
     """The sets that decide, for the first character, which derivative it is."""
-    sets: dict[CharSet, None] = {}
-    seen = {node}
+    found = node.first
+    if found is not None:
+        return found
     pending = [node]
-    while pending:
-        whole = pending.pop()
-        if isinstance(whole, Chars):
-            sets[whole.charset] = None
-        elif isinstance(whole, Words):
-            sets.update((CharSet.single(char), None) for char in whole.suffixes())
-        elif isinstance(whole, Remainder):
-            sets.update((CharSet.single(char), None) for char in "0123456789.")
-        for part in needed(whole):
-            if part not in seen:
-                seen.add(part)
-                pending.append(part)
-    return sets
+    while pending:  # innermost first, so that nothing calls itself deeply
+        whole = pending[-1]
+        below = needed(whole)
+        missing = [part for part in below if part.first is None]
+        if missing:
+            pending += missing
+            continue
+        pending.pop()
+        whole.first = _own_sets(whole).union(*[part.first for part in below if part.first is not None])
+    assert node.first is not None
+    return node.first
+
+
+def _own_sets(node: Regex) -> frozenset[CharSet]:
+    if isinstance(node, Chars):
+        return frozenset((node.charset,))
+    if isinstance(node, Words):
+        return frozenset([CharSet.single(char) for char in node.suffixes()])
+    if isinstance(node, Remainder):
+        return frozenset([CharSet.single(char) for char in "0123456789."])
+    return frozenset()
 
 
 EPSILON: Final[Regex] = Epsilon(True, False, 0, 0)

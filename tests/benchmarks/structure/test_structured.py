@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.structure import __main__ as structured
-from benchmarks.structure.grammar_jobs import read_entries, run
+from benchmarks.structure.grammar_jobs import read_entries, run, run_beside
 from benchmarks.structure.grammar_worker import Answer, declared, in_order
 
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -38,6 +38,16 @@ def test_a_schema_over_the_limit_ends_its_worker_and_no_more(tiny_model: Callabl
     over, good = run("radixrt", tiny_model("llama"), [{"id": "slow", "schema": slow}, ENTRIES[0]], 0.02)
     assert over.error == "over 0.02 s"
     assert good.id == "good"
+
+
+def test_another_version_answers_each_schema_in_turn(tiny_model: Callable[[str], Path]) -> None:
+    here = Path(structured.__file__).parents[2]
+    pairs = list(run_beside("radixrt", tiny_model("llama"), ENTRIES[:1], 60.0, here))
+    assert [(ours.id, theirs.id) for ours, theirs in pairs] == [("good", "good")]
+    assert pairs[0][0].masks_digest == pairs[0][1].masks_digest
+    missing = run_beside("radixrt", tiny_model("llama"), ENTRIES[:1], 60.0, here / "nowhere")
+    with pytest.raises(OSError, match="nowhere"):
+        next(missing)
 
 
 def test_schemas_are_taken_at_even_distances(tmp_path: Path) -> None:
@@ -70,7 +80,7 @@ def test_verdicts_tell_refusals_from_deaths() -> None:
         Answer("d", error="over 3 s", compile_s=3.0),
     ]
     assert structured.verdicts("x", answers) == ["x", "3", "1", "1", "1 (20.0%)", "2 (40.0%)", "1 of 5", "0 of 5"]
-    assert structured.times("x", answers)[1:5] == ["0.0", "2400.0", "2880.0", "3000.0"]
+    assert structured.times("x", answers)[1:6] == ["0.0", "1800.0", "2400.0", "2880.0", "3000.0"]
 
 
 def test_instances_take_the_order_of_the_schema() -> None:

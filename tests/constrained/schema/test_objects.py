@@ -59,6 +59,25 @@ def test_the_grammar_is_linear_in_the_number_of_optional_members() -> None:
     assert size(400) < 4.2 * size(100)
 
 
+def test_optional_members_before_a_required_one_need_no_rules() -> None:
+    members = {name: {"type": "null"} for name in "abcdef"}
+    closed = {"type": "object", "properties": members, "additionalProperties": False}
+    assert list(normalize({**closed, "required": ["f"]}).productions().rules) == ["start"]
+    assert len(normalize(closed).productions().rules) == len(members)
+
+
+def test_equal_members_of_different_objects_are_written_once() -> None:
+    def rows(kinds: int) -> int:
+        names = {name: {"type": "string"} for name in "abcdefgh"}
+        objects = [
+            {"type": "object", "properties": {**names, "kind": {"const": kind}}, "required": ["kind"]}
+            for kind in range(kinds)
+        ]
+        return len(normalize({"anyOf": objects}).productions().layout.order)
+
+    assert rows(11) - rows(1) < 10 * len("abcdefgh")
+
+
 def test_undeclared_names_are_told_apart_by_patterns() -> None:
     checker = texts(
         {

@@ -82,6 +82,7 @@ class _ArrayAutomaton:
         self._listed = self._list_values() if plan.unique is not None else None
         keys = dict.fromkeys(key(value) for values in self._listed or () for value in values)
         self._numbers = {one: number for number, one in enumerate(keys)}
+        self._matching: dict[int, list[bool]] = {}  # by a value's number: whether it is what each counter counts
 
     def emit(self) -> Expr:
         """Return the whole array. Raises Unsupported."""
@@ -184,7 +185,7 @@ class _ArrayAutomaton:
             twice = number in used
             if twice and self._plan.unique:
                 continue
-            new_counts = self._counted(index, counts, value)
+            new_counts = self._counted(index, counts, number, value)
             if new_counts is not None:
                 target = (after, new_counts, used | {number}, repeated_ or twice)
                 if self._plan.unique is False and target[3]:
@@ -192,10 +193,15 @@ class _ArrayAutomaton:
                 found.append((self._style.value(value), target))
         return found
 
-    def _counted(self, index: int, counts: tuple[int, ...], value: Any) -> tuple[int, ...] | None:
+    def _counted(self, index: int, counts: tuple[int, ...], number: int, value: Any) -> tuple[int, ...] | None:
         found = []
-        for counter, count in zip(self._plan.counts, counts):
-            matches = all(holds(self._graph, formula, value, exact=True) for formula in counter.formulas)
+        matching = self._matching.get(number)
+        if matching is None:
+            matching = self._matching[number] = [
+                all(holds(self._graph, formula, value, exact=True) for formula in counter.formulas)
+                for counter in self._plan.counts
+            ]
+        for counter, count, matches in zip(self._plan.counts, counts, matching):
             count += matches and index >= counter.start
             if counter.high is not None and count > counter.high:
                 return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from radixrt.constrained.productions import NOTHING, Alt, Expr, Lit, Ref, Rep, Seq, Term, alt, optional, seq
 from radixrt.constrained.regex import CharSet, chars, repeat
@@ -11,6 +11,7 @@ from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.nodes import Node
 from radixrt.constrained.schema.values import is_utf8, number_texts, text_of
 
+Comma = Literal["before", "after"]
 END: Expr = Seq(())
 """The empty sequence: nothing follows."""
 
@@ -24,6 +25,7 @@ class TextStyle:
 
     def __init__(self, whitespace: int) -> None:
         self._gap = Term(repeat(chars(CharSet.of(" \n\t")), 0, whitespace)) if whitespace else None
+        self._members: dict[tuple[str, Expr, str], Expr] = {}  # those with short values, which objects often share
 
     def after(self, token: str) -> Expr:
         """Return an opening bracket or separator with the whitespace after it."""
@@ -46,6 +48,17 @@ class TextStyle:
         if self._gap is None:
             return joined(Lit("," + key if comma else key), value)
         return seq(*([self.after(",")] if comma else []), Lit(key), self._gap, value)
+
+    def optional_member(self, name: str, value: Expr, comma: Comma) -> Expr:
+        """Return a declared member that may be missing, with the comma before or after it."""
+        key = (name, value, comma) if isinstance(value, Ref | Lit | Term) else None
+        made = None if key is None else self._members.get(key)
+        if made is None:
+            member = self.member(name, value, comma=comma == "before")
+            made = optional(member if comma == "before" else joined(member, self.after(",")))
+            if key is not None:
+                self._members[key] = made
+        return made
 
     def pair(self, key: Expr, value: Expr) -> Expr:
         """Return an undeclared member; the key ends with its colon."""

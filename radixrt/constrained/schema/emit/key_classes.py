@@ -6,6 +6,7 @@ Each pattern of the object either matches all names of a class or none, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from radixrt.constrained.regex import (
     ANY,
@@ -78,13 +79,12 @@ def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass
     sets = [keys for keys, _ in shape.rules] + [keys for keys, _, _ in shape.witnesses]
     tests = list(dict.fromkeys(test for keys in sets for test in keys.tests))
     limit = graph.budget.limits.key_classes
-    found: list[tuple[frozenset[StringTest], Regex]] = []
-    for test in tests:
-        found = _split(found, test)
-        if len(found) > limit:
-            reason = f"the patterns divide the names of one object into more than {limit} kinds"
-            raise over_limit(pointer, "patternProperties", reason)
-        graph.budget.check_time(pointer, "patternProperties")
+    graph.budget.check_time(pointer, "patternProperties")
+    divided = _divided(tuple([test.language() for test in tests]), limit) if tests else ()
+    found = [(frozenset([tests[place] for place in passed]), language) for passed, language in divided]
+    if len(found) > limit:
+        reason = f"the patterns divide the names of one object into more than {limit} kinds"
+        raise over_limit(pointer, "patternProperties", reason)
     rest = _demanded(shape, frozenset())
     classes: list[KeyClass] = []
     apart: list[Regex] = []  # languages outside the class of the names that pass no test
@@ -109,27 +109,40 @@ def _with_declared(one: KeyClass, shape: ObjectShape) -> KeyClass:
     return replace(one, declared=declared) if declared else one
 
 
-def _split(
-    found: list[tuple[frozenset[StringTest], Regex]], test: StringTest
-) -> list[tuple[frozenset[StringTest], Regex]]:
-    """Divide the classes by one more test; names that pass no test belong to no class.
+_Divided = tuple[tuple[frozenset[int], Regex], ...]
+"""Classes of names: the places of the tests that all names of a class pass, and the names."""
 
-    The classes stay disjoint, and a name that passes some test is in the class of exactly the tests that it passes.
+
+@lru_cache(maxsize=256)
+def _divided(tests: tuple[Regex, ...], limit: int) -> _Divided:
+    """Return the classes that tests divide names into; some of them, if there are more than the limit.
+
+    Names that pass no test belong to no class. The classes are disjoint.
     """
-    divided: list[tuple[frozenset[StringTest], Regex]] = []
-    alone = test.language()
+    found: _Divided = ()
+    for place, language in enumerate(tests):
+        found = _split(found, place, language)
+        if len(found) > limit:
+            break
+    return found
+
+
+def _split(found: _Divided, place: int, test: Regex) -> _Divided:
+    """Divide the classes by one more test."""
+    divided: list[tuple[frozenset[int], Regex]] = []
+    alone = test
     for passed, language in found:
-        if is_disjoint(language, test.language()):
+        if is_disjoint(language, test):
             divided.append((passed, language))
             continue
-        divided.append((passed | {test}, intersect(language, test.language())))
-        outside = intersect(language, complement(test.language()))
+        divided.append((passed | {place}, intersect(language, test)))
+        outside = intersect(language, complement(test))
         if not is_empty(outside):
             divided.append((passed, outside))
         alone = intersect(alone, complement(language))
     if not is_empty(alone):
-        divided.append((frozenset({test}), alone))
-    return divided
+        divided.append((frozenset({place}), alone))
+    return tuple(divided)
 
 
 def _demanded(shape: ObjectShape, passed: frozenset[StringTest]) -> Formulas:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radixrt.constrained.productions import NOTHING, Expr, Lit, Ref, Term, alt, optional, seq
-from radixrt.constrained.schema.emit.json_text import END, Emitter, joined, repeated
+from radixrt.constrained.schema.emit.json_text import END, Comma, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ObjectPlan
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import over_limit
@@ -57,27 +57,26 @@ class _ObjectEmitter:
     def _body(self) -> Expr:
         """Return at least one member.
 
-        Each optional member before the first required one becomes a rule: the member and what may follow, or only what
-        may follow. So every member is written once, after a comma or without one.
+        An optional member before the first required one brings the comma that follows it. Where no member is required,
+        each becomes a rule: the member and what may follow, or only what may follow. So every member is written once.
         """
         members = self._plan.members
         if not members:
             return self._undeclared.members(None, comma=False)
         needed = next((place for place, member in enumerate(members) if member[2]), len(members))
-        following: Expr | None = None
+        after = self._style.after(",")
         if needed < len(members):
-            following = joined(self._member(needed, comma=False), self._chain(needed + 1))
-        elif self._plan.classes:
-            following = self._undeclared.members(None, comma=False)
-        may_be_last = needed == len(members) and not self._plan.witnesses
+            before = [self._optional_member(place, "after") for place in range(needed)]
+            return joined(*before, self._member(needed, comma=False), self._chain(needed + 1))
+        following = self._undeclared.members(None, comma=False) if self._plan.classes else None
         for place in range(needed - 1, -1, -1):
             member = self._member(place, comma=False)
             if following is None:
                 following = member
                 continue
             following = self._emitter.new_rule(following)
-            others = seq(self._style.after(","), following)
-            following = alt(joined(member, optional(others) if may_be_last else others), following)
+            others = seq(after, following)
+            following = alt(joined(member, others if self._plan.witnesses else optional(others)), following)
         return NOTHING if following is None else following
 
     def _share(self, place: int) -> None:
@@ -88,7 +87,7 @@ class _ObjectEmitter:
     def _chain(self, start: int) -> Expr:
         """Return the members from a place on, after another member, and the undeclared ones."""
         parts = [
-            self._member(place, comma=True) if needed else optional(self._member(place, comma=True))
+            self._member(place, comma=True) if needed else self._optional_member(place, "before")
             for place, (_, _, needed) in enumerate(self._plan.members)
             if place >= start
         ]
@@ -96,6 +95,9 @@ class _ObjectEmitter:
 
     def _member(self, place: int, *, comma: bool) -> Expr:
         return self._style.member(self._plan.members[place][0], self._values[place], comma=comma)
+
+    def _optional_member(self, place: int, comma: Comma) -> Expr:
+        return self._style.optional_member(self._plan.members[place][0], self._values[place], comma)
 
     # With counting
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from radixrt.constrained.regex import Regex, RegexTooComplex, alternate, enumerate_strings, shortest_length
@@ -21,13 +22,16 @@ from radixrt.constrained.schema.normal_form.nodes import (
     Node,
     ObjectShape,
 )
+from radixrt.constrained.schema.normal_form.numbers import NumberSet
 from radixrt.constrained.schema.normal_form.static_checks import is_empty
-from radixrt.constrained.schema.normal_form.strings import Source
+from radixrt.constrained.schema.normal_form.strings import Source, StringSet
 from radixrt.constrained.schema.values import key, text_of
 
 T = TypeVar("T")
 MAX_LISTED_NAMES = 32
 """A class of at most this many names becomes as many optional members."""
+MAX_KNOWN = 1024
+"""Languages of scalars that are remembered from one schema to the next."""
 MAX_COMPARED_ITEMS = 8
 """Items that are compared pairwise to prove that `uniqueItems` always holds."""
 
@@ -147,7 +151,7 @@ def plan_node(graph: Graph, node: Node) -> Plan:
         others = tuple(value for value in values if type(value) is not str)
     if graph.reader.unwritable:
         _check_writable(graph, [*texts, *others], node)
-    strings = _union(node, "pattern", [s.language for s in expansion.strings]) if expansion.strings else None
+    strings = _strings(node, expansion)
     numbers = _numbers(node, expansion)
     try:
         arrays = [_plan_array(graph, shape, node.pointer) for shape in expansion.arrays]
@@ -177,20 +181,39 @@ def _check_writable(graph: Graph, values: Iterable[Any], node: Node) -> None:
         check_text(text_of(value), pointer, keyword)
 
 
+def _strings(node: Node, expansion: Expansion) -> Regex | None:
+    """Return the strings as one language; None if there are none. Raises Unsupported."""
+    try:
+        return _union(expansion.strings) if expansion.strings else None
+    except RegexTooComplex as error:
+        raise over_limit(node.pointer, "pattern", f"it is too complex ({error})") from None
+
+
 def _numbers(node: Node, expansion: Expansion) -> tuple[Regex, ...]:
     """Return the numbers as one language, or as several if its automaton is too large. Raises Unsupported."""
     if not expansion.numbers:
         return ()
-    keyword = _number_keyword(expansion)
-    languages = [numbers.language for numbers in expansion.numbers]
-    together = _union(node, keyword, languages)
-    if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
-        return () if together is None else (together,)
-    found = tuple(language for one in languages if (language := _union(node, keyword, [one])) is not None)
-    if any(language.has_boolean and Dfa.of(language, MAX_STATES) is None for language in found):
+    try:
+        found = _number_languages(expansion.numbers)
+    except RegexTooComplex as error:
+        keyword = _number_keyword(expansion)
+        raise over_limit(node.pointer, keyword, f"it is too complex ({error})") from None
+    if found is None:
         reason = f"what is asked of the number takes an automaton of more than {MAX_STATES} states"
         fix = "Take multiples of a smaller number, or bounds with few numbers between them."
-        raise Unsupported(node.pointer, keyword, reason, fix)
+        raise Unsupported(node.pointer, _number_keyword(expansion), reason, fix)
+    return found
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def _number_languages(sets: tuple[NumberSet, ...]) -> tuple[Regex, ...] | None:
+    """Return the sets as one language, or as several; None if an automaton is too large. Raises RegexTooComplex."""
+    together = _union(sets)
+    if together is None or not together.has_boolean or Dfa.of(together, MAX_STATES) is not None:
+        return () if together is None else (together,)
+    found = tuple(language for one in sets if (language := _union((one,))) is not None)
+    if any(language.has_boolean and Dfa.of(language, MAX_STATES) is None for language in found):
+        return None
     return found
 
 
@@ -201,13 +224,11 @@ def _number_keyword(expansion: Expansion) -> str:
     return "minimum" if any(numbers.low is not None for numbers in expansion.numbers) else "maximum"
 
 
-def _union(node: Node, keyword: str, languages: list[Callable[[], Regex]]) -> Regex | None:
-    """Return the union of the languages; None if it is empty. Raises Unsupported."""
-    try:
-        together = alternate(*(language() for language in languages))
-        return None if shortest_length(together) is None else together
-    except RegexTooComplex as error:
-        raise over_limit(node.pointer, keyword, f"it is too complex ({error})") from None
+@lru_cache(maxsize=MAX_KNOWN)
+def _union(sets: tuple[StringSet, ...] | tuple[NumberSet, ...]) -> Regex | None:
+    """Return the union of the languages; None if it is empty. Raises RegexTooComplex."""
+    together = alternate(*(one.language() for one in sets))
+    return None if shortest_length(together) is None else together
 
 
 def _plan_object(graph: Graph, shape: ObjectShape, pointer: str) -> ObjectPlan | None:

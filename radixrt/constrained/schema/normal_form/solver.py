@@ -16,6 +16,7 @@ from radixrt.constrained.schema.normal_form.assertions import (
     AnyOf,
     Assertion,
     OneOf,
+    Type,
     UnevaluatedItems,
     UnevaluatedProperties,
     in_place,
@@ -44,6 +45,8 @@ from radixrt.constrained.schema.normal_form.validation import holds
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
 
 T = TypeVar("T")
+_of_types: dict[tuple[int, bool], Expansion] = {}
+"""Expansions of the schemas that are nothing but a `type`, of all graphs."""
 _BOOLEANS = (frozenset[bool](), frozenset((False,)), frozenset((True,)), frozenset((False, True)))
 """Sets of booleans by `Branch.booleans`."""
 
@@ -66,28 +69,37 @@ def expand(graph: Graph, node: Node) -> Expansion:
     Raises:
         Unsupported: a keyword on the way cannot be enforced, or there are too many branches.
     """
-    union = _union(graph, node)
+    only = _only_assertion(graph, node)
+    known = _of_types.get((only.types, only.integer)) if isinstance(only, Type) else None
+    if known is not None:
+        return known
+    union = _union(graph, node, only)
     if union is not None:
         return Expansion(union=union)
     branch = Branch(graph)
     if not apply_all(branch, node.formulas):
         return Expansion()
-    return _collected(graph, node, _solved(graph, node, branch))
+    found = _collected(graph, node, _solved(graph, node, branch))
+    if isinstance(only, Type):
+        _of_types[only.types, only.integer] = found
+    return found
 
 
-def _union(graph: Graph, node: Node) -> tuple[Node, ...] | None:
-    """Return the nodes of a node that is nothing but a choice between schemas, each of which keeps its own rule."""
+def _only_assertion(graph: Graph, node: Node) -> Assertion | None:
+    """Return the assertion of a node that is nothing but one schema with one assertion."""
     if len(node.formulas) != 1:
         return None
     formula = node.formulas[0]
-    if isinstance(formula, Either):
-        return tuple(dict.fromkeys(graph.node(option) for option in formula.options))
     if not isinstance(formula, Is) or not formula.positive:
         return None
     assertions = graph.assertions(formula.located)
-    if len(assertions) != 1:
-        return None
-    only = assertions[0]
+    return assertions[0] if len(assertions) == 1 else None
+
+
+def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...] | None:
+    """Return the nodes of a node that is nothing but a choice between schemas, each of which keeps its own rule."""
+    if len(node.formulas) == 1 and isinstance(node.formulas[0], Either):
+        return tuple(dict.fromkeys(graph.node(option) for option in node.formulas[0].options))
     if not isinstance(only, AnyOf) and not (isinstance(only, OneOf) and all_disjoint(graph, only)):
         return None
     found = [graph.formulas(option) for option in in_place(only)]
