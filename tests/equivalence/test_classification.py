@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,27 @@ def test_scores_equal_transformers(kind: str, variant: str, tmp_path: Path) -> N
         assert (found.usage.cached_tokens > 100) is (variant != "depth-1-no-cache")
         assert found.classes == ("bad", "fair", "good")
         engine.check_invariants()
+
+
+def test_many_prompts_and_mistakes(tmp_path: Path) -> None:
+    folder = make_tiny_classifier(tmp_path / "m", "llama", num_labels=2)
+    inputs = [[3 + i % 400, 7, 3 + i % 7] for i in range(150)]
+    with start(folder) as engine:
+        found = asyncio.run(engine.async_classify(inputs, activation=False))
+        np.testing.assert_allclose(found.scores[::30], reference_logits(folder, inputs[::30]), atol=1e-5)
+        np.testing.assert_allclose(
+            engine.classify(inputs[149], activation=False).scores[0], found.scores[149], atol=1e-5
+        )
+        assert (found.scores.shape, found.usage.prompt_tokens) == ((150, 2), 450)
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            ([], {}, "prompts"), (["a", ""], {}, "prompts[1]"), ([[3]] * 100 + [[10**6]], {}, "prompts[100]"),
+            ("a", {"activation": 1}, "activation"), ("a", {"activation": None}, "activation"),
+            ("a", {"priority": "high"}, "priority"), ("a " * 600, {}, "prompts[0]"),
+        ]  # fmt: skip
+        for given, options, param in wrong:
+            with pytest.raises(RequestError) as raised:
+                engine.classify(given, **options)
+            assert raised.value.param == param
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
