@@ -42,7 +42,8 @@ PLAIN: dict[int, Config] = {
     64: Config(128, 64, 4, 4),
     128: Config(128, 64, 4, 8, tokens_first=True, bulk=True),
 }
-"""By the tokens of a tile: tilings of gate and up, and of down.
+"""By the tokens of a tile: tilings of gate and up, and of down. Estimates, until `python -m benchmarks.kernels.experts
+--tune` has run on a GPU.
 
 With few tokens several programs share an SM, because each has little to read and waits for its tile before it begins.
 """

@@ -78,7 +78,7 @@ def load_model(
     model = kind(spec, precision, ops or TorchOps(), group)
     tied = spec.decoder.tie_word_embeddings or not spec.has_head  # a head that is missing is never used
     if load_format == "dummy":
-        fill_randomly(model, torch.device(device), seed=seed, tied=tied)
+        fill_randomly(model, torch.device(device), seed=seed, tied=tied, show_progress=show_progress)
     else:
         fill_from_folder(model, folder, torch.device(device), tied=tied, show_progress=show_progress)
     model.finalize()
@@ -163,9 +163,7 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
             del sources["lm_head.weight"]
         _check_tensors(folder, checkpoint, sources)
         total = sum(len(tensors) for tensors in sources.values())
-        with tqdm(
-            total=total, desc="Loading weights", unit="tensor", file=sys.stderr, disable=not show_progress
-        ) as bar:
+        with _bar("Loading weights", total, show_progress) as bar:
             for prefix, module in model.named_modules():
                 for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
                     if shares_head and name == "lm_head.weight":
@@ -178,25 +176,33 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
                     module.process_weights_after_loading()
 
 
-def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool) -> None:
+def _bar(what: str, tensors: int, show: bool) -> Any:
+    return tqdm(total=tensors, desc=what, unit="tensor", file=sys.stderr, disable=not show)
+
+
+def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool, show_progress: bool) -> None:
     """Set every parameter of a model on the meta device: norms to one, the rest normal, the same for a seed.
 
     Each tensor of the whole model has a generator of its own, so ranks make the same model without communication.
     """
     sources = model.checkpoint_tensors()
-    for prefix, module in model.named_modules():
-        for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
-            if tied and name == "lm_head.weight":
-                module.register_parameter("weight", model.embed_tokens)
-                continue
-            values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            if name.endswith("norm"):
-                values.fill_(1.0)
-            else:
-                _draw(values, sources[name], seed)
-            module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
-        if isinstance(module, (Linear, FusedExperts)):
-            module.process_weights_after_loading()
+    if tied:
+        del sources["lm_head.weight"]
+    with _bar("Drawing weights", sum(map(len, sources.values())), show_progress) as bar:
+        for prefix, module in model.named_modules():
+            for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
+                if tied and name == "lm_head.weight":
+                    module.register_parameter("weight", model.embed_tokens)
+                    continue
+                values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                if name.endswith("norm"):
+                    values.fill_(1.0)
+                else:
+                    _draw(values, sources[name], seed)
+                module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
+                bar.update(len(sources[name]))
+            if isinstance(module, (Linear, FusedExperts)):
+                module.process_weights_after_loading()
 
 
 def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int) -> None:

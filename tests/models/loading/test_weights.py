@@ -126,3 +126,5 @@ def test_a_progress_bar_is_drawn_on_stderr(tmp_path: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert "Loading weights" in captured.err
     assert captured.out == ""
+    load(folder, show_progress=True, load_format="dummy")
+    assert "Drawing weights: 100%" in capsys.readouterr().err
