@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixrt.forward_batch.forward_batch import SharedGroups
+from radixrt.forward_batch.forward_batch import ForwardMode, SharedGroups
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
@@ -63,3 +63,20 @@ def test_all_tokens_of_a_row_share_what_the_row_shares() -> None:
     whole = SharedGroups(np.array(segments, np.int32), np.array(members, np.int32)).ends(3)
     by_row = dict(zip([7, 4, 9], whole.tolist(), strict=True))
     assert rows.shared.ends(6).tolist() == [by_row[i] for i in rows.req_pool_idx.tolist()]
+
+
+def test_tokens_of_a_hybrid_model_are_rows_of_their_own_in_decode_steps_alone() -> None:
+    """A sequence's tokens update its state in turn."""
+    columns = {
+        "step_id": 0, "req_pool_idx": pack_i32([1, 2]), "seq_lens": pack_i32([9, 4]),
+        "state_src": pack_i32([5, 0]), "state_dst": pack_i32([5, 6]),
+    }  # fmt: skip
+    decode = ForwardStep(mode=ForwardMode.DECODE, out_cache_loc=pack_i32([3, 4]), **columns)
+    rows = TokenRows.of(decode)
+    assert rows is not None
+    assert (rows.state_src.tolist(), rows.state_dst.tolist()) == ([5, 0], [5, 6])
+    extend = ForwardStep(
+        mode=ForwardMode.EXTEND, out_cache_loc=pack_i32([3, 4, 7]), extend_lens=pack_i32([1, 2]),
+        input_ids=pack_i32([-1, 8, 9]), samples=bytes([1, 1]), **columns,
+    )  # fmt: skip
+    assert TokenRows.of(extend) is None

@@ -19,7 +19,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.runner.model_runner import ModelRunner
 from tests.models.test_decoder import transformers_logits
 from tests.runner.test_narrowed_steps import greedy, runner
-from tests.tiny_models import HYBRID_KINDS
+from tests.tiny_models import HYBRID_KINDS, make_tiny_model
 
 TOLERANCE = 1e-3
 TOKENS = torch.randint(3, 500, (90,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -117,6 +117,16 @@ def test_prompts_in_chunks_and_decoded_tokens_in_one_batch(folder: Path, backend
         rows = [made.row(1, TOKENS[:82], more, (2, 6)), made.row(2, TOKENS[20:61], second, (4, 4))]
         expect(made.run(rows, decode=True), folder, [row.tokens for row in rows])
         rows = [made.row(2, TOKENS[20:62], rows[1], (4, 3)), made.row(1, TOKENS[:83], rows[0], (6, 2))]
+        expect(made.run(rows, decode=True), folder, [row.tokens for row in rows])
+
+
+def test_a_last_layer_that_is_recurrent_is_narrowed_behind_its_mixer(tmp_path: Path) -> None:
+    types = ["full_attention", "linear_attention"]
+    folder = make_tiny_model(tmp_path / "m", "qwen3_5", num_hidden_layers=2, layer_types=types)
+    with steps(folder) as made:
+        whole, short = made.row(1, TOKENS[:80], None, (ZERO_STATE, 2)), made.row(2, TOKENS[:3], None, (ZERO_STATE, 3))
+        expect(made.run([whole, short]), folder, [whole.tokens, short.tokens])
+        rows = [made.row(1, TOKENS[:81], whole, (2, 2)), made.row(2, TOKENS[:4], short, (3, 3))]
         expect(made.run(rows, decode=True), folder, [row.tokens for row in rows])
 
 
