@@ -19,6 +19,7 @@ MAX_MESSAGE_CHARS = 500
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
 
 
 def decode_text(text: str, field: str) -> Any:
@@ -63,6 +64,10 @@ def _wrong_type(message: str) -> RequestError:
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return RequestError(f"{param} is required", param=param, code="missing_field")
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        name = f"{param}.{unknown.group(1)}"[:MAX_PATH_CHARS] if param else unknown.group(1)[:MAX_PATH_CHARS]
+        return RequestError(f"{name} is not a known field; leave it out", param=name, code="unknown_field")
     what = message.split(" - at ")[0].replace("`", "")
     if not param:
         return RequestError(f"the body: {what}", code="invalid_type")

@@ -128,3 +128,17 @@ def constraint_body(output: RequestOutput) -> dict[str, Any] | None:
         "closing_tokens": info.closing_tokens,
         "ignored": info.ignored,
     }
+
+
+def chat_logprobs(rows: list[TokenLogprob], report: TokenReport) -> dict[str, Any]:
+    """The `logprobs` of a choice of a chat answer."""
+    return {"content": token_logprobs(rows, report), "refusal": None}
+
+
+def token_logprobs(rows: list[TokenLogprob], report: TokenReport) -> list[dict[str, Any]]:
+    """Log-probabilities of tokens and of their alternatives, as in OpenAI's API."""
+    return [{**_logprob(row, report), "top_logprobs": [_logprob(top, report) for top in row.top]} for row in rows]
+
+
+def _logprob(row: TokenLogprob, report: TokenReport) -> dict[str, Any]:
+    return {"token": report.name(row), "logprob": clean_logprob(row.logprob), "bytes": list(row.data)}

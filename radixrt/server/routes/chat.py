@@ -20,7 +20,7 @@ from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.messages.parts import FINISH_STOP, Finish
 from radixrt.server.http.connection import DONE, generated
 from radixrt.server.http.receive import receive
-from radixrt.server.protocol.answers import TokenReport, UsageSum, clean_logprob, constraint_body, finish_reason
+from radixrt.server.protocol.answers import TokenReport, UsageSum, chat_logprobs, constraint_body, finish_reason
 from radixrt.server.protocol.fields import (
     allows_control_tokens,
     chat_decoder,
@@ -141,19 +141,6 @@ class ChatEncoder:
         if not self.include_usage:
             return DONE
         return self.choices[0].prefix + b'],"usage":%b}\n\n' % msgspec.json.encode(self.usage.body()) + DONE
-
-
-def chat_logprobs(rows: list[TokenLogprob], report: TokenReport) -> dict[str, Any]:
-    content = []
-    for row in rows:
-        entry = _chat_logprob(row, report)
-        entry["top_logprobs"] = [_chat_logprob(top, report) for top in row.top]
-        content.append(entry)
-    return {"content": content, "refusal": None}
-
-
-def _chat_logprob(row: TokenLogprob, report: TokenReport) -> dict[str, Any]:
-    return {"token": report.name(row), "logprob": clean_logprob(row.logprob), "bytes": list(row.data)}
 
 
 def chat_finish_reason(finish: Finish, parser: AnswerParser, form: AnswerForm) -> str:
