@@ -195,6 +195,12 @@ class ServerConfig:
     allow_control_tokens: bool = option(
         False, "recognize control tokens such as <|im_start|> in the texts of messages, where a request does not say"
     )
+    max_stored_responses: int = option(
+        10_000, "responses of /v1/responses that are kept; the oldest are dropped; 0 keeps none", low=0
+    )
+    max_stored_response_bytes: int = option(
+        128 * 1024 * 1024, "bytes of these, with the conversations that they continue", low=0
+    )
     access_log: bool = option(True, "log a line for each HTTP response, at level info")
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 

@@ -15,6 +15,7 @@ from radixrt.engine.restarts import ExitCode
 from radixrt.messages.scheduler import GrammarStats, ProgramStats, StateStats
 from radixrt.server.app import ROUTES
 from radixrt.server.http.metrics import Metrics
+from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Accounts, Tenant
 from tests.server.fake_engine import FakeEngine, stats
 
@@ -48,7 +49,7 @@ def names_of_metrics() -> set[str]:
         )  # fmt: skip
         accounts = Accounts()
         accounts.of(Tenant("alice"))
-        text = Metrics(engine.client, accounts).render().decode()
+        text = Metrics(engine.client, accounts, ResponseStore(1, 1)).render().decode()
     finally:
         engine.close()
     return {

@@ -25,10 +25,10 @@ from radixrt.server.http.errors import (
     on_request_error,
 )
 from radixrt.server.http.keys import KeyRing
-from radixrt.server.http.middleware import IGNORED_HEADER, MODEL_PATH, Guard, Observe
+from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.request_groups import Service
-from radixrt.server.routes import management, probes
+from radixrt.server.routes import management, probes, responses
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classify
 from radixrt.server.routes.completions import completions
@@ -46,6 +46,11 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/responses", responses.create_response),
+    ("GET", "/v1/responses/{response_id}", responses.get_response),
+    ("DELETE", "/v1/responses/{response_id}", responses.delete_response),
+    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel_response),
+    ("GET", "/v1/responses/{response_id}/input_items", responses.list_input_items),
     ("POST", "/generate", generate),
     ("POST", "/v1/decisions", decisions),
     ("POST", "/v1/embeddings", embeddings),
@@ -58,7 +63,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/tokenizer_info", get_tokenizer_info),
     ("GET", "/chat_template", chat_template),
     ("GET", "/v1/models", management.list_models),
-    ("GET", MODEL_PATH + "{model:path}", management.get_model),
+    ("GET", "/v1/models/{model:path}", management.get_model),
     ("GET", "/health", probes.health),
     ("GET", "/ready", probes.ready),
     ("GET", "/metrics", management.metrics),

@@ -27,6 +27,7 @@ from radixrt.server.deep_check import DeepCheck
 from radixrt.server.http.body_budget import BodyBudget
 from radixrt.server.http.metrics import Metrics
 from radixrt.server.request_context import RequestContext
+from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Accounts, Tenant
 
 Stream = AsyncGenerator[RequestOutput, None]
@@ -64,6 +65,8 @@ class Service:
         created: time at which this server started, in seconds since 1970.
         open_groups: tenant's name and group id -> ids of the engine's requests.
         accounts: what each tenant uses.
+        responses: stored responses of /v1/responses.
+        background_tasks: tasks that generate background responses.
         dialect: the model's support for tools and reasoning.
     """
 
@@ -75,7 +78,9 @@ class Service:
         self.config = config
         self.model_name = model_name
         self.accounts = Accounts()
-        self.metrics = Metrics(client, self.accounts)
+        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
+        self.background_tasks: set[asyncio.Task[None]] = set()
+        self.metrics = Metrics(client, self.accounts, self.responses)
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self.body_budget = BodyBudget(config.max_body_bytes)

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from radixrt.client.engine_client import EngineClient, State
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.scheduler import LoadStats, ProgramStats, SchedulerStats, StateStats
+from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import EVERYONE, Accounts
 
 MAX_IGNORED_NAMES = 50
@@ -207,13 +208,27 @@ class _AccountsCollector(Collector):
         yield from (open_now, ended, tokens, refused)
 
 
+class _ResponsesCollector(Collector):
+    """Stored responses of /v1/responses."""
+
+    def __init__(self, stored: ResponseStore) -> None:
+        self._stored = stored
+
+    def collect(self) -> Iterator[Metric]:
+        count, size, dropped = len(self._stored), self._stored.bytes, self._stored.dropped
+        yield GaugeMetricFamily("radixrt_stored_responses", "Stored responses.", value=count)
+        yield GaugeMetricFamily("radixrt_stored_response_bytes", "Bytes that they count for.", value=size)
+        yield CounterMetricFamily("radixrt_stored_responses_dropped", "Those dropped as the oldest.", value=dropped)
+
+
 class Metrics:
     """Metrics of one server, in their own registry."""
 
-    def __init__(self, client: EngineClient, accounts: Accounts) -> None:
+    def __init__(self, client: EngineClient, accounts: Accounts, responses: ResponseStore) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(client))
         self.registry.register(_AccountsCollector(accounts))
+        self.registry.register(_ResponsesCollector(responses))
         self._http = Counter(
             "radixrt_http_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
         )

@@ -6,6 +6,7 @@ The middleware is plain ASGI because every event of a stream passes through it.
 from __future__ import annotations
 
 import logging
+import re
 import time
 
 from starlette.datastructures import Headers
@@ -21,7 +22,6 @@ from radixrt.server.tenants import EVERYONE
 
 logger = logging.getLogger(__name__)
 
-MODEL_PATH = "/v1/models/"
 CLIENT_CLOSED = 499
 """Status that counts requests whose client left before any answer, as in nginx."""
 
@@ -45,7 +45,8 @@ class Observe:
         self.app = app
         self.keys = keys
         self.metrics = metrics
-        self.routes = routes
+        self._routes = frozenset(path for path in routes if "{" not in path)
+        self._patterns = [_pattern(path) for path in sorted(routes - self._routes)]
         self._access_log = access_log
         self._ids = RequestIds()
 
@@ -87,9 +88,15 @@ class Observe:
                 logger.info("%s %s %d %.0f ms%s", scope["method"], path, status, elapsed_ms, key)
 
     def _route(self, path: str) -> str:
-        if path in self.routes:
+        if path in self._routes:
             return path
-        return MODEL_PATH + "{model}" if path.startswith(MODEL_PATH) else "other"
+        return next((name for pattern, name in self._patterns if pattern.fullmatch(path)), "other")
+
+
+def _pattern(route: str) -> tuple[re.Pattern[str], str]:
+    """Return the pattern of the paths of a route with a parameter, and the name under which they are counted."""
+    name = route.replace(":path", "")
+    return re.compile(re.sub(r"\{\w+\}", "[^/]+" if name == route else ".*", name), re.DOTALL), name
 
 
 class Guard:

@@ -18,7 +18,7 @@ from radixrt.server.request_groups import Service
 from radixrt.server.tenants import Tenant
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_")
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 def _model_card(service: Service) -> dict[str, Any]:

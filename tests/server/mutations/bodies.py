@@ -22,19 +22,25 @@ from radixrt.server.protocol.fields import (
     CompletionRequest,
     NativeRequest,
     ReleaseRequest,
+    RoutingFields,
 )
 from radixrt.server.protocol.messages_fields import CountTokensRequest, MessagesRequest
+from radixrt.server.protocol.response_fields import InputItem, ResponsesRequest, UnsupportedResponseFields
 from radixrt.server.routes.classification import ClassificationRequest
 from radixrt.server.routes.embeddings import EmbeddingRequest
 from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
 from tests.constrained import fuzz
 
+RESPONSES_UNSUPPORTED = set(UnsupportedResponseFields.__struct_fields__) - set(RoutingFields.__struct_fields__)
+
 BODIES: dict[str, type | None] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/responses/{response_id}/cancel": None,
     "/generate": NativeRequest,
     "/v1/decisions": DecisionRequest,
     "/v1/embeddings": EmbeddingRequest,
@@ -141,6 +147,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
         ["function", "text", "message", "predicate", "choice", "score", "input_text", "tool_result", "x"]
     ),
     "max_tokens": few,
+    "max_output_tokens": few,
     "max_new_tokens": few,
     "max_completion_tokens": few,
     "min_tokens": few,
@@ -167,6 +174,8 @@ STARTS: dict[type, list[tuple[str, ...]]] = {
     DecisionRequest: [("input", "questions"), ("choices", "text"), ("choices", "messages"), ("choices", "input_ids")],
     AbortRequest: [("rid",), ("abort_all",)],
     ChatMessage: [("content",)],
+    ResponsesRequest: [("max_output_tokens",)],
+    InputItem: [("role", "content")],
 }
 """Fields of which a body needs one group."""
 CONSTRAINTS = [
@@ -212,7 +221,8 @@ def of_type(kind: types.Type, depth: int) -> st.SearchStrategy[Any]:
 def struct_values(kind: types.StructType, depth: int) -> st.SearchStrategy[dict[str, Any]]:
     """Objects with the required fields of a struct and some of the others."""
     fields = {field.encode_name: _field(field, depth) for field in kind.fields}
-    optional = sorted(set(fields) - set(UNSUPPORTED))
+    refused = RESPONSES_UNSUPPORTED if kind.cls is ResponsesRequest else UNSUPPORTED
+    optional = sorted(set(fields) - set(refused))
     required = [field.encode_name for field in kind.fields if field.required]
     always = {"max_tokens", "sampling_params", *required} & set(fields)
     starts = STARTS.get(kind.cls, [()])

@@ -22,9 +22,13 @@ GET_ROUTES = (
     "/v1/models/tiny",
     "/v1/models/%00",
     "/chat_template",
+    "/v1/responses/resp_x",
+    "/v1/responses/%00/input_items?limit=-1",
     "/nope",
 )
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/decisions", "/v1/embeddings") * 2
+GENERATING = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate", "/v1/decisions", "/v1/embeddings",
+) * 2  # fmt: skip
 """Routes that get three times as many requests as the others."""
 OTHER_METHODS = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
 HEADERS = (

@@ -1,0 +1,262 @@
+"""Items of the Responses API: those of a request, checked and with ids, and the chat messages that they stand for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from radixrt.chat.decoding import decode_text
+from radixrt.chat.types import ChatMessage, FunctionCall, ToolCall
+from radixrt.errors import RequestError, shown, unsupported
+from radixrt.server.protocol.response_fields import InputContent, InputItem
+
+Item = dict[str, Any]
+"""An item as the API shows it."""
+
+ROLES = ("user", "assistant", "system", "developer")
+TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+TEXT_TYPES = ("input_text", "output_text", "text")
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def read_items(given: str | Sequence[InputItem], find: Callable[[str], Item | None]) -> list[Item]:
+    """Return the items of `input`, each with an id.
+
+    Args:
+        find: returns the stored item of an id, to which an item_reference refers.
+
+    Raises:
+        RequestError: naming the item and the field in it; 404 for a reference to an unknown item.
+    """
+    if isinstance(given, str):
+        return [_message("user", [{"type": "input_text", "text": given}], None)]
+    items = []
+    for i, item in enumerate(given):
+        place = f"input[{i}]"
+        if item.type == "item_reference":
+            items.append(_referred(item, place, find))
+        else:
+            items.append(_READERS.get(_type_of(item, place), _unknown)(item, place))
+    return items
+
+
+def _type_of(item: InputItem, place: str) -> str:
+    if item.type is None and item.role is None:
+        raise RequestError(f"{place}.type is required", param=f"{place}.type", code="missing_field")
+    return item.type or "message"
+
+
+def _unknown(item: InputItem, place: str) -> Item:
+    raise unsupported(f"{place}.type", f"an item of type {shown(item.type)}", instead=f"there are {', '.join(TYPES)}")
+
+
+def _referred(item: InputItem, place: str, find: Callable[[str], Item | None]) -> Item:
+    found = find(_required(item.id, f"{place}.id"))
+    if found is None:
+        raise RequestError(
+            f"{place}.id: no stored response has the item {shown(item.id)}; send the item itself",
+            param=f"{place}.id", code="item_not_found", status=404,
+        )  # fmt: skip
+    return found
+
+
+def _message(role: str, content: list[Item], given_id: str | None) -> Item:
+    return {
+        "id": given_id or new_id("msg"),
+        "type": "message",
+        "role": role,
+        "status": "completed",
+        "content": content,
+    }
+
+
+def _read_message(item: InputItem, place: str) -> Item:
+    if item.role not in ROLES:
+        raise RequestError(
+            f"{place}.role must be one of {', '.join(ROLES)}, not {shown(item.role)}", param=f"{place}.role"
+        )
+    return _message(item.role, _content(item.content, f"{place}.content", item.role == "assistant"), item.id)
+
+
+def _content(given: str | list[InputContent] | None, place: str, of_assistant: bool) -> list[Item]:
+    """Return the parts of a content, all of them texts or refusals."""
+    if given is None:
+        raise RequestError(f"{place} is required", param=place, code="missing_field")
+    parts = [InputContent(type="text", text=given)] if isinstance(given, str) else given
+    made: list[Item] = []
+    for i, part in enumerate(parts):
+        if part.type == "refusal" and of_assistant:
+            made.append({"type": "refusal", "refusal": _required(part.refusal, f"{place}[{i}].refusal")})
+            continue
+        if part.type not in TEXT_TYPES:
+            raise unsupported(
+                f"{place}[{i}].type", f"a content part of type {shown(part.type)}", instead="send its text"
+            )
+        text = _required(part.text, f"{place}[{i}].text")
+        if of_assistant:
+            made.append({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+        else:
+            made.append({"type": "input_text", "text": text})
+    return made
+
+
+def _read_call(item: InputItem, place: str) -> Item:
+    arguments = _required(item.arguments, f"{place}.arguments")
+    if not isinstance(decode_text(arguments, f"{place}.arguments") if arguments else {}, dict):
+        raise RequestError(f"{place}.arguments must be the JSON text of an object", param=f"{place}.arguments")
+    return {
+        "id": item.id or new_id("fc"),
+        "type": "function_call",
+        "call_id": _required(item.call_id, f"{place}.call_id"),
+        "name": _required(item.name, f"{place}.name"),
+        "arguments": arguments,
+        "status": "completed",
+    }
+
+
+def _read_call_output(item: InputItem, place: str) -> Item:
+    call_id = _required(item.call_id, f"{place}.call_id")
+    output = item.output if isinstance(item.output, str) else _content(item.output, f"{place}.output", False)
+    return {
+        "id": item.id or new_id("fco"),
+        "type": "function_call_output",
+        "call_id": call_id,
+        "output": output,
+        "status": "completed",
+    }
+
+
+def _read_reasoning(item: InputItem, place: str) -> Item:
+    """Read reasoning with its text, in the content or else in the summary."""
+    content = item.content
+    if isinstance(content, str):
+        content = [InputContent(type="reasoning_text", text=content)]
+    read: dict[str, list[Item]] = {}
+    for field, parts, kind in (("content", content, "reasoning_text"), ("summary", item.summary, "summary_text")):
+        for i, part in enumerate(parts or ()):
+            if part.type != kind:
+                raise unsupported(f"{place}.{field}[{i}].type", f"a part of type {shown(part.type)}", instead=kind)
+            text = _required(part.text, f"{place}.{field}[{i}].text")
+            read.setdefault(field, []).append({"type": kind, "text": text})
+    if item.encrypted_content is not None and not read:
+        raise unsupported(f"{place}.encrypted_content", instead="send the reasoning in content, or leave the item out")
+    return {
+        "id": item.id or new_id("rs"),
+        "type": "reasoning",
+        "summary": read.get("summary", []),
+        "content": read.get("content", []),
+        "status": "completed",
+    }
+
+
+_READERS: dict[str, Callable[[InputItem, str], Item]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_call_output,
+    "reasoning": _read_reasoning,
+}
+
+
+def _required(value: str | None, field: str) -> str:
+    if value is None:
+        raise RequestError(f"{field} is required", param=field, code="missing_field")
+    return value
+
+
+# --- items as chat messages ---
+
+
+def messages_of(instructions: str | None, earlier: Iterable[Item], items: Sequence[Item]) -> list[ChatMessage]:
+    """Return the conversation as chat messages.
+
+    Reasoning, a message of the assistant and the calls after them become one message, as the model wrote them, so that
+    the prompt of the next request begins with the tokens of this one. Incomplete calls are no calls.
+
+    Args:
+        earlier: items of the responses that this one continues.
+        items: items of the request.
+
+    Raises:
+        RequestError: an output belongs to no call.
+    """
+    messages = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
+    turn = _AssistantTurn(messages)
+    called: set[str] = set()
+    for item in earlier:
+        _add(item, turn, called)
+    for i, item in enumerate(items):
+        if item["type"] == "function_call_output" and item["call_id"] not in called:
+            raise RequestError(
+                f"input[{i}].call_id: there is no function_call {shown(item['call_id'])} before this output; "
+                "send it before, or continue its response by previous_response_id", param=f"input[{i}].call_id",
+            )  # fmt: skip
+        _add(item, turn, called)
+    turn.end()
+    return messages
+
+
+def _add(item: Item, turn: _AssistantTurn, called: set[str]) -> None:
+    kind = item["type"]
+    if kind == "reasoning":
+        turn.reason("".join(part["text"] for part in item.get("content") or item["summary"]))
+    elif kind == "function_call":
+        if item["status"] == "completed":
+            called.add(item["call_id"])
+            turn.call(item)
+    elif kind == "function_call_output":
+        turn.end()
+        turn.messages.append(
+            ChatMessage(role="tool", content=_text_of(item["output"]), tool_call_id=item["call_id"])
+        )  # fmt: skip
+    elif item["role"] == "assistant":
+        turn.say(_text_of(item["content"]))
+    else:
+        turn.end()
+        turn.messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
+
+
+def _text_of(content: str | list[Item]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
+
+
+class _AssistantTurn:
+    """Collects the items of one message of the assistant: reasoning, then text, then calls."""
+
+    def __init__(self, messages: list[ChatMessage]) -> None:
+        self.messages = messages
+        self._reasoning = ""
+        self._text: str | None = None
+        self._calls: list[ToolCall] = []
+
+    def reason(self, text: str) -> None:
+        if self._text is not None or self._calls:
+            self.end()
+        self._reasoning += text
+
+    def say(self, text: str) -> None:
+        if self._text is not None or self._calls:
+            self.end()
+        self._text = text
+
+    def call(self, item: Item) -> None:
+        function = FunctionCall(name=item["name"], arguments=item["arguments"])
+        self._calls.append(ToolCall(function=function, id=item["call_id"], type="function"))
+
+    def end(self) -> None:
+        """Append the message, if there is one."""
+        if self._text is not None or self._calls or self._reasoning:
+            self.messages.append(
+                ChatMessage(
+                    role="assistant",
+                    content=self._text if self._calls else self._text or "",
+                    tool_calls=self._calls or None,
+                    reasoning_content=self._reasoning or None,
+                )
+            )
+        self._reasoning, self._text, self._calls = "", None, []
