@@ -34,6 +34,7 @@ LONGEST = (
     "tests/kernels/test_triton_tensor_parallel.py",
     "tests/server/test_pooling_servers.py",
     "tests/server/test_openai_client.py",
+    "tests/server/test_messages_client.py",
     "tests/process/test_tensor_parallel.py",
     "tests/equivalence/test_smollm2.py",
     "tests/examples/test_language_doc.py",

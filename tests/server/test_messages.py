@@ -287,7 +287,7 @@ def test_stop_reasons(engine: FakeEngine, finish: Finish, tokens: int, expected:
 
 
 def test_call_that_an_abort_has_cut_is_left_out(engine: FakeEngine) -> None:
-    text = CALL_GET + "\n" + CALL_STOP[:-20]
+    text = CALL_GET + "\n" + CALL_STOP[:-15]
     finish = Finish("abort")
     engine.script = lambda request: [RequestOutput(request.rid, text, finish=finish, usage=Usage(10, 5, 0))]
     body = {"max_tokens": 100, "messages": [{"role": "user", "content": "hi"}], "tools": [GET, STOP]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,21 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 BLOCK_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 BLOCK_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}\n\n'
+
+
+class BlockFields(NamedTuple):
+    """Names in blocks of one type: of the text, of its deltas, and of the text in these."""
+
+    text: str
+    delta: str
+    fragment: str
+
+
+FIELDS = {
+    "text": BlockFields("text", "text_delta", "text"),
+    "thinking": BlockFields("thinking", "thinking_delta", "thinking"),
+    "tool_use": BlockFields("input", "input_json_delta", "partial_json"),
+}
 
 
 def messages_event(content: dict[str, Any]) -> bytes:
@@ -62,7 +77,7 @@ class MessagesEncoder:
             if isinstance(part, CallBegin) or not blocks or blocks[-1]["type"] != kind:
                 blocks.append(_new_block(part, whole=True))
             if not isinstance(part, CallBegin):
-                blocks[-1][_TEXT_OF[kind]] += self._shown(part)
+                blocks[-1][FIELDS[kind].text] += self._shown(part)
         calls = [block for block in blocks if block["type"] == "tool_use"]
         if calls and not self._parser.has_calls:
             blocks.remove(calls.pop())  # an aborted answer ends within it
@@ -104,10 +119,9 @@ class MessagesEncoder:
             event += messages_event(begun)
         if isinstance(part, CallBegin):
             return event
-        text = self._shown(part)
-        name = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}[kind]
-        delta = {"type": _DELTA_OF[kind], name: text}
-        return event + BLOCK_DELTA % (self._index, msgspec.json.encode(delta)) if text else event
+        text, fields = self._shown(part), FIELDS[kind]
+        delta = msgspec.json.encode({"type": fields.delta, fields.fragment: text})
+        return event + BLOCK_DELTA % (self._index, delta) if text else event
 
     def _end_block(self) -> bytes:
         if not self._open:
@@ -164,10 +178,6 @@ class MessagesEncoder:
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": count_reasoning(token_ids, self.plan.form)},
         }
-
-
-_TEXT_OF = {"text": "text", "thinking": "thinking", "tool_use": "input"}
-_DELTA_OF = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 
 
 def _kind(part: Part) -> str:
