@@ -192,7 +192,5 @@ class StateManager:
             kv.state_len, kv.spare_len = kv.spare_len, kv.state_len
             self._free_spare(kv)  # it is of tokens that were taken back
             return
-        cuts = dict(kv.cuts)
         self.forget(kv)
-        kv.cuts.update(cuts)
         self._start_at(kv, *deepest_state(kv.last_node, kv.protected_len, length))

@@ -9,6 +9,7 @@ import pytest
 
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.wire import unpack_i32
+from radixrt.scheduler.schedule_batch import DECODE
 from tests.scheduler.fake_runner import VOCAB, Harness
 from tests.scheduler.scripted_grammar import ScriptedGrammar
 
@@ -72,8 +73,23 @@ def test_a_long_prompt_leaves_states_where_its_chunks_end_while_slots_are_free()
     h = make(chunked_prefill_size=600)
     long = tokens(20, 1500)
     assert computed(h, long, [*long[:1300], 1, *tokens(21, 99)]) == 1500 + 1400 - 1200
-    full = make(chunked_prefill_size=600, num_states=2 + 1, max_running_requests=1)
-    assert computed(full, long, [*long[:1300], 1, *tokens(21, 99)]) > 1500 + 1400 - 1200
+
+
+def test_states_that_nobody_asked_for_displace_no_others() -> None:
+    h = make(chunked_prefill_size=600, num_states=2 + 3, max_running_requests=1)
+    assert computed(h, PREFIX, tokens(20, 1500), PREFIX) == 300 + 1500 + 1
+
+
+def test_a_flush_drops_the_states_of_running_requests_too() -> None:
+    h = make()
+    h.add("r", PREFIX, max_tokens=20, ignore_eos=True)
+    for _ in range(4):
+        h.turn()
+    assert len(h.scheduler.kv.states.nodes) == 1
+    h.scheduler.flush_cache()
+    assert len(h.scheduler.kv.states.nodes) == 0
+    h.drain()
+    h.assert_output("r")
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -180,6 +196,7 @@ def test_scored_choices_share_the_state_behind_their_prefix() -> None:
         # The state is behind the token before the prefix's last one, which each row computes: a choice's first token
         # is scored there.
         assert h.runner.tokens_computed - before <= (300 if before == 0 else 1) + 6 * 9 + 5
+    assert len(h.scheduler.kv.states.nodes) == 1  # nothing goes on from a choice
 
 
 def test_embedded_texts_share_the_state_of_their_prefix() -> None:
@@ -218,7 +235,10 @@ def test_a_token_that_is_taken_back_costs_nothing_while_there_are_spare_slots() 
     # Without a spare slot a request goes on from the state behind its prompt of 100 tokens, not from the beginning.
     assert replayed(none) > 0
     assert max(max(unpack_i32(step.extend_lens), default=0) for step in none.steps) < 100
-    assert replayed(jumping(2 + 16, depth=1)) == 0
+    one_step = jumping(2 + 16 + 6, depth=1)
+    assert replayed(one_step) == 0
+    decodes = [step for step in one_step.steps if step.mode == DECODE]
+    assert all(step.state_src == step.state_dst for step in decodes), "a spare slot, though all tokens are known"
 
 
 def test_a_token_is_taken_back_though_there_is_a_slot_for_no_more_than_the_rows() -> None:
