@@ -35,10 +35,17 @@ OUTPUT_GATES = (None, "swish", "silu")
 """Values of output_gate_type, the activation of the gate of gated delta nets."""
 
 
-def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a vision model's decoder, `text_config`, and those beside it that it has too."""
+def text_fields(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a vision model's decoder, `text_config`, and those beside it that it has too; of any other
+    model, all fields.
+
+    Raises:
+        ModelLoadError: a vision model has no text_config.
+    """
     text = config.get("text_config")
     if not isinstance(text, Mapping):
+        if architecture.endswith("ForConditionalGeneration"):
+            raise ModelLoadError(f"config.json: text_config is missing, which describes the decoder of {architecture}")
         return dict(config)
     beside = {key: config[key] for key in ("architectures", "quantization_config") if key in config}
     tied = flag(config, "tie_word_embeddings") or flag(text, "tie_word_embeddings")

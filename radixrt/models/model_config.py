@@ -123,7 +123,7 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
     architecture = known.get(architectures[0], architectures[0])
     if architecture in HYBRID_ARCHITECTURES:
-        config = text_fields(config)
+        config = text_fields(architecture, config)
     _check_causal(architectures[0], config)
     classifies = architectures[0] in CLASSIFIER_ARCHITECTURES
     return ModelSpec(

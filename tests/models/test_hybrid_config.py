@@ -89,6 +89,8 @@ def test_the_text_part_of_a_vision_model() -> None:
     assert spec.decoder is not None
     assert spec.decoder.tie_word_embeddings
     assert spec.decoder == decoder(QWEN3_5, tie_word_embeddings=True)
+    with pytest.raises(ModelLoadError, match="text_config is missing"):
+        parse_model_spec({**config, "text_config": None}, {})
 
 
 @pytest.mark.parametrize(
