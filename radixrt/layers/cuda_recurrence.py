@@ -9,7 +9,6 @@ import torch
 
 from radixrt.forward_batch.state_rows import StateRows
 from radixrt.forward_batch.upload import Uploader
-from radixrt.layers.gated_delta_rule import CHUNK
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
 from radixrt.messages.wire import Int32Array
 
@@ -38,22 +37,22 @@ class RowLists:
     all_chunks: Chunks
 
 
-def list_rows(lens: Int32Array, uploader: Uploader) -> RowLists:
-    """List the rows of a step, int32 [B] numbers of tokens."""
+def list_rows(lens: Int32Array, chunk: int, uploader: Uploader) -> RowLists:
+    """List the rows of a step, int32 [B] numbers of tokens, and their chunks of so many tokens."""
     rows = np.arange(len(lens), dtype=np.int32)
     singles = rows[lens == 1]
     longer = np.flatnonzero(lens > 1).astype(np.int32)
     longer = longer[np.argsort(-lens[longer], kind="stable")]
-    every = *_chunks_of(lens, longer), *_chunks_of(lens, rows)
+    every = *_chunks_of(lens, longer, chunk), *_chunks_of(lens, rows, chunk)
     found = uploader.upload([singles, longer, *every])
     return RowLists(found[0], found[1], (found[2], found[3]), (found[4], found[5]))
 
 
-def _chunks_of(lens: Int32Array, rows: Int32Array) -> tuple[Int32Array, Int32Array]:
-    counts = -(-lens[rows] // CHUNK)
+def _chunks_of(lens: Int32Array, rows: Int32Array, chunk: int) -> tuple[Int32Array, Int32Array]:
+    counts = -(-lens[rows] // chunk)
     before = np.cumsum(counts) - counts
     number = np.arange(counts.sum()) - np.repeat(before, counts)
-    return np.repeat(rows, counts), (number * CHUNK).astype(np.int32)
+    return np.repeat(rows, counts), (number * chunk).astype(np.int32)
 
 
 class CudaRecurrence(RecurrenceOps):
@@ -114,7 +113,7 @@ class CudaRecurrence(RecurrenceOps):
         if self._listed is None or self._listed[0] is not rows:
             assert rows.lens is not None
             self._uploader = self._uploader or Uploader(rows.src.device)
-            self._listed = rows, list_rows(rows.lens, self._uploader)
+            self._listed = rows, list_rows(rows.lens, self._conv.CHUNK, self._uploader)
         return self._listed[1]
 
     def _counters(self, count: int, device: torch.device) -> torch.Tensor:

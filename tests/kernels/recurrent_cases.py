@@ -18,7 +18,7 @@ TOLERANCE = {BF16: 2e-2, F16: 3e-3, F32: 2e-5}
 TAPS = 4
 LENGTHS = {
     "short": ([1, 3, 2, 1], [0, 2, 2, 5], [3, 4, 6, 5]),
-    "edges": ([63, 64, 65], [0, 3, 3], [2, 4, 5]),
+    "edges": ([31, 32, 33, 63, 64, 65], [0, 3, 3, 0, 6, 3], [2, 4, 5, 7, 6, 8]),
     "long": ([200, 1, 70], [2, 0, 3], [2, 4, 3]),
 }
 """Numbers of tokens of each row, and the slots they read and write."""

@@ -46,7 +46,7 @@ def with_bf16_weights(case: Case) -> Case:
 def test_decode(ops: RecurrenceOps, heads: tuple[int, int], dim: int) -> None:
     """A fresh row, one in place, a fork of slot 3, and a padding row, which writes nothing; then the same again."""
     rows = make_rows("cpu", [1] * 5, [0, 2, 3, 3, 1], [4, 2, 5, 6, 1], decode=True)
-    case = with_bf16_weights(make_case("cpu", heads, dim, F32, rows, 8))
+    case = with_bf16_weights(make_case("cpu", heads, dim, F32, rows, 9))
     check_step(case, ops, slice(0, 4))
     check_step(case, ops, slice(0, 4))
 
@@ -54,11 +54,11 @@ def test_decode(ops: RecurrenceOps, heads: tuple[int, int], dim: int) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.usefixtures("no_reference")
 def test_prompts(ops: RecurrenceOps, lengths: str) -> None:
-    check_step(make_case("cpu", (1, 2), 32, F32, make_rows("cpu", *LENGTHS[lengths]), 8), ops)
+    check_step(make_case("cpu", (1, 2), 32, F32, make_rows("cpu", *LENGTHS[lengths]), 9), ops)
 
 
 def test_dims_without_a_kernel(ops: RecurrenceOps) -> None:
-    check_step(make_case("cpu", (1, 2), 24, F32, make_rows("cpu", *LENGTHS["short"]), 8), ops)
+    check_step(make_case("cpu", (1, 2), 24, F32, make_rows("cpu", *LENGTHS["short"]), 9), ops)
 
 
 @pytest.mark.parametrize("decode", [True, False])

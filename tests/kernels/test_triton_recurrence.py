@@ -36,7 +36,7 @@ def test_decode(triton_device: str, heads: tuple[int, int], dim: int, dtype: tor
     if triton_device == "cpu" and dim > 32:
         pytest.skip("too slow in the interpreter")
     rows = make_rows(triton_device, [1] * 5, [0, 2, 3, 3, 1], [4, 2, 5, 6, 1], decode=True)
-    case, ops = make_case(triton_device, heads, dim, dtype, rows, 8), make_ops()
+    case, ops = make_case(triton_device, heads, dim, dtype, rows, 9), make_ops()
     check_step(case, ops, slice(0, 4))
     check_step(case, ops, slice(0, 4))
 
@@ -50,11 +50,10 @@ def test_prompts(triton_device: str, heads: tuple[int, int], dim: int, lengths: 
     if triton_device == "cpu" and dtype == BF16:
         pytest.skip("the interpreter multiplies no matrices of bfloat16")
     rows = make_rows(triton_device, *LENGTHS[lengths])
-    check_step(make_case(triton_device, heads, dim, dtype, rows, 8), make_ops())
+    check_step(make_case(triton_device, heads, dim, dtype, rows, 9), make_ops())
 
 
 def test_many_prompts(triton_device: str) -> None:
-    """So many that programs of the state take more columns."""
     if triton_device == "cpu":
         pytest.skip("too slow in the interpreter")
     count = 40

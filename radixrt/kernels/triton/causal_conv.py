@@ -14,10 +14,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixrt.kernels.triton.activation import silu
 from radixrt.kernels.triton.gated_delta_decode import NORM_EPS, SCRATCH
 
-CHUNK = 64
+CHUNK = 32
 """Tokens of a chunk in the lists of chunks."""
 TOKENS = 16
-"""Tokens of a program, where rows have more than one: four programs for each chunk keep all inputs in registers."""
+"""Tokens of a program, where rows have more than one: the inputs of more would not stay in registers."""
 ELEMENTS_PER_WARP = 512
 CHANNELS = 128
 """Channels of a program of the gated short convolution."""

@@ -1,4 +1,4 @@
-"""The gated delta rule over prompts, by chunks of 64 tokens (Yang et al., arXiv 2406.06484 and 2412.06464).
+"""The gated delta rule over prompts, by chunks of 32 tokens (Yang et al., arXiv 2406.06484 and 2412.06464).
 
 Within a chunk, with G the cumulative logarithms of the decay and L the strictly lower triangle of
 beta_i * (k_i . k_j) * exp(G_i - G_j), the values that the tokens add to the state S [v_dim, k_dim] before the chunk are
@@ -13,6 +13,9 @@ row in order, with a part of S in registers. The last kernel normalizes and gate
 Matrix multiplications take operands in the dtype of activations and add in float32. The inverse is computed with
 float32 operands, by substitution: within blocks of 16 tokens row by row, then block by block. Products of powers of L
 would need fewer steps, but their terms grow beyond float32 for prompts that repeat a token.
+
+No matrix multiplication has 64 rows, so none uses Hopper's wgmma: with chunks of 64 tokens, Triton 3.6 compiled these
+kernels into wrong ones for 16-bit dtypes, as it does flash-linear-attention's (fla-org/flash-linear-attention#984).
 """
 
 from __future__ import annotations
@@ -22,17 +25,18 @@ import triton
 import triton.language as tl
 
 from radixrt.kernels.triton.activation import silu
+from radixrt.kernels.triton.causal_conv import CHUNK as CHUNK_TOKENS
 from radixrt.kernels.triton.gated_delta_decode import SCRATCH, log_decay
 
-CHUNK: tl.constexpr = tl.constexpr(64)
+CHUNK: tl.constexpr = tl.constexpr(CHUNK_TOKENS)
 BLOCK: tl.constexpr = tl.constexpr(16)
 
 V_BLOCK = 32
-"""Columns of the state for each program that goes through a row's chunks: four programs for each head of 128, so that
-one row of a model with 32 value heads has one program for each processor."""
-MANY_V_BLOCK = 64
-MANY_PROGRAMS = 512
-"""With at least so many programs of V_BLOCK columns, each takes MANY_V_BLOCK, and keys are loaded half as often."""
+"""Rows of the state for each program that goes through a row's chunks: four programs for each head of 128, so that one
+row of a model with 32 value heads has one program for each processor."""
+STAGES = 2
+"""Chunks whose inputs are in flight."""
+NUM_WARPS = 4
 
 
 @triton.jit
@@ -112,7 +116,7 @@ def _delta_chunk_kernel(
 
 @triton.jit
 def _delta_rows_kernel(
-    qkv, decays, w, attention, states, src, dst, starts, which,
+    qkv, decays, w, attention, states, src, dst, starts, which, out,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr, V_BLOCK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +131,7 @@ def _delta_rows_kernel(
     dims = tl.arange(0, DIM)
     v_dims = tl.program_id(0) % PARTS * V_BLOCK + tl.arange(0, V_BLOCK)
     i = tl.arange(0, CHUNK)
-    state_at = v_dims[None, :] * DIM + dims[:, None]
+    state_at = v_dims[:, None] * DIM + dims[None, :]
     state = tl.load(states + (source * V_HEADS + head) * (DIM * DIM) + state_at)
     for chunk in tl.range(0, tl.cdiv(end - begin, CHUNK).to(tl.int32), num_stages=STAGES):
         token = begin + chunk * CHUNK + i
@@ -136,27 +140,27 @@ def _delta_rows_kernel(
         place = token * V_HEADS + head
         since = tl.load(decays + place, mask=inside, other=0.0)
         whole = tl.load(decays + last_token * V_HEADS + head)
-        v_at = qkv + token[:, None] * ALL + (2 * K_HEADS + head) * DIM + v_dims[None, :]
+        u_at = qkv + token[:, None] * ALL + (2 * K_HEADS + head) * DIM + v_dims[None, :]
         q_at = qkv + token[:, None] * ALL + key_head * DIM + dims[None, :]
         read = tl.load(w + place[:, None] * DIM + dims[None, :], mask=inside[:, None], other=0.0)
-        u = tl.load(v_at, mask=inside[:, None], other=0.0).to(tl.float32)
+        u = tl.load(u_at, mask=inside[:, None], other=0.0).to(tl.float32)
         q = tl.load(q_at, mask=inside[:, None], other=0.0)
         k = tl.load(q_at + K_HEADS * DIM, mask=inside[:, None], other=0.0)
         weights = tl.load(attention + place[:, None] * CHUNK + i[None, :], mask=inside[:, None], other=0.0)
-        before = state.to(dtype)
+        before = tl.trans(state.to(dtype))
         added = u - tl.dot(read, before, input_precision=PRECISION)
-        out = tl.dot(q, before, input_precision=PRECISION) * tl.exp(since)[:, None]
-        out = tl.dot(weights, added.to(dtype), out, input_precision=PRECISION)
-        tl.store(v_at, out.to(dtype), mask=inside[:, None])
+        result = tl.dot(q, before, input_precision=PRECISION) * tl.exp(since)[:, None]
+        result = tl.dot(weights, added.to(dtype), result, input_precision=PRECISION)
+        tl.store(out + place[:, None] * DIM + v_dims[None, :], result.to(dtype), mask=inside[:, None])
         faded = (added * tl.exp(tl.where(inside, whole - since, 0.0))[:, None]).to(dtype)
-        state = tl.dot(tl.trans(k), faded, state * tl.exp(whole), input_precision=PRECISION)
+        state = tl.dot(tl.trans(faded), k, state * tl.exp(whole), input_precision=PRECISION)
     if target != SCRATCH:
         tl.store(states + (target * V_HEADS + head) * (DIM * DIM) + state_at, state)
 
 
 @triton.jit
 def _gated_norm_kernel(
-    qkv, projected, weight, starts, chunk_row, chunk_first, out, x_stride, eps,
+    projected, weight, starts, chunk_row, chunk_first, out, x_stride, eps,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     ALL: tl.constexpr = (2 * K_HEADS + V_HEADS) * DIM
@@ -164,24 +168,22 @@ def _gated_norm_kernel(
     token, inside = _load_chunk(starts, chunk_row, chunk_first, tl.program_id(1))
     column = head * DIM + tl.arange(0, DIM)[None, :]
     mask = inside[:, None] & (column >= 0)
-    x_at = qkv + token[:, None] * ALL + 2 * K_HEADS * DIM + column
+    x_at = out + token[:, None] * (V_HEADS * DIM) + column
     x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(projected + token[:, None] * x_stride + ALL + column, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None] * tl.load(weight + tl.arange(0, DIM))[None, :]
-    result = (x * scale * silu(z)).to(out.dtype.element_ty)
-    tl.store(out + token[:, None] * (V_HEADS * DIM) + column, result, mask=mask)
+    tl.store(x_at, (x * scale * silu(z)).to(out.dtype.element_ty), mask=mask)
 
 
 def gated_delta_chunks(
     qkv: torch.Tensor, projected: torch.Tensor, k_heads: int, v_heads: int, a_log: torch.Tensor, dt_bias: torch.Tensor,
     norm_weight: torch.Tensor, eps: float, states: torch.Tensor, src: torch.Tensor, dst: torch.Tensor,
     starts: torch.Tensor, which: torch.Tensor, chunks: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor,
-    *, num_stages: int = 2, num_warps: int = 4,
 ) -> None:  # fmt: skip
     """Compute the delta rule, the norm and the gate of `RecurrenceOps.gated_delta_net`; nothing is read by the host.
 
     Args:
-        qkv: [T, channels], contiguous, as `convolve_heads` left it; heads of v are overwritten.
+        qkv: [T, channels], contiguous, as `convolve_heads` left it; the heads of v are overwritten by u.
         projected, a_log, dt_bias, norm_weight, eps: as for `gated_delta_decode`.
         states: float32 [slots, v_heads, dim, dim], contiguous; dim is 16, 32, 64 or 128.
         src, dst, starts: int, of the `StateRows`.
@@ -198,15 +200,14 @@ def gated_delta_chunks(
     stride = projected.stride(0)
     _delta_chunk_kernel[grid](
         qkv, projected, a_log, dt_bias, starts, *chunks, decays, w, attention, stride, k_heads, v_heads, dim, precision,
-        num_warps=4,
+        num_warps=NUM_WARPS,
     )  # fmt: skip
-    many = len(which) * v_heads * dim >= MANY_PROGRAMS * V_BLOCK
-    block = min(dim, MANY_V_BLOCK if many else V_BLOCK)
+    block = min(dim, V_BLOCK)
     _delta_rows_kernel[(v_heads * (dim // block), len(which))](
-        qkv, decays, w, attention, states, src, dst, starts, which, k_heads, v_heads, dim, block, num_stages, precision,
-        num_warps=num_warps,
+        qkv, decays, w, attention, states, src, dst, starts, which, out, k_heads, v_heads, dim, block, STAGES,
+        precision, num_warps=NUM_WARPS,
     )  # fmt: skip
     _gated_norm_kernel[grid](
-        qkv, projected, norm_weight, starts, *chunks, out, stride, eps, k_heads, v_heads, dim,
+        projected, norm_weight, starts, *chunks, out, stride, eps, k_heads, v_heads, dim,
         num_warps=max(1, CHUNK.value * dim // 2048),
     )  # fmt: skip
