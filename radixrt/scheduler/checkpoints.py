@@ -28,8 +28,8 @@ from radixrt.scheduler.req import Req, ReqState
 
 MIN_GAP = 32
 """A state that saves fewer tokens than this is not worth its slot and its step."""
-MAX_PARTINGS = 8
-"""Maximum number of lengths at which waiting requests part from one that look-ahead takes into account."""
+MAX_CUTS = 8
+"""Maximum number of places ahead of a request, for each costs a step: many waiting requests may part from it."""
 
 
 class Checkpoints:
@@ -61,7 +61,7 @@ class Checkpoints:
         for other in queued.like(req.namespace, req.ids[: req.known_len - 1], req.kv.state_len):
             if other.state is ReqState.WAITING:
                 partings[self._parting(req, other, req.kv.state_len)] += 1
-        for length, count in partings.most_common(MAX_PARTINGS):
+        for length, count in partings.most_common(MAX_CUTS):
             self._add(req, length, count + 1)
         self._add(req, matched, 1)
         if req.row is None:
@@ -96,8 +96,8 @@ class Checkpoints:
         return common if common >= start + self.min_gap else 0
 
     def _add(self, req: Req, length: int, uses: int) -> None:
-        """Add a cut unless another one, or the state itself, is close."""
-        if not req.kv.state_len + self.min_gap <= length < req.known_len:
+        """Add a cut unless another one, or the state itself, is close, or there are enough."""
+        if len(req.kv.cuts) >= MAX_CUTS or not req.kv.state_len + self.min_gap <= length < req.known_len:
             return
         if all(abs(length - cut) >= self.min_gap for cut in req.kv.cuts):
             req.kv.cuts[length] = uses

@@ -138,6 +138,19 @@ def test_the_usage_says_what_was_matched_and_what_was_missing() -> None:
     assert (stats.total, stats.free + stats.cached, stats.evicted) == (40, 40, 0)
 
 
+def test_many_partings_do_not_cut_a_prompt_into_small_pieces() -> None:
+    h = make(max_running_requests=2)
+    long = tokens(3, 1900)
+    h.add("long", long, max_tokens=1)
+    for i in range(40):
+        h.add(f"r{i}", [*long[: 40 * (i + 1)], VOCAB - 1, *tokens(i, 9)], max_tokens=1)
+    h.submit()
+    assert len(h.scheduler.active[0].kv.cuts) <= 8
+    h.drain()
+    for i in range(40):
+        h.assert_output(f"r{i}")
+
+
 def test_a_branch_that_arrives_while_the_first_one_is_computed_waits_for_it() -> None:
     h = make(chunked_prefill_size=90)
     h.add("first", PREFIX + BRANCHES[0], max_tokens=1)
