@@ -42,6 +42,7 @@ LONGEST = (
     "tests/equivalence/test_tiny_models.py",
     "tests/equivalence/test_hybrid.py",
     "tests/server/test_structured_client.py",
+    "tests/server/test_responses_client.py",
     "tests/server/test_tool_tokens.py",
     "tests/process/test_runner_recovery.py",
     "tests/kernels/test_triton_compiles.py",

@@ -11,7 +11,7 @@ from radixrt.chat.dialect import make_dialect
 from radixrt.config import ServerConfig
 from tests.chat import templates
 from tests.chat.templates import template
-from tests.server.fake_engine import FakeEngine, error_delta
+from tests.server.fake_engine import FakeEngine, error_delta, speak
 from tests.server.helpers import Caller, check_error
 
 PATH = "/v1/responses"
@@ -100,6 +100,23 @@ def test_a_continued_response_keeps_its_conversation_when_the_earlier_one_is_del
     check_error(
         own.post(PATH, {"input": "x", "previous_response_id": first["id"]}), 404, "previous_response_id", code
     )  # fmt: skip
+
+
+def test_a_call_that_was_cut_off_is_no_part_of_the_conversation(own: Caller) -> None:
+    own.engine.script = lambda request: speak(request, ['<tool_call>\n{"name": "get", "arguments": {"x', "never"])
+    first = own.post(PATH, {"input": "one", "tools": [GET], "max_output_tokens": 1}).json()
+    (call,) = first["output"]
+    assert call["status"] == "incomplete"
+    assert own.post(PATH, {"input": "two", "previous_response_id": first["id"]}).status_code == 200
+    assert [message["content"] for message in sent(own)] == ["one", "two"]
+    output = {**OUTPUT, "call_id": call["call_id"]}
+    refused = own.post(PATH, {"input": [output], "previous_response_id": first["id"]})
+    check_error(refused, 400, "input[0].call_id")
+
+
+def test_reasoning_without_an_answer_is_a_message_without_text(own: Caller) -> None:
+    assert own.post(PATH, {"input": [REASONING, USER]}).status_code == 200
+    assert sent(own) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}, USER]
 
 
 def test_an_item_is_referred_to_by_its_id(own: Caller) -> None:

@@ -261,6 +261,12 @@ def test_logprobs_stand_beside_their_text(create: Callable, engine: FakeEngine, 
         assert [row for delta in deltas for row in delta] == done == rows
 
 
+def test_logprobs_of_a_token_without_text_are_not_lost(create: Callable, engine: FakeEngine) -> None:
+    engine.script = lambda request: speak(request, ["Hello", ""])
+    final = events_of(create(top_logprobs=1, stream=True))[-1]["response"]
+    assert [row["token"] for row in final["output"][0]["content"][0]["logprobs"]] == ["Hello", ""]
+
+
 # --- how a response ends ---
 
 
