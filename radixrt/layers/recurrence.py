@@ -60,6 +60,9 @@ class GatedDeltaWeights:
 class RecurrenceOps:
     """The reference in torch, on any device. With `rows.lens` None it can be captured by a CUDA graph."""
 
+    def verify(self, shape: GatedDeltaShape, taps: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Compare the kernels of gated delta nets with the reference, and use those that are right alone."""
+
     def short_conv(self, bcx: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor, rows: StateRows) -> torch.Tensor:
         """Mix the tokens of each row by LFM2's gated short convolution.
 

@@ -46,6 +46,11 @@ class GatedDeltaNet(Mixer):
         self.norm = meta_parameter(shape.v_dim, dtype=torch.float32)
         self.out_proj = context.linear(self.mixed_features, spec.hidden_size, bias=False)
 
+    def verify(self, device: torch.device) -> None:
+        """Verify the kernels that compute the layer; see `RecurrenceOps.verify`."""
+        taps = self._sizes.taps
+        self._context.ops.recurrence.verify(self._shape, taps, self._context.activation_dtype, device)
+
     def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         mixed = inputs.attention.mix_states(self, self.in_proj(x), inputs.batch)
         return mixed if narrowed is None else mixed[inputs.batch.logits_index]

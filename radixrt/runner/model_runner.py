@@ -51,7 +51,7 @@ from radixrt.runner.sampling.logprobs import PromptScorer
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep, SampleResult
-from radixrt.runner.warm_up import compile_kernels
+from radixrt.runner.warm_up import compile_kernels, verify_kernels
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ class ModelRunner:
         compile_kernels(
             self._model, self._attention, self._sampler, self.batches, max_rows=rows, max_tokens=c.max_step_tokens
         )
+        with torch.inference_mode():
+            verify_kernels(self._model, self.device)
         if self._modules is not None:
             self._modules.wait(LOADING_S)
         self._start_log.begin("largest step")

@@ -23,6 +23,7 @@ from radixrt.attention.state_pool import RecurrentLayer
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.forward_batch.state_rows import StateRows
 from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
+from radixrt.models.gated_delta_net import GatedDeltaNet
 from radixrt.models.moe import MoEFeedForward
 from radixrt.models.registry import Model
 from radixrt.runner.sampling.sampler import Sampler
@@ -63,6 +64,12 @@ def compile_kernels(
         attention.launch_all(batches.req_to_token)
         sampler.launch_all(min(2, max_rows))
     logger.debug("%d kernels compiled or loaded in %.1f s", len(names), time.perf_counter() - started)
+
+
+def verify_kernels(model: Model, device: torch.device) -> None:
+    """Compare kernels of a recurrent layer, compiled before, with the reference; the others have the same shapes."""
+    for layer in [module for module in model.modules() if isinstance(module, GatedDeltaNet)][:1]:
+        layer.verify(device)
 
 
 def launch_experts(mixture: MoEFeedForward, max_tokens: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixrt.layers.recurrence import RecurrenceOps
+from radixrt.layers.recurrence import GatedDeltaShape, RecurrenceOps
 from tests.kernels.recurrent_cases import (
     BF16,
     F16,
     F32,
     LENGTHS,
+    TAPS,
     check_short_conv,
     check_step,
     make_case,
@@ -59,6 +60,12 @@ def test_many_prompts(triton_device: str) -> None:
     count = 40
     rows = make_rows(triton_device, [2 + i % 5 * 30 for i in range(count)], [0] * count, list(range(2, 2 + count)))
     check_step(make_case(triton_device, (4, 8), 128, BF16, rows, 2 + count), make_ops())
+
+
+def test_verified(triton_device: str, caplog: pytest.LogCaptureFixture) -> None:
+    dim, dtype = (16, F16) if triton_device == "cpu" else (128, BF16)
+    make_ops().verify(GatedDeltaShape(2, 4, dim, dim), TAPS, dtype, torch.device(triton_device))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("decode", [True, False])
