@@ -73,8 +73,16 @@ def accepted(vocab_size: int | None = None, **fields: Any) -> SamplingParams:
 
 
 def test_every_field_is_tested_here() -> None:
-    others = {"logit_bias", "stop", "stop_token_ids", "structured", *KINDS}
+    others = {"logit_bias", "return_hidden_states", "stop", "stop_token_ids", "structured", *KINDS}
     assert set(SamplingParams.__struct_fields__) == {*INTEGERS, *NUMBERS, *FLAGS, *others}
+
+
+@pytest.mark.parametrize("positions", ["last", "prompt"])
+def test_hidden_states_are_of_the_last_token_or_of_the_prompt(positions: Any) -> None:
+    assert accepted(return_hidden_states=positions).return_hidden_states == positions
+    assert accepted(return_hidden_states=positions, max_tokens=0).max_tokens == 0
+    assert refusal(return_hidden_states=positions.upper()).param == "return_hidden_states"
+    assert refusal(return_hidden_states=True).param == "return_hidden_states"
 
 
 def test_the_defaults_are_valid() -> None:

@@ -97,9 +97,9 @@ def test_usage_counts_the_cached_tokens_of_the_same_salt(engine: Engine) -> None
         return one(engine, prompt, {**GREEDY, "max_tokens": 3}, **request).usage
 
     assert usage(prompt, cache_salt="u") == Usage(40, 3, 0)
-    assert usage(prompt, cache_salt="u") == Usage(40, 3, 39)  # the last token's logits are always computed
-    assert usage(prompt[:20], cache_salt="u") == Usage(20, 3, 19)
-    assert usage([*prompt[:30], 7, 8], cache_salt="u") == Usage(32, 3, 30)
+    assert usage(prompt, cache_salt="u") == Usage(40, 3, 39, 39)  # the last token's logits are always computed
+    assert usage(prompt[:20], cache_salt="u") == Usage(20, 3, 19, 19)
+    assert usage([*prompt[:30], 7, 8], cache_salt="u") == Usage(32, 3, 30, 30)
     assert usage(prompt, cache_salt="other") == Usage(40, 3, 0)
     assert usage(prompt) == Usage(40, 3, 0)
 

@@ -13,6 +13,7 @@ from radixrt.messages.parts import ChatPrompt, Finish
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, SchedulerReady, TokenizedReq
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
+from radixrt.tokenizer.info import tokenizer_info
 from radixrt.tokenizer.prompt_encoder import max_input_tokens
 from radixrt.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.model_templates import CHATML
@@ -183,8 +184,9 @@ def test_ready(bench: Bench, num_slots: int, longest: int) -> None:
     vocab_size = bench.tokenizer.vocab_size
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     assert bench.main.recv() == EngineReady(
-        "test", vocab_size, CONTEXT, longest, num_slots, 8, "cpu", "float32", True, {"default": CHATML}, special
-    )
+        "test", vocab_size, CONTEXT, longest, num_slots, 8, "cpu", "float32", True, {"default": CHATML}, special,
+        tokenizer_info(bench.tokenizer),
+    )  # fmt: skip
     assert max_input_tokens(CONTEXT, num_slots) == longest
     message = GenerateReq("r", OK, input_ids=pack_i32([5] * (longest + 1)))
     assert bench.refused(message).code == "context_length_exceeded"
