@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from radixrt.chat.json_limits import check_json_limits
 from radixrt.errors import RequestError
@@ -19,6 +21,8 @@ MAX_MESSAGE_CHARS = 500
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_NO_MEMBER = "Invalid enum value "
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[[^\]]*\]")
 _UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
 
 
@@ -37,17 +41,18 @@ def decode_text(text: str, field: str) -> Any:
         raise RequestError(f"{field} is not JSON: {error}", param=field, code="invalid_json") from None
 
 
-def decoding_error(body: bytes, error: Exception) -> RequestError:
+def decoding_error(body: bytes, error: Exception, wanted: Any = Any) -> RequestError:
     """The error for a body that a msgspec decoder refused.
 
     Args:
         error: one of `DECODING_ERRORS`, as the decoder raised it.
+        wanted: the decoder's type, whose fields of few allowed values are named with these.
 
     Returns:
         An error with status 400, whose `param` is the path of the field, e.g. "messages[2].content".
     """
     if isinstance(error, msgspec.ValidationError):
-        return _wrong_type(str(error))
+        return _wrong_type(str(error), wanted)
     if isinstance(error, RecursionError):
         return RequestError("the body is nested too deeply", code="invalid_json")
     if isinstance(error, UnicodeDecodeError):
@@ -55,7 +60,7 @@ def decoding_error(body: bytes, error: Exception) -> RequestError:
     return _malformed(body, str(error))
 
 
-def _wrong_type(message: str) -> RequestError:
+def _wrong_type(message: str, wanted: Any) -> RequestError:
     if len(message) > MAX_MESSAGE_CHARS:  # it repeats a value
         message = f"{message[:MAX_MESSAGE_CHARS]}... {message[-MAX_PATH_CHARS:]}"
     found = _PATH.search(message)
@@ -71,7 +76,43 @@ def _wrong_type(message: str) -> RequestError:
     what = message.split(" - at ")[0].replace("`", "")
     if not param:
         return RequestError(f"the body: {what}", code="invalid_type")
+    if what.startswith(_NO_MEMBER) and (allowed := allowed_values(wanted, param)):
+        what = f"must be {' or '.join(json.dumps(value) for value in allowed)}, not {what.removeprefix(_NO_MEMBER)}"
+        return RequestError(f"{param} {what}", param=param, code="invalid_type")
     return RequestError(f"{param}: {what}", param=param, code="invalid_type")
+
+
+def allowed_values(wanted: Any, path: str) -> list[str | int]:
+    """Return the values that a field of few allowed values may have, in order; empty for any other field.
+
+    Args:
+        wanted: a type that msgspec decodes.
+        path: of the field, as in msgspec's messages, e.g. "messages[...].role".
+    """
+    types = [_type_info(wanted)]
+    for step in _STEP.finditer(path):
+        types = [inner for each in types for inner in _inside(each, step.group(1))]
+    values = {value for each in types if isinstance(each, msgspec.inspect.LiteralType) for value in each.values}
+    return sorted((value for value in values if value is not None), key=str)
+
+
+@functools.lru_cache(maxsize=64)
+def _type_info(wanted: Any) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(wanted)
+
+
+def _inside(outer: msgspec.inspect.Type, name: str | None) -> list[msgspec.inspect.Type]:
+    """Return the types that a field of an object, or with None the items of an array, may have."""
+    found: list[msgspec.inspect.Type] = []
+    if isinstance(outer, msgspec.inspect.UnionType):
+        return [inner for each in outer.types for inner in _inside(each, name)]
+    if isinstance(outer, msgspec.inspect.StructType):
+        found = [field.type for field in outer.fields if field.encode_name == name]
+    elif isinstance(outer, msgspec.inspect.ListType) and name is None:
+        found = [outer.item_type]
+    return [
+        each for inner in found for each in (inner.types if isinstance(inner, msgspec.inspect.UnionType) else (inner,))
+    ]
 
 
 class _NonFinite:

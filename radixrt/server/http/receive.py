@@ -207,4 +207,4 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except DECODING_ERRORS as error:
-        raise decoding_error(body, error) from None
+        raise decoding_error(body, error, decoder.type) from None
