@@ -93,10 +93,7 @@ class Regex:
 
     def _find_alphabet(self) -> CharSet:
         """The alphabet of a node whose parts have theirs already."""
-        joined = NONE
-        for part in self.parts():
-            joined = joined | part.alphabet()
-        return joined
+        return reduce(CharSet.union, [part.alphabet() for part in self.parts()], NONE)
 
     def parts(self) -> tuple[Regex, ...]:
         """The languages that this one is built from, in order."""
@@ -360,13 +357,11 @@ def remainder_node(divisor: int, carry: int, scale: int | None, point: bool, pen
 
 def subterms(*roots: Regex) -> list[Regex]:
     """The nodes and everything that they are built from, parts before wholes."""
-    found = set(roots)
-    pending = list(roots)
+    found, pending = set(roots), list(roots)
     while pending:
-        for part in pending.pop().parts():
-            if part not in found:
-                found.add(part)
-                pending.append(part)
+        new = set(pending.pop().parts()) - found
+        found |= new
+        pending += new
     return sorted(found, key=lambda part: part.serial)
 
 
@@ -379,19 +374,15 @@ def needed(node: Regex) -> tuple[Regex, ...]:
 
 def first_sets(node: Regex) -> frozenset[CharSet]:
     """The sets that decide, for the first character, which derivative it is."""
-    found = node.first
-    if found is not None:
-        return found
     pending = [node]
-    while pending:  # innermost first, so that nothing calls itself deeply
+    while pending and node.first is None:  # innermost first, so that nothing calls itself deeply
         whole = pending[-1]
-        below = needed(whole)
-        missing = [part for part in below if part.first is None]
-        if missing:
-            pending += missing
-            continue
-        pending.pop()
-        whole.first = _own_sets(whole).union(*[part.first for part in below if part.first is not None])
+        below = [part.first for part in needed(whole) if part.first is not None]
+        if len(below) < len(needed(whole)):
+            pending += [part for part in needed(whole) if part.first is None]
+        else:
+            pending.pop()
+            whole.first = _own_sets(whole).union(*below)
     assert node.first is not None
     return node.first
 
@@ -399,11 +390,8 @@ def first_sets(node: Regex) -> frozenset[CharSet]:
 def _own_sets(node: Regex) -> frozenset[CharSet]:
     if isinstance(node, Chars):
         return frozenset((node.charset,))
-    if isinstance(node, Words):
-        return frozenset([CharSet.single(char) for char in node.suffixes()])
-    if isinstance(node, Remainder):
-        return frozenset([CharSet.single(char) for char in "0123456789."])
-    return frozenset()
+    chars = node.suffixes() if isinstance(node, Words) else "0123456789." if isinstance(node, Remainder) else ""
+    return frozenset([CharSet.single(char) for char in chars])
 
 
 EPSILON: Final[Regex] = Epsilon(True, False, 0, 0)
