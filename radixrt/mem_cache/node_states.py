@@ -78,7 +78,7 @@ class NodeStates:
         self._set(node, NodeState(slot, uses))
         self._count += 1
         self._push(node)
-        above = next_state_above(node)
+        above, _ = state_above(node)
         if above is not None:
             self._push(above)  # it may be worth less now
         return True
@@ -199,22 +199,20 @@ class NodeStates:
             self._leaves.add(node)
 
 
-def next_state_above(node: TreeNode) -> TreeNode | None:
-    """The next node above with a state."""
-    above = node.parent
-    while above is not None and above.state is None:
-        above = above.parent
-    return above
-
-
-def tokens_since_state(node: TreeNode) -> int:
-    """Number of tokens from the next state above the node, or the root, to the node's end."""
+def state_above(node: TreeNode) -> tuple[TreeNode | None, int]:
+    """The next node above with a state, if there is one, and the number of tokens from there, or the root, to the end
+    of the node."""
     tokens = node.num_tokens
     above = node.parent
     while above is not None and above.state is None:
         tokens += above.num_tokens
         above = above.parent
-    return tokens
+    return above, tokens
+
+
+def tokens_since_state(node: TreeNode) -> int:
+    """Number of tokens from the next state above the node, or the root, to the node's end."""
+    return state_above(node)[1]
 
 
 def deepest_state(node: TreeNode, length: int, within: int) -> tuple[TreeNode | None, int]:

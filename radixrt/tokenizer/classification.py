@@ -10,7 +10,7 @@ from radixrt.messages.client import ClassifyReq
 from radixrt.messages.scheduler import TokenizedEmbedReq
 from radixrt.messages.wire import Float32Array, pack_f32
 from radixrt.models.classifier_spec import ClassifierSpec
-from radixrt.tokenizer.pooled_state import PooledState, activate, check_finite, check_prompts
+from radixrt.tokenizer.pooled_state import PooledState, activate, check_finite, check_prompts, pooled_request
 
 
 def check_classification(req: ClassifyReq) -> None:
@@ -31,10 +31,7 @@ class ClassifyState(PooledState):
         self._spec = spec
 
     def request(self) -> TokenizedEmbedReq:
-        req = self._req
-        return TokenizedEmbedReq(
-            req.rid, self._prompts, "last", req.priority, req.cache_salt, req.timeout_s, req.program
-        )
+        return pooled_request(self._req, self._prompts, "last")
 
     def read(self, values: Float32Array) -> Mapping[str, Any]:
         """Apply the activation: [n * labels] -> `pooled_scores`, the same."""

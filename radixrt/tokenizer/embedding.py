@@ -10,7 +10,7 @@ from radixrt.messages.client import EmbedReq
 from radixrt.messages.scheduler import TokenizedEmbedReq
 from radixrt.messages.wire import Float32Array, pack_f32
 from radixrt.models.embedding_spec import EmbeddingSpec
-from radixrt.tokenizer.pooled_state import PooledState, check_finite, check_prompts, unit_vectors
+from radixrt.tokenizer.pooled_state import PooledState, check_finite, check_prompts, pooled_request, unit_vectors
 
 MAX_VECTORS_BYTES = 128 * 1024 * 1024
 """Largest answer to one embedding request, below `channel.MAX_FRAME_BYTES`."""
@@ -77,10 +77,7 @@ class EmbedState(PooledState):
         self._spec = spec
 
     def request(self) -> TokenizedEmbedReq:
-        req = self._req
-        return TokenizedEmbedReq(
-            req.rid, self._prompts, self._spec.pooling, req.priority, req.cache_salt, req.timeout_s, req.program
-        )
+        return pooled_request(self._req, self._prompts, self._spec.pooling)
 
     def read(self, values: Float32Array) -> Mapping[str, Any]:
         """Cut and normalize pooled hidden states: [n * hidden size] -> `embeddings`, [n, dimensions]."""

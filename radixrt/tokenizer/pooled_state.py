@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from radixrt.errors import RequestError
-from radixrt.messages.client import RequestOutput
-from radixrt.messages.parts import FINISH_STOP, Finish, FinishError
+from radixrt.messages.client import ClassifyReq, EmbedReq, RelevanceReq, RequestOutput
+from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, Pooling
 from radixrt.messages.scheduler import TokenDelta, TokenizedEmbedReq, TokenizedScoreReq
 from radixrt.messages.wire import Float32Array, unpack_f32
 from radixrt.models.classifier_spec import Activation
@@ -56,6 +56,19 @@ class PooledState(ABC):
     def fail(self, message: str) -> RequestOutput:
         """End the request with an error (status 500)."""
         return RequestOutput(self._rid, finish=Finish("error", error=FinishError(message)))
+
+
+def pooled_request(
+    req: EmbedReq | ClassifyReq | RelevanceReq, prompts: Sequence[bytes], pooling: Pooling
+) -> TokenizedEmbedReq:  # fmt: skip
+    """Build the request to the scheduler that pools the prompts of a client's request.
+
+    Args:
+        prompts: int32 columns of token ids.
+    """
+    return TokenizedEmbedReq(
+        req.rid, list(prompts), pooling, req.priority, req.cache_salt, req.timeout_s, req.program
+    )  # fmt: skip
 
 
 def check_prompts(prompts: Sequence[str] | None, input_ids: Sequence[bytes] | None) -> None:

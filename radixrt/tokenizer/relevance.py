@@ -25,7 +25,14 @@ from radixrt.messages.wire import Float32Array, pack_f32, pack_i32
 from radixrt.models.embedding_spec import EmbeddingSpec
 from radixrt.models.relevance_spec import RelevanceSpec
 from radixrt.tokenizer.chat_template import ChatTemplate
-from radixrt.tokenizer.pooled_state import MAX_PROMPTS, PooledState, activate, check_finite, unit_vectors
+from radixrt.tokenizer.pooled_state import (
+    MAX_PROMPTS,
+    PooledState,
+    activate,
+    check_finite,
+    pooled_request,
+    unit_vectors,
+)
 from radixrt.tokenizer.prompt_encoder import PromptEncoder
 from radixrt.tokenizer.tokenizer import Tokenizer
 
@@ -64,9 +71,7 @@ class CosineScorer(Scorer):
             *self._prompts.texts(req.queries, "queries", before_query),
             *self._prompts.texts(req.documents, "documents", before_document),
         ]
-        return TokenizedEmbedReq(
-            req.rid, encoded, self._spec.pooling, req.priority, req.cache_salt, req.timeout_s, req.program
-        )
+        return pooled_request(req, encoded, self._spec.pooling)
 
     def scores(self, req: RelevanceReq, values: Float32Array) -> Float32Array:
         queries = len(req.queries)
@@ -135,8 +140,7 @@ class ClassifierScorer(Scorer):
         self._activation = spec.activation
 
     def tokenize(self, req: RelevanceReq) -> TokenizedEmbedReq:
-        encoded = self._pairs.encode(req)
-        return TokenizedEmbedReq(req.rid, encoded, "last", req.priority, req.cache_salt, req.timeout_s, req.program)
+        return pooled_request(req, self._pairs.encode(req), "last")
 
     def scores(self, req: RelevanceReq, values: Float32Array) -> Float32Array:
         return activate(values.reshape(-1, 1), self._activation if req.activation else "none")[:, 0]

@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """What stands in JSON for a value that is not JSON: the numbers of vectors, and a description of all else."""
+    """Return what replaces a value that is not JSON: the numbers of a vector, a description of anything else."""
     return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 

@@ -36,20 +36,27 @@ HALF = "\ufffd"
 """Replacement character: the text of bytes that are not a whole character."""
 
 
-class Generate(Step):
-    """Run a gen: n calls at once."""
+class CallStep(Step):
+    """A step that calls the model and fills a slot."""
 
     calls = True
 
-    def __init__(self, gen: Gen, sampling: SamplingParams, slot: Slot) -> None:
-        self._gen = gen
-        self._sampling = sampling
+    def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._queued = time.monotonic()
         self.label = slot.label
 
     def fail(self, error: Failure) -> None:
         self._slot.fail(error)
+
+
+class Generate(CallStep):
+    """Run a gen: n calls at once."""
+
+    def __init__(self, gen: Gen, sampling: SamplingParams, slot: Slot) -> None:
+        super().__init__(slot)
+        self._gen = gen
+        self._sampling = sampling
 
     async def run(self, branch: Branch) -> None:
         composed = await branch.program.compose(branch.transcript)
@@ -137,19 +144,12 @@ class Generate(Step):
             raise
 
 
-class Choose(Step):
+class Choose(CallStep):
     """Run a select."""
 
-    calls = True
-
     def __init__(self, select: Select, slot: Slot) -> None:
+        super().__init__(slot)
         self._select = select
-        self._slot = slot
-        self._queued = time.monotonic()
-        self.label = slot.label
-
-    def fail(self, error: Failure) -> None:
-        self._slot.fail(error)
 
     async def run(self, branch: Branch) -> None:
         program, select = branch.program, self._select
@@ -192,19 +192,12 @@ class Choose(Step):
         self._slot.fill(chosen, [meta])
 
 
-class Embed(Step):
+class Embed(CallStep):
     """Run an embed, which leaves the transcript as it is."""
 
-    calls = True
-
     def __init__(self, embed: EmbedTexts, slot: Slot) -> None:
+        super().__init__(slot)
         self._embed = embed
-        self._slot = slot
-        self._queued = time.monotonic()
-        self.label = slot.label
-
-    def fail(self, error: Failure) -> None:
-        self._slot.fail(error)
 
     async def run(self, branch: Branch) -> None:
         program, embed = branch.program, self._embed
