@@ -31,7 +31,7 @@ from radixrt.models.loading.source import cache_folder
 SHAPES = {name: GatedDeltaShape(16, v_heads, 128, 128) for name, v_heads in (("0.8B", 16), ("4B", 32), ("27B", 48))}
 """Heads of Qwen3.5's sizes."""
 CUDA_BYTES_PER_US = 4.2e6
-TAPS, RESERVED = 4, 2
+TAPS, RESERVED_STATES = 4, 2
 COPIES_BYTES = 256 * 2**20
 """Size of all pools together, several times the L2 cache."""
 ROWS = ["1", "8", "64", "256", "1x512", "16x512", "1x8192"]
@@ -64,12 +64,12 @@ def make_work(shape: GatedDeltaShape, rows: str, device: str) -> Work:
     copies = max(1, min(64, math.ceil(COPIES_BYTES / (count * state * 4)))) if cuda else 4
     pools = [
         (
-            normal(RESERVED + count, shape.channels, TAPS - 1, dtype=dtype),
-            0.1 * normal(RESERVED + count, shape.v_heads, shape.v_dim, shape.k_dim),
+            normal(RESERVED_STATES + count, shape.channels, TAPS - 1, dtype=dtype),
+            0.1 * normal(RESERVED_STATES + count, shape.v_heads, shape.v_dim, shape.k_dim),
         )
         for _ in range(copies)
     ]
-    slots = RESERVED + torch.randperm(count, device=device)
+    slots = RESERVED_STATES + torch.randperm(count, device=device)
     lens = None if tokens == 1 else np.full(count, tokens, np.int32)
     projected = normal(count * tokens, shape.in_features, dtype=dtype)
     moved = count * 2 * (state * 4 + shape.channels * (TAPS - 1) * dtype.itemsize)

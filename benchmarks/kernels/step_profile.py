@@ -33,13 +33,12 @@ from benchmarks.common.model_shapes import CONFIGS, Shape, shape_folder, shape_o
 from benchmarks.common.ranks import add_arguments, rank_info_of, run_on_ranks
 from benchmarks.common.tables import table
 from benchmarks.offline.workloads import H200, Device
-from radixrt.attention.state_pool import RESERVED
 from radixrt.config import make_config
 from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine import assembly
 from radixrt.engine.settings import resolve_settings
-from radixrt.forward_batch.state_rows import SCRATCH_STATE
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow
+from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
 
@@ -165,7 +164,7 @@ def start_runner(shape: str, rank_info: RankInfo = SINGLE_RANK) -> ModelRunner:
     config, settings = resolve_settings(
         make_config(
             model=str(shape_folder(shape)), load_format="dummy", max_running_requests=512, context_length=16_384,
-            kv_cache_tokens=400_000, device="cuda", tp=rank_info.size, num_states=512 + RESERVED,
+            kv_cache_tokens=400_000, device="cuda", tp=rank_info.size, num_states=512 + RESERVED_STATES,
         ),
         show_progress=False,
     )  # fmt: skip

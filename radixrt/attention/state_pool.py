@@ -9,10 +9,9 @@ from typing import Protocol
 import torch
 
 from radixrt.errors import ConfigError
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, StateRows
+from radixrt.forward_batch.state_rows import StateRows
+from radixrt.messages.state_slots import RESERVED_STATES
 
-RESERVED = SCRATCH_STATE + 1
-"""Slots that no sequence has: zeros, and scratch."""
 MIN_CHECKPOINT_TOKENS, MAX_CHECKPOINT_TOKENS = 64, 2000
 CHECKPOINT_SHARE = 20
 """Tokens of the KV pool for each state in the radix tree: so many that the keys and values take 20 times the memory of
@@ -86,7 +85,7 @@ class StatePool:
         def pool(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             # Empty, not zeros, as for `KVCache`. The reserved slots are read before they are written.
             states = torch.empty(num_states, *shape, dtype=dtype, device=device)
-            states[:RESERVED] = 0
+            states[:RESERVED_STATES] = 0
             return states
 
         self.num_states = num_states
@@ -124,7 +123,7 @@ def size_states(
     Raises:
         ConfigError: the states do not fit; the message names the options to change.
     """
-    least, running = RESERVED + 1, RESERVED + max_requests
+    least, running = RESERVED_STATES + 1, RESERVED_STATES + max_requests
     if wanted is not None:
         number = wanted
     else:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 
 from radixrt.forward_batch.padding import bucket_for, padded
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, StateRows
+from radixrt.forward_batch.state_rows import StateRows
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import I32, Int32Array, unpack_i32
 
 MIN_SAVED_TOKENS = 64

@@ -8,11 +8,6 @@ import torch
 
 from radixrt.messages.wire import Int32Array
 
-ZERO_STATE = 0
-"""Slot of a sequence without tokens: all zeros, and never written."""
-SCRATCH_STATE = 1
-"""Slot that padding rows read and write; its content is finite and means nothing."""
-
 
 @dataclass(frozen=True)
 class StateRows:

@@ -11,8 +11,8 @@ from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import I32, TokenToKVPoolAllocator
 from radixrt.mem_cache.node_states import NodeStates
 from radixrt.mem_cache.prefix_cache import PrefixCache
-from radixrt.mem_cache.state_slots import RESERVED_STATES
 from radixrt.mem_cache.tree_node import NO_CHILDREN, RootNode, TreeNode
+from radixrt.messages.state_slots import RESERVED_STATES
 
 
 def check_radix_cache(

@@ -7,12 +7,7 @@ allocator (free), a node of the prefix cache, or one request. A step writes it, 
 from __future__ import annotations
 
 from radixrt.errors import InvariantError
-
-ZERO_STATE = 0
-"""Slot of zeros: a fresh sequence reads it, and nothing ever writes it."""
-SCRATCH_STATE = 1
-"""Slot that padding rows read and write; its content means nothing."""
-RESERVED_STATES = 2
+from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE, ZERO_STATE
 
 
 class StateSlotAllocator:

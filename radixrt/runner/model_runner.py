@@ -21,7 +21,7 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query_size
 from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.attention.kv_cache import KVCache
-from radixrt.attention.state_pool import RESERVED, StatePool
+from radixrt.attention.state_pool import StatePool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.executor.mask_buffer import MaskReader
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
@@ -29,6 +29,7 @@ from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.parts import LogprobColumns
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask
+from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec
@@ -178,7 +179,7 @@ class ModelRunner:
         ]
         rows = max(len(step.samples) for step in steps)
         slots = max(len(step.out_cache_loc) // 4 for step in steps)
-        self._allocate(-(-slots // c.page_size) * c.page_size, rows, RESERVED)
+        self._allocate(-(-slots // c.page_size) * c.page_size, rows, RESERVED_STATES)
         self.init_attention_backend()
         self._start_log.begin("compiling kernels")
         compile_kernels(

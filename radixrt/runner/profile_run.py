@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, MIN_SHORT_ROWS, MIN_SINGLE_ROWS, SHORT_PROMPT
 from radixrt.forward_batch.forward_batch import MIN_WRITES, ForwardMode
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, ZERO_STATE
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.state_slots import SCRATCH_STATE, ZERO_STATE
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.models.registry import Model
 

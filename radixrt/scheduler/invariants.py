@@ -8,8 +8,8 @@ import numpy as np
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-from radixrt.mem_cache.state_slots import RESERVED_STATES, ZERO_STATE
 from radixrt.mem_cache.tree_node import RETAIN_NORMAL, TreeNode
+from radixrt.messages.state_slots import RESERVED_STATES, ZERO_STATE
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.programs import PROGRAM_SHARE
 from radixrt.scheduler.req import Req, ReqState

@@ -20,7 +20,7 @@ from radixrt.attention.state_pool import RecurrentLayer
 from radixrt.engine.engine import Completion
 from radixrt.errors import ConfigError
 from radixrt.forward_batch.forward_batch import ForwardBatch
-from radixrt.forward_batch.state_rows import ZERO_STATE
+from radixrt.messages.state_slots import ZERO_STATE
 from radixrt.sampling_params import SamplingParams
 from tests.equivalence.constraints import SCHEMAS
 from tests.equivalence.reference import greedy_continuation, reference_logits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardMode
-from radixrt.forward_batch.state_rows import SCRATCH_STATE
 from radixrt.messages.runner import ForwardStep
+from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import pack_i32
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, ZERO_STATE, StateRows
+from radixrt.forward_batch.state_rows import StateRows
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
+from radixrt.messages.state_slots import SCRATCH_STATE, ZERO_STATE
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {BF16: 2e-2, F16: 3e-3, F32: 2e-5}

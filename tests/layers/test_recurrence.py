@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, ZERO_STATE, StateRows
+from radixrt.forward_batch.state_rows import StateRows
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
+from radixrt.messages.state_slots import SCRATCH_STATE, ZERO_STATE
 
 SHAPE = GatedDeltaShape(k_heads=2, v_heads=4, k_dim=16, v_dim=8)
 TAPS, SLOTS = 4, 12

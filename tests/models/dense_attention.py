@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.attention.state_pool import RESERVED, LayerStates, RecurrentLayer, StatePool
+from radixrt.attention.state_pool import LayerStates, RecurrentLayer, StatePool
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
-from radixrt.forward_batch.state_rows import ZERO_STATE, StateRows
+from radixrt.forward_batch.state_rows import StateRows
+from radixrt.messages.state_slots import RESERVED_STATES, ZERO_STATE
 from radixrt.models.registry import Model
 
 MAX_ROWS = 8
@@ -58,7 +59,7 @@ class DenseAttention(AttentionBackend):
         assert batch.states is not None
         shape = layer.state
         if shape.layer_id not in self.states:
-            self.states[shape.layer_id] = StatePool([shape], RESERVED + MAX_ROWS, x.device).layers[0]
+            self.states[shape.layer_id] = StatePool([shape], RESERVED_STATES + MAX_ROWS, x.device).layers[0]
         mixed = layer.recur(x, self.states[shape.layer_id], batch.states)
         assert mixed.shape == (x.shape[0], layer.mixed_features)
         assert mixed.dtype == x.dtype
@@ -82,7 +83,7 @@ class DenseAttention(AttentionBackend):
 def make_batch(lens: list[tuple[int, int, int]], input_ids: list[int]) -> ForwardBatch:
     """A batch of rows (request, prefix length, new tokens) without a KV pool."""
     rows, prefix, new = (np.array(column, np.int32) for column in zip(*lens, strict=True))
-    slots = torch.tensor(RESERVED + rows.astype(np.int64))
+    slots = torch.tensor(RESERVED_STATES + rows.astype(np.int64))
     src, starts = torch.where(torch.tensor(prefix > 0), slots, ZERO_STATE), torch.tensor([0, *np.cumsum(new)])
     positions = [p for _, start, count in lens for p in range(start, start + count)]
     return ForwardBatch(

@@ -13,8 +13,8 @@ import torch
 
 from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.forward_batch.forward_batch import ForwardBatch
-from radixrt.forward_batch.state_rows import SCRATCH_STATE, ZERO_STATE
 from radixrt.messages.runner import ForwardStep, RowWrite
+from radixrt.messages.state_slots import SCRATCH_STATE, ZERO_STATE
 from radixrt.messages.wire import pack_i32
 from radixrt.runner.model_runner import ModelRunner
 from tests.models.test_decoder import transformers_logits

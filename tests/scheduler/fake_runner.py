@@ -22,10 +22,11 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-from radixrt.mem_cache.state_slots import RESERVED_STATES, SCRATCH_STATE, StateSlotAllocator
+from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.messages.parts import Finish, LogprobColumns, Pooling, Usage
 from radixrt.messages.runner import CascadeCosts, ForwardStep, GrammarMask, PromptCosts, StepFailed, StepOutput
 from radixrt.messages.scheduler import TokenBatch, TokenDelta, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.state_slots import RESERVED_STATES, SCRATCH_STATE
 from radixrt.messages.wire import pack_f32, pack_i32, unpack_f32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.checkpoints import MIN_GAP, Checkpoints

@@ -27,9 +27,9 @@ from radixrt.attention.flashinfer import DecodePart, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.forward_batch.padding import bucket_for, bucket_ladder, graph_buckets, larger_buckets, padded
-from radixrt.forward_batch.state_rows import SCRATCH_STATE
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.forward_batch.upload import Uploader, layout, view
+from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import Int32Array
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.captures import Captures, begin_capture

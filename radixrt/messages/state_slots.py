@@ -1,0 +1,11 @@
+"""Reserved slots of recurrent states, on which scheduler and runner agree; see `ForwardStep.state_src`.
+
+mem_cache imports this module, and no msgspec.
+"""
+
+ZERO_STATE = 0
+"""State slot of a sequence without tokens: all zeros, and never written."""
+SCRATCH_STATE = 1
+"""State slot that padding rows read and write; its content is finite and means nothing."""
+RESERVED_STATES = 2
+"""Number of these slots, which no sequence has; those of sequences follow."""
