@@ -45,10 +45,7 @@ class Caller:
 
 def events(response: httpx.Response) -> list[Any]:
     """The stream's JSON events; checks the framing and that [DONE], or an error, ends it."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    frames = response.text.split("\n\n")
-    assert frames.pop() == ""
+    frames = _frames(response)
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
     datas = [frame.removeprefix("data: ") for frame in frames]
     if datas[-1] == "[DONE]":
@@ -56,6 +53,24 @@ def events(response: httpx.Response) -> list[Any]:
     else:
         assert "error" in json.loads(datas[-1])
     return [json.loads(data) for data in datas]
+
+
+def named_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream whose frames have a line `event:`; checks that it names the event's type."""
+    found = []
+    for frame in _frames(response):
+        name, data = frame.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def _frames(response: httpx.Response) -> list[str]:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = response.text.split("\n\n")
+    assert frames.pop() == ""
+    return frames
 
 
 def check_error(response: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> str:

@@ -15,7 +15,7 @@ from radixrt.messages.parts import ChatPrompt, Finish, Usage
 from tests.chat import templates
 from tests.chat.templates import template
 from tests.server.fake_engine import MODEL, FakeEngine, error_delta, speak
-from tests.server.helpers import Caller
+from tests.server.helpers import Caller, named_events
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 GET = {"name": "get", "description": "d", "input_schema": CITY}
@@ -42,20 +42,6 @@ def prompt_of(engine: FakeEngine) -> ChatPrompt:
     chat = engine.requests[-1].chat
     assert chat is not None
     return chat
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream; checks that each is named by its type."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    frames = response.text.split("\n\n")
-    assert frames.pop() == ""
-    found = []
-    for frame in frames:
-        name, data = frame.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def accumulated(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -238,7 +224,9 @@ def test_stream_is_the_whole_message(
     assert without_ids(whole)["content"] == blocks
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, None)
     assert all(block["id"].startswith("toolu_") for block in whole["content"] if block["type"] == "tool_use")
-    streamed = accumulated(events(send(engine, THINKING, says=says, tools=[GET, STOP], max_tokens=1000, stream=True)))
+    streamed = accumulated(
+        named_events(send(engine, THINKING, says=says, tools=[GET, STOP], max_tokens=1000, stream=True))
+    )
     assert without_ids(streamed) == without_ids(whole)
 
 
@@ -252,7 +240,7 @@ def test_head_and_usage(engine: FakeEngine) -> None:
         "output_tokens_details": {"thinking_tokens": 0},
     }  # fmt: skip
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    first = events(send(engine, says=["a", "b"], stream=True))[0]["message"]
+    first = named_events(send(engine, says=["a", "b"], stream=True))[0]["message"]
     assert (first["usage"]["input_tokens"], first["usage"]["output_tokens"], first["stop_reason"]) == (10, 0, None)
 
 
@@ -261,7 +249,7 @@ def test_reasoning_is_counted_and_can_be_hidden(engine: FakeEngine) -> None:
     for stream in (False, True):
         says = ["<think>1234", "</think>x", "yes"]  # the second is token 9, the end marker
         answer = send(engine, THINKING, says=says, thinking=hidden, stream=stream)
-        message = accumulated(events(answer)) if stream else answer.json()
+        message = accumulated(named_events(answer)) if stream else answer.json()
         assert message["content"][0] == {"type": "thinking", "thinking": "", "signature": "radixrt"}
         assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
 
@@ -282,7 +270,7 @@ def test_stop_reasons(engine: FakeEngine, finish: Finish, tokens: int, expected:
     body = {"max_tokens": 100, "messages": [{"role": "user", "content": "hi"}], "stop_sequences": ["END"]}
     whole = Caller(engine).post("/v1/messages", body).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
-    streamed = accumulated(events(Caller(engine).post("/v1/messages", {**body, "stream": True})))
+    streamed = accumulated(named_events(Caller(engine).post("/v1/messages", {**body, "stream": True})))
     assert (streamed["stop_reason"], streamed["stop_sequence"]) == expected
 
 
@@ -439,7 +427,7 @@ def test_error_within_a_stream_ends_it(engine: FakeEngine) -> None:
     engine.script = lambda request: [RequestOutput(request.rid, "x"), error_delta(request, "it broke", 500)]
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     response = Caller(engine).post("/v1/messages", body)
-    last = events(response)[-1]
+    last = named_events(response)[-1]
     assert last == {
         "type": "error",
         "error": {"type": "api_error", "message": "it broke"},

@@ -21,7 +21,7 @@ from radixrt.messages.wire import pack_i32
 from tests.chat import templates
 from tests.chat.templates import template
 from tests.server.fake_engine import FakeEngine, error_delta, speak
-from tests.server.helpers import Caller, check_error
+from tests.server.helpers import Caller, check_error, named_events
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 GET = {"name": "get", "description": "d", "parameters": CITY, "strict": True}
@@ -56,20 +56,6 @@ def think(request: GenerateReq) -> Any:
         assert isinstance(output, RequestOutput)
         words = [output.text] if request.stream else EVERYTHING
         yield msgspec.structs.replace(output, output_ids=pack_i32([ids.get(word, 5) for word in words]))
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, in which each line `event:` names the type."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    frames = response.text.split("\n\n")
-    assert frames.pop() == ""
-    found = []
-    for frame in frames:
-        first, second = frame.split("\n")
-        found.append(json.loads(second.removeprefix("data: ")))
-        assert first == f"event: {found[-1]['type']}"
-    return found
 
 
 def shape(value: Any) -> Any:
@@ -148,7 +134,7 @@ def test_the_engine_receives_the_same_as_from_a_chat(
 
 def test_events_of_a_stream_and_the_final_response(create: Callable, engine: FakeEngine) -> None:
     engine.script = think
-    found = events_of(create(THINKING, stream=True, tools=TOOLS, metadata={"a": "b"}))
+    found = named_events(create(THINKING, stream=True, tools=TOOLS, metadata={"a": "b"}))
     part = ["content_part.added", "{}.delta", "{}.done", "content_part.done"]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
     expected = [
@@ -207,7 +193,7 @@ def accumulated(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_reasoning_as_a_summary_of_itself(create: Callable, engine: FakeEngine, summary: str) -> None:
     engine.script = think
     fields = {"tools": TOOLS, "reasoning": {"summary": summary, "effort": "high"}}
-    found = events_of(create(THINKING, stream=True, **fields))
+    found = named_events(create(THINKING, stream=True, **fields))
     for event in found:
         EVENTS.validate_python(event)
     final = found[-1]["response"]
@@ -247,7 +233,7 @@ def test_openai_accumulates_the_same_response(engine: FakeEngine) -> None:
 def test_logprobs_stand_beside_their_text(create: Callable, engine: FakeEngine, stream: bool) -> None:
     engine.script = lambda request: speak(request, ["Hello", "impossible"])
     made = create(top_logprobs=2, stream=stream)
-    found = events_of(made) if stream else []
+    found = named_events(made) if stream else []
     for event in found:
         EVENTS.validate_python(event)
     (message,) = (found[-1]["response"] if stream else made.json())["output"]
@@ -263,7 +249,7 @@ def test_logprobs_stand_beside_their_text(create: Callable, engine: FakeEngine, 
 
 def test_logprobs_of_a_token_without_text_are_not_lost(create: Callable, engine: FakeEngine) -> None:
     engine.script = lambda request: speak(request, ["Hello", ""])
-    final = events_of(create(top_logprobs=1, stream=True))[-1]["response"]
+    final = named_events(create(top_logprobs=1, stream=True))[-1]["response"]
     assert [row["token"] for row in final["output"][0]["content"][0]["logprobs"]] == ["Hello", ""]
 
 
@@ -273,19 +259,19 @@ def test_logprobs_of_a_token_without_text_are_not_lost(create: Callable, engine:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_that_runs_out_of_tokens_is_incomplete(create: Callable, engine: FakeEngine, stream: bool) -> None:
     made = create(max_output_tokens=2, stream=stream)
-    final = events_of(made)[-1]["response"] if stream else made.json()
+    final = named_events(made)[-1]["response"] if stream else made.json()
     assert final["status"] == final["output"][0]["status"] == "incomplete"
     assert final["incomplete_details"] == {"reason": "max_output_tokens"}
     assert final["completed_at"] is None
     if stream:
-        assert events_of(made)[-1]["type"] == "response.incomplete"
+        assert named_events(made)[-1]["type"] == "response.incomplete"
 
 
 def test_a_call_that_is_cut_off_is_never_done(create: Callable, engine: FakeEngine) -> None:
     words = [CALLS[i : i + 9] for i in range(0, len(CALLS), 9)]
     engine.script = lambda request: speak(request, words)
     cut = next(i for i in range(len(words)) if "".join(words[:i]).count("arguments") == 2)
-    found = events_of(create(stream=True, tools=TOOLS, max_output_tokens=cut + 1))
+    found = named_events(create(stream=True, tools=TOOLS, max_output_tokens=cut + 1))
     for event in found:
         EVENTS.validate_python(event)
     statuses = [item["status"] for item in found[-1]["response"]["output"]]
@@ -302,7 +288,7 @@ def test_a_call_that_was_closed_when_tokens_ran_out_is_complete(create: Callable
 
 def test_an_empty_answer_is_a_message(create: Callable, engine: FakeEngine) -> None:
     engine.script = lambda request: speak(request, [])
-    found = events_of(create(stream=True))
+    found = named_events(create(stream=True))
     assert found[-1]["response"]["output"][0]["content"][0]["text"] == ""
     assert accumulated(found) == found[-1]["response"]["output"]
 
@@ -313,7 +299,7 @@ def test_a_constraint_reports_how_it_was_enforced(create: Callable, engine: Fake
         yield RequestOutput(request.rid, "{}", finish=Finish("length", forced_close=True), constraint=info)
 
     engine.script = script
-    found = events_of(create(stream=True, text={"format": {"type": "json_object"}}))
+    found = named_events(create(stream=True, text={"format": {"type": "json_object"}}))
     EVENTS.validate_python(found[-1])
     assert found[-1]["response"]["radixrt"]["forced_close"] is True
     assert found[-1]["response"]["usage"]["total_tokens"] == 0
@@ -328,7 +314,7 @@ def test_an_error_in_mid_stream(create: Callable, engine: FakeEngine, status: in
         yield error_delta(request, "it broke", status, "broken")
 
     engine.script = script
-    *_, error, failed = events_of(create(stream=True))
+    *_, error, failed = named_events(create(stream=True))
     for event in (error, failed):
         EVENTS.validate_python(event)
     assert (error["type"], error["message"], error["code"]) == ("error", "it broke", "broken")
@@ -351,8 +337,8 @@ def test_an_error_before_the_first_output_is_an_http_error(create: Callable, eng
 def test_an_aborted_response_is_cancelled(create: Callable, engine: FakeEngine, stream: bool) -> None:
     engine.script = lambda request: [RequestOutput(request.rid, "Hel", finish=Finish("abort"), usage=Usage(3, 1, 0))]
     made = create(stream=stream)
-    final = events_of(made)[-1]["response"] if stream else made.json()
+    final = named_events(made)[-1]["response"] if stream else made.json()
     Response.model_validate(final)
     assert (final["status"], final["incomplete_details"]) == ("cancelled", None)
     if stream:
-        assert events_of(made)[-1]["type"] == "response.incomplete"
+        assert named_events(made)[-1]["type"] == "response.incomplete"
