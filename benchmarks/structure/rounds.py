@@ -32,9 +32,12 @@ from benchmarks.common.machine import facts
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import table
 from radixrt import Engine
+from radixrt.constrained.schema import SchemaRefused, normalize
 
 PROMPT_TOKENS, OUTPUT_TOKENS, TEMPERATURE = 256, 200, 0.6
 LOW_ID, HIGH_ID = 10, 10_000
+MIXED = 20
+"""Schemas of the kind `schemas`."""
 
 NESTED = {"type": "array", "minItems": 12, "items": {"type": "array", "minItems": 4, "items": {"type": "number"}}}
 RECORD = {
@@ -116,6 +119,27 @@ def run_round(engine: Engine, kind: str, rows: int, seed: int, schemas: Sequence
     )
 
 
+def mixed_schemas(path: Path) -> list[Any]:
+    """Pick `MIXED` schemas from all over a file, of those whose shortest output leaves room within `OUTPUT_TOKENS`.
+
+    Raises:
+        ValueError: the file has too few of them.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    chosen = []
+    for line in random.Random(0).sample(lines, len(lines)):
+        schema = json.loads(line)["schema"]
+        try:
+            productions = normalize(schema).productions()
+        except SchemaRefused:
+            continue
+        if productions.shortest[productions.start] <= OUTPUT_TOKENS // 2:
+            chosen.append(schema)
+        if len(chosen) == MIXED:
+            return chosen
+    raise ValueError(f"{path} has {len(chosen)} schemas with outputs of {OUTPUT_TOKENS // 2} characters, {MIXED} needed")
+
+
 def cells(kind: str, rows: int, rounds: Sequence[Round], plain: float | None) -> list[str]:
     """A row of the table; `plain` is the median rate of plain rows, if it was measured."""
     later = median(each.rate for each in rounds[1:])
@@ -138,7 +162,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=kinds_known, choices=kinds_known)
     parser.add_argument("--model", help="folder with real weights, or `embedded`, instead of a shape with dummy ones")
     parser.add_argument(
-        "--schemas", type=Path, help="JSON lines with a `schema` each; 20 of them are mixed as `schemas`"
+        "--schemas", type=Path, help="JSON lines with a `schema` each; 20 of them are mixed as the kind `schemas`"
     )
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     args = parser.parse_args()
@@ -146,7 +170,7 @@ def main() -> None:
     kinds: list[str] = args.kinds
     schemas: list[Any] = []
     if args.schemas is not None:
-        schemas = [json.loads(line)["schema"] for line in args.schemas.read_text(encoding="utf-8").splitlines()[:20]]
+        schemas = mixed_schemas(args.schemas)
         kinds = [*kinds, "schemas"]
     found = []
     for rows in args.rows:
