@@ -6,7 +6,7 @@ Importing this module imports no torch: config.json is read in processes that ha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,21 +23,39 @@ _KEYS = {
     "default": set[str](),
     "linear": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-}
+    "yarn": {
+        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+        "mscale_all_dim", "truncate",
+    },
+}  # fmt: skip
 _MEANINGLESS_KEYS = {"original_max_position_embeddings", "factor"}
 """Keys that some files have although their kind does not read them, in transformers neither."""
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Parameters of a rotary embedding. Only "llama3" reads the last three fields; "linear" reads factor too."""
+    """Parameters of a rotary embedding.
+
+    Attributes:
+        factor: read by every kind but "default".
+        low_freq_factor, high_freq_factor: read by "llama3".
+        original_context_length: read by "llama3" and "yarn".
+        beta_fast, beta_slow: of "yarn": rotations within the original context length from which on a frequency is
+            kept, and up to which it is divided by the factor; those between are interpolated.
+        truncate: of "yarn": whether the bounds between which frequencies are interpolated are whole numbers.
+        attention_factor: factor of every cos and sin; 1 but for "yarn".
+    """
 
     theta: float
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_length: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
 
 
 def parse_rope(config: Mapping[str, Any], *, default_theta: float = DEFAULT_THETA) -> RopeSpec:
@@ -59,7 +77,7 @@ def parse_rope(config: Mapping[str, Any], *, default_theta: float = DEFAULT_THET
         )
     if kind not in _KEYS:
         raise ModelLoadError(f"config.json: rope_type {kind!r} is not supported; {', '.join(_KEYS)} are")
-    unknown = set(params) - _COMMON_KEYS - _KEYS[kind] - (_MEANINGLESS_KEYS if kind != "llama3" else set())
+    unknown = set(params) - _COMMON_KEYS - _KEYS[kind] - _MEANINGLESS_KEYS
     if unknown:
         raise ModelLoadError(f"config.json: {source}: {', '.join(sorted(unknown))} is not supported for {kind!r}")
 
@@ -77,6 +95,8 @@ def parse_rope(config: Mapping[str, Any], *, default_theta: float = DEFAULT_THET
         return RopeSpec(float(theta))
     if kind == "linear":
         return RopeSpec(float(theta), "linear", number("factor"))
+    if kind == "yarn":
+        return _parse_yarn(float(theta), config, params, source, number)
     return RopeSpec(
         float(theta),
         "llama3",
@@ -85,6 +105,39 @@ def parse_rope(config: Mapping[str, Any], *, default_theta: float = DEFAULT_THET
         number("high_freq_factor"),
         int(number("original_max_position_embeddings")),
     )
+
+
+def _parse_yarn(
+    theta: float, config: Mapping[str, Any], params: Mapping[str, Any], source: str, number: Callable[[str], float]
+) -> RopeSpec:
+    """Read YaRN's parameters, with transformers' defaults for those that are absent or null."""
+
+    def optional(name: str, default: float) -> float:
+        return default if params.get(name) in (None, 0) else number(name)
+
+    original = int(number("original_max_position_embeddings"))
+    length = config.get("max_position_embeddings")
+    factor = optional("factor", length / original if isinstance(length, int) else 1.0)
+    truncate = params.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise ModelLoadError(f"config.json: {source}: truncate must be true or false, not {truncate!r}")
+    mscale, of_all = optional("mscale", 0.0), optional("mscale_all_dim", 0.0)
+    scaled = _yarn_scale(factor, mscale) / _yarn_scale(factor, of_all) if mscale and of_all else _yarn_scale(factor)
+    return RopeSpec(
+        theta,
+        "yarn",
+        factor,
+        original_context_length=original,
+        beta_fast=optional("beta_fast", 32.0),
+        beta_slow=optional("beta_slow", 1.0),
+        truncate=truncate,
+        attention_factor=optional("attention_factor", scaled),
+    )
+
+
+def _yarn_scale(factor: float, scale: float = 1.0) -> float:
+    """Return the factor by which YaRN scales cos and sin, instead of the softmax's temperature."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
@@ -97,6 +150,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
         return inv_freq / rope.factor
     if rope.kind == "llama3":
         return _llama3_scaled(inv_freq, rope)
+    if rope.kind == "yarn":
+        return _yarn_scaled(rope, head_dim)
     return inv_freq
 
 
@@ -114,6 +169,26 @@ def _llama3_scaled(inv_freq: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
     return torch.where(between, interpolated, scaled)
 
 
+def _yarn_scaled(rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """Divide low frequencies by the factor, keep high ones, and interpolate between (YaRN, arXiv 2309.00071)."""
+    import torch
+
+    def dimension(rotations: float) -> float:
+        """Dimension that makes so many rotations within the original context length."""
+        turns = rope.original_context_length / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    high = high + 0.001 if low == high else high
+    powers = rope.theta ** (torch.arange(0, head_dim, 2).to(torch.float32) / head_dim)
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
 def rotary_table(
     rope: RopeSpec, head_dim: int, context_length: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
@@ -126,5 +201,5 @@ def rotary_table(
 
     inv_freq = inverse_frequencies(rope, head_dim).to(device)
     angles = torch.outer(torch.arange(context_length, dtype=torch.float32, device=device), inv_freq)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = ((values * rope.attention_factor).to(dtype) for values in (angles.cos(), angles.sin()))
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)

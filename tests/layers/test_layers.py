@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,7 +78,12 @@ SPECS = [
     RopeSpec(10000.0),
     RopeSpec(5e5, "linear", 4.0),
     RopeSpec(5e5, "llama3", 8.0, 1.0, 4.0, 64),
-]
+    RopeSpec(5e5, "yarn", 8.0, original_context_length=64, attention_factor=0.1 * math.log(8.0) + 1),
+    RopeSpec(
+        150000.0, "yarn", 32.0, original_context_length=64, beta_fast=16.0, beta_slow=2.0, truncate=False,
+        attention_factor=1.25,
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
@@ -92,6 +99,15 @@ def test_rotary_equals_transformers(spec: RopeSpec, dtype: torch.dtype) -> None:
             "high_freq_factor": spec.high_freq_factor,
             "original_max_position_embeddings": spec.original_context_length,
         }
+    if spec.kind == "yarn":
+        parameters |= {
+            "original_max_position_embeddings": spec.original_context_length,
+            "beta_fast": spec.beta_fast,
+            "beta_slow": spec.beta_slow,
+            "truncate": spec.truncate,
+        }
+        if spec.attention_factor == 1.25:  # else it is derived from the factor
+            parameters["attention_factor"] = spec.attention_factor
     if spec.kind == "default":
         del parameters["factor"]
     config = LlamaConfig(

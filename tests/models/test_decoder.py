@@ -22,6 +22,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 ENDS_RECURRENT = ["linear_attention", "full_attention", "full_attention", "linear_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
+    "qwen3-rope-yarn": ("qwen3", {"rope_parameters": YARN}),
     "lfm2": ("lfm2", {}),
     "lfm2-plain-size": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True, "conv_L_cache": 4}),
     "mixtral": ("mixtral", {}),
@@ -47,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"linear_num_key_heads": 4, "attention_bias": True, "layer_types": ENDS_RECURRENT},
     ),
     "qwen3-5-moe": ("qwen3_5_moe", {}),
+    "qwen3-5-rope-yarn": ("qwen3_5", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.25}}),
     "qwen3-next": ("qwen3_next", {}),
     "qwen3-next-interval": ("qwen3_next", {"layer_types": None, "full_attention_interval": 2, "mlp_only_layers": []}),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),

@@ -108,7 +108,7 @@ def test_the_text_part_of_a_vision_model() -> None:
         (QWEN3_5, {"linear_num_key_heads": 12}, "linear_num_value_heads 32 is no multiple"),
         (QWEN3_5, {"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple"),
         (QWEN3_5, {"head_dim": 30, "partial_rotary_factor": 0.5, "rope_parameters": {}}, "partial_rotary_factor 0.5"),
-        (QWEN3_5, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        (QWEN3_5, {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
         (QWEN3_5, {"architectures": ["Qwen3_5MoeForCausalLM"]}, "num_experts is missing"),
     ],
 )

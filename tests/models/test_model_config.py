@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -100,6 +101,19 @@ def test_old_spelling_of_linear_rope() -> None:
     assert decoder(rope_scaling={"type": "linear", "factor": 2}).rope == RopeSpec(10000.0, "linear", 2.0)
 
 
+def test_yarn() -> None:
+    plain = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    found = decoder(rope_scaling={**plain, "beta_fast": None})
+    assert found.rope == RopeSpec(
+        10000.0, "yarn", 4.0, original_context_length=64, attention_factor=0.1 * math.log(4.0) + 1
+    )
+    given = {"attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2, "truncate": False}
+    rope = decoder(rope_scaling={**plain, **given, "factor": None}).rope  # 256 positions by the configuration
+    assert (rope.factor, rope.attention_factor, rope.beta_fast, rope.truncate) == (4.0, 1.5, 16.0, False)
+    scaled = decoder(rope_scaling={**plain, "mscale": 2.0, "mscale_all_dim": 1.0}).rope
+    assert scaled.attention_factor == (0.2 * math.log(4.0) + 1) / (0.1 * math.log(4.0) + 1)
+
+
 def test_flags_by_architecture() -> None:
     qwen2, qwen3 = of("Qwen2ForCausalLM"), of("Qwen3ForCausalLM", attention_bias=True)
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 16)
@@ -180,6 +194,9 @@ def test_both_names_of_the_number_of_experts() -> None:
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {**LLAMA3, "beta_fast": 3}}, "beta_fast"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "factor must be a positive number"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate must be true or false"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "flat"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_theta": -1}, "rope_theta"),
