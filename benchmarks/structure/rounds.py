@@ -137,7 +137,7 @@ def mixed_schemas(path: Path) -> list[Any]:
             chosen.append(schema)
         if len(chosen) == MIXED:
             return chosen
-    raise ValueError(f"{path} has {len(chosen)} schemas with outputs of {OUTPUT_TOKENS // 2} characters, {MIXED} needed")
+    raise ValueError(f"{path} has {len(chosen)} of {MIXED} schemas with outputs of {OUTPUT_TOKENS // 2} characters")
 
 
 def cells(kind: str, rows: int, rounds: Sequence[Round], plain: float | None) -> list[str]:
