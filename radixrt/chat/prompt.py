@@ -175,18 +175,24 @@ def with_instructions(messages: list[Message], text: str, takes_system: bool) ->
 
 def _without_calls(messages: list[Message], form: ToolFormat) -> list[Message]:
     """Replace earlier calls by the text that the model wrote, and their results by messages of the user."""
-    if not any("tool_calls" in message or message["role"] == "tool" for message in messages):
-        return messages
+    written = [
+        {**message, "content": (message["content"] or "") + _written(message["tool_calls"], form)}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+    return results_from_user(written)
+
+
+def results_from_user(messages: list[Message]) -> list[Message]:
+    """Return the messages for a template that knows no results of tools: neighbouring results become one message of the
+    user, which names the function of each. `tool_calls` name the functions, and are dropped: the content of their
+    message has their text already."""
     names: dict[str, str] = {}
     out: list[Message] = []
     answering = False
     for message in messages:
-        calls = message.get("tool_calls")
-        if calls:
-            names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
-            kept = {name: value for name, value in message.items() if name != "tool_calls"}
-            out.append({**kept, "content": (message["content"] or "") + _written(calls, form)})
-        elif message["role"] == "tool":
+        if message["role"] == "tool":
             name = message.get("name") or names.get(message.get("tool_call_id", ""), "the function")
             text = f"{name} returned: {message['content']}"
             if answering:
@@ -194,7 +200,9 @@ def _without_calls(messages: list[Message], form: ToolFormat) -> list[Message]:
             else:
                 out.append({"role": "user", "content": text})
         else:
-            out.append(message)
+            calls = message.get("tool_calls") or ()
+            names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+            out.append({name: value for name, value in message.items() if name != "tool_calls"})
         answering = message["role"] == "tool"
     return out
 

@@ -78,11 +78,11 @@ class ChatFormat:
             return self._pieces(messages, _Ending(inside=True), tools)
 
     def _pieces(self, messages: Sequence[Message], ending: _Ending, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
-        plain = [{"role": m.role, "content": m.content} for m in messages]
+        plain = [_plain(m) for m in messages]
         text = self._rendered(plain, ending, tools)
         contents = [m.content for m in messages]
         stripped = [content.strip() for content in contents]
-        shape = self._shape(tuple(m.role for m in messages), ending, tools)
+        shape = self._shape(tuple((m["role"], m.get("name", "")) for m in plain), ending, tools)
         for filled in (contents, stripped):
             if shape is not None and (pieces := _fill(shape, filled, text)) is not None:
                 return pieces
@@ -96,15 +96,18 @@ class ChatFormat:
         return [Piece(text, True)]
 
     def _shape(
-        self, roles: tuple[str, ...], ending: _Ending, tools: Sequence[Mapping[str, Any]]
+        self, heads: tuple[tuple[str, str], ...], ending: _Ending, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str | int, ...] | None:
         """The template's texts and the indices of the messages whose contents are between them; None where the template
         refuses the markers."""
-        key = (roles, ending, msgspec.json.encode(tools) if tools else b"")
+        key = (heads, ending, msgspec.json.encode(tools) if tools else b"")
         if key not in self._shapes:
             if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
-            marked = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
+            marked = [
+                {"role": role, "content": _mark(i), **({"name": name} if name else {})}
+                for i, (role, name) in enumerate(heads)
+            ]
             self._shapes[key] = self._split(marked, ending, tools)
         return self._shapes[key]
 
@@ -125,6 +128,12 @@ class ChatFormat:
             continue_final_message=ending.inside,
             tools=[dict(tool) for tool in tools] or None,
         )
+
+
+def _plain(m: Message) -> dict[str, Any]:
+    """The message for the template; a tool's result has the name of the function, which some templates write."""
+    name = {} if m.answers is None else {"name": m.answers["function"]["name"]}
+    return {"role": m.role, "content": m.content, **name}
 
 
 def _mark(i: int) -> str:

@@ -162,6 +162,12 @@ class SubProgram(Expr):
         self._is_appended = True
         self._body(state)
 
+    def __repr__(self) -> str:
+        return f"<{self._name}(...), which has not run; {self._name}.run(...) runs it>"
+
+    def __str__(self) -> str:
+        self._refuse(" as a text")
+
     def __getitem__(self, name: object) -> NoReturn:
         self._refuse(f"[{name!r}]")
 
@@ -288,8 +294,8 @@ def gen(
             first.
         json_schema, regex, ebnf, choices, structural_tag: constraint of the text, in place of T.
         tools: Python functions whose parameters have types, or definitions as in the OpenAI API. The value is the text
-            beside the calls, which are `state.meta[name].tool_calls`; append their results as `rt.role("tool", ...)`,
-            in their order. From here on the conversation's prompt describes these tools.
+            beside the calls, which are `state.meta[name].tool_calls`; `state.run_tools(name)` runs them. From here on
+            the conversation's prompt describes these tools.
         tool_choice: "auto", "required", or the name of the tool that must be called.
         timeout_s: seconds after which the call fails.
         sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... The default of

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from radixrt.chat.prompt import tool_instructions, with_instructions
+from radixrt.chat.prompt import results_from_user, tool_instructions, with_instructions
 from radixrt.client.requests import Part
 from radixrt.errors import RequestError
 from radixrt.lang.backends.base import Prompt
 from radixrt.lang.core.chat_format import ChatFormat, Piece
-from radixrt.lang.core.transcript import Answer, Conversation, Known, Message, Transcript, backwards, fold
+from radixrt.lang.core.transcript import (
+    Answer,
+    Conversation,
+    Known,
+    Message,
+    Transcript,
+    backwards,
+    fold,
+    link_results,
+)
 from radixrt.messages.parts import TemplateText
 
 if TYPE_CHECKING:
@@ -98,7 +107,7 @@ class Composer:
                 "engine with chat_template",
                 param="messages",
             )
-        messages, tools = conversation.messages, conversation.tools
+        messages, tools = link_results(conversation.messages), conversation.tools
         if self._dialect is not None and not self._dialect.renders_tools:
             return self._chat_format.render(_without_tools(messages, tools, self._dialect), open=conversation.open)
         definitions = () if tools is None else tools.definitions
@@ -108,22 +117,24 @@ class Composer:
 def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as in the OpenAI API: tool calls apart from content, and each tool result with the id of its call."""
     out: list[dict[str, Any]] = []
-    waiting: list[str] = []
-    for m in messages:
+    for m in link_results(messages):
         one: dict[str, Any] = {"role": m.role, "content": m.content}
         if m.tool_calls:
             one = {"role": m.role, "content": None, "tool_calls": list(m.tool_calls)}
-            waiting = [call["id"] for call in m.tool_calls]
-        elif m.role == "tool" and waiting:
-            one["tool_call_id"] = waiting.pop(0)
+        elif m.answers is not None:
+            one["tool_call_id"] = m.answers["id"]
         out.append(one)
     return out
 
 
 def _without_tools(messages: Sequence[Message], offer: Offer | None, dialect: Dialect) -> list[Message]:
-    """The conversation for a template that renders no tools: instructions to the model describe them, and their results
-    are messages of the user."""
-    out = [{"role": "user" if m.role == "tool" else m.role, "content": m.content} for m in messages]
+    """The conversation for a template that renders no tools, as a chat request has it: instructions to the model
+    describe them, and their results are messages of the user."""
+    plain = []
+    for m in messages:
+        name = {} if m.answers is None else {"name": m.answers["function"]["name"]}
+        plain.append({"role": m.role, "content": m.content, **name})
+    out = results_from_user(plain)
     if offer is not None:
         text = tool_instructions(offer.read.definitions, dialect.tool_format)
         out = with_instructions(out, text, dialect.takes_system)

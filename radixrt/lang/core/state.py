@@ -14,6 +14,7 @@ from radixrt.lang.core.primitives import Expr, Join, RoleBegin, RoleEnd, SubProg
 from radixrt.lang.core.program import Program
 from radixrt.lang.core.state_reader import StateReader
 from radixrt.lang.core.step_builder import StepBuilder, flat
+from radixrt.lang.core.tool_runs import Functions, OnError, check_on_error, result_text, run_call, run_calls
 from radixrt.lang.core.values import Names
 from radixrt.lang.errors import ProgramError
 
@@ -116,6 +117,47 @@ class State(StateReader):
         self.append(RoleBegin(role))
         yield self
         self.append(RoleEnd(role))
+
+    # --- tools ---
+
+    def run_tools(self, name: str, *, on_error: OnError = "raise") -> list[Any]:
+        """Run the Python functions that the gen of that name has called, and append each result as a tool's message.
+
+        Waits for the gen. Arguments are converted to the types of the function's parameters; a result that is no text
+        is written as JSON.
+
+        Args:
+            on_error: "raise" an exception of a function, or "tell" it to the model as the result.
+
+        Returns:
+            What the functions returned; an empty list if nothing was called, so that `while s.run_tools("step"):` is an
+            agent's loop.
+
+        Raises:
+            ProgramError: the tool is no Python function, or an async one; or the gen has n > 1.
+        """
+        calls, functions = self._tool_calls(name, on_error)
+        return self._answered([run_call(call, functions, on_error) for call in calls])
+
+    async def async_run_tools(self, name: str, *, on_error: OnError = "raise") -> list[Any]:
+        """`run_tools` for async programs; the functions run at once, and may be async."""
+        await self.get(name)
+        calls, functions = self._tool_calls(name, on_error)
+        return self._answered(await run_calls(calls, functions, on_error))
+
+    def _tool_calls(self, name: str, on_error: str) -> tuple[Sequence[Mapping[str, Any]], Functions]:
+        check_on_error(on_error)
+        meta = self.get_meta(name)
+        if isinstance(meta, list):
+            raise ProgramError(f"{name!r} has {len(meta)} samples; run_tools answers the calls of one")
+        return meta.tool_calls, self.slot(name).tools
+
+    def _answered(self, results: list[Any]) -> list[Any]:
+        for result in results:
+            self.append(RoleBegin("tool"))
+            self.append(result_text(result))
+            self.append(RoleEnd("tool"))
+        return results
 
     # --- forking ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixrt.errors import shown
 from radixrt.lang.core.branch import Step, Write, WriteJoined
@@ -15,6 +15,9 @@ from radixrt.lang.core.primitives import Expr, Gen, Join, RoleBegin, RoleEnd, Se
 from radixrt.lang.core.transcript import Begin, End, Text, Tools
 from radixrt.lang.core.values import Names, Slot
 from radixrt.lang.errors import ProgramError
+
+if TYPE_CHECKING:
+    from radixrt.lang.core.tools import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class StepBuilder:
             return [WriteJoined(item)]
         if isinstance(item, Gen):
             sampling = item.params(self._defaults)
-            generate = Generate(item, sampling, self._named(item.name, "gen"))
+            slot = self._named(item.name, "gen", item.tools)
+            generate = Generate(item, sampling, slot)
             return [generate] if item.tools is None else [Write(Tools(item.tools)), generate]
         if isinstance(item, Select):
             return [Choose(item, self._named(item.name, "select"))]
@@ -130,8 +134,9 @@ class StepBuilder:
         finally:
             self._defaults = before
 
-    def _named(self, name: str | None, kind: str) -> Slot:
-        slot = Slot(name, f'{kind} "{name}"' if name else f"a {kind} without a name", self._branch)
+    def _named(self, name: str | None, kind: str, offer: Offer | None = None) -> Slot:
+        label = f'{kind} "{name}"' if name else f"a {kind} without a name"
+        slot = Slot(name, label, self._branch, None if offer is None else offer.functions)
         if name is not None:
             self.names[name] = slot
         return slot

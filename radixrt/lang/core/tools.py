@@ -1,7 +1,7 @@
 """Tools in programs: the offer, the constraint of the output, and the calls in it.
 
-The constraint makes every call valid; see `radixrt.constrained.tags.tools`. The program runs the called function and
-appends `rt.role("tool", result)`.
+The constraint makes every call valid; see `radixrt.constrained.tags.tools`. `State.run_tools` runs the called functions
+and appends their results; a program that runs them itself appends each as `rt.role("tool", result)`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ class Offer:
         given: definitions as in the OpenAI API.
         choice: "auto", "required", or the name of the tool that must be called.
         read: the checked definitions and choice.
+        functions: the tools that were given as Python functions, by name.
     """
 
     given: Sequence[Definition]
     choice: str
     read: OfferedTools
+    functions: Mapping[str, Callable[..., Any]]
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -57,7 +59,8 @@ def offer(tools: Sequence[Definition | Callable[..., Any]], choice: str) -> Offe
         RequestError: a field is malformed; names it.
     """
     given = tuple(define(tool, f"tools[{i}]") if callable(tool) else tool for i, tool in enumerate(tools))
-    return Offer(given, choice, offer_tools(given, choice))
+    functions = {made["function"]["name"]: tool for made, tool in zip(given, tools, strict=True) if callable(tool)}
+    return Offer(given, choice, offer_tools(given, choice), functions)
 
 
 def define(function: Callable[..., Any], place: str) -> Definition:

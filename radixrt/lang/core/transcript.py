@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,11 +98,17 @@ def backwards(transcript: Transcript) -> Iterator[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `content` is the whole text, including that of the `tool_calls`."""
+    """One message.
+
+    Attributes:
+        content: the whole text, including that of the `tool_calls`.
+        answers: the tool call, as in the OpenAI API, whose result this is; see `link_results`.
+    """
 
     role: Role
     content: str
     tool_calls: Sequence[dict[str, Any]] = ()
+    answers: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,19 @@ def fold(transcript: Transcript) -> Conversation:
         messages.append(Message(role, "".join(content), tuple(calls)))
         return Conversation(tuple(messages), True, "", tools)
     return Conversation(tuple(messages), False, "".join(content), tools)
+
+
+def link_results(messages: Sequence[Message]) -> list[Message]:
+    """The messages, each result of a tool with the call that it answers: results follow their calls in the same
+    order."""
+    out: list[Message] = []
+    waiting: list[dict[str, Any]] = []
+    for m in messages:
+        if m.tool_calls:
+            waiting = list(m.tool_calls)
+        answers = waiting.pop(0) if m.role == "tool" and waiting else None
+        out.append(m if answers is None else replace(m, answers=answers))
+    return out
 
 
 def last_call(transcript: Transcript) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -53,14 +53,18 @@ class Slot:
         done: set when the value or the error is there; never cancelled.
         error: reason why there is no value.
         metas: one for each of the n samples.
+        tools: Python functions that the call may call, by name.
     """
 
-    __slots__ = ("_value", "branch", "done", "error", "label", "metas", "name")
+    __slots__ = ("_value", "branch", "done", "error", "label", "metas", "name", "tools")
 
-    def __init__(self, name: str | None, label: str, branch: str) -> None:
+    def __init__(
+        self, name: str | None, label: str, branch: str, tools: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
         self.name = name
         self.label = label
         self.branch = branch
+        self.tools = tools or {}
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # so that one reader cannot cancel it for the others
         self.error: CallError | ProgramCancelled | None = None

@@ -441,7 +441,12 @@ def helper(s: rt.State, word: str) -> None:
 
 
 def test_reading_a_program_that_was_not_run_is_refused(engine: rt.Engine) -> None:
-    for read in (lambda: helper("a")["said"], lambda: helper("a").text, lambda: helper("a").meta["said"]):
+    for read in (
+        lambda: helper("a")["said"],
+        lambda: helper("a").text,
+        lambda: helper("a").meta["said"],
+        lambda: f"It is {helper('a')}",
+    ):
         with pytest.raises(
             rt.ProgramError, match=r"test_failures\.py, line \d+: helper\(\.\.\.\).* helper\.run\(\.\.\.\) runs it"
         ):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 from pydantic import Field
 
 import radixrt as rt
+from radixrt.chat.dialect import Dialect
+from radixrt.chat.prompt import chat_prompt
+from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.errors import RequestError
 from radixrt.lang.core.tools import define
 from tests.engine.helpers import start
@@ -75,6 +80,72 @@ def test_calls_are_made_and_answered(engine: rt.Engine) -> None:
     assert messages[2]["tool_calls"] == state.returned
     assert messages[3]["role"] == "tool"
     assert messages[3]["tool_call_id"] == state.returned[0]["id"]
+
+
+def capital(country: Literal["Norway", "Peru"]) -> dict[str, str]:
+    """Tells a capital."""
+    return {"capital": {"Norway": "Oslo", "Peru": "Lima"}[country]}
+
+
+@rt.function(**GREEDY)
+def asks_twice(s: rt.State) -> list[Any]:
+    s += rt.user("Which?") + rt.assistant(rt.gen("said", tools=[capital], tool_choice="required"))
+    results = s.run_tools("said") + s.run_tools("said")  # a call may be run again; only the first results answer it
+    s += rt.assistant(rt.gen("answer", max_tokens=5))
+    return results
+
+
+def test_results_are_in_the_prompt_as_in_that_of_a_chat_request(engine: rt.Engine) -> None:
+    state = asks_twice.run(backend=engine)
+    results, messages = state.returned, state.messages()
+    assert len(results) >= 2
+    assert {result["capital"] for result in results} <= {"Oslo", "Lima"}
+    answers = [message for message in messages if message["role"] == "tool"]
+    assert [json.loads(message["content"]) for message in answers] == results
+    read = msgspec.convert(messages[:-1], list[ChatMessage])
+    prompt = chat_prompt(Conversation(messages=read), None, Dialect())
+    told = [m["content"] for m in json.loads(prompt.messages) if m["role"] == "user"][1:]
+    text = state.log.calls[-1].prompt_text
+    if "<tool_response>" not in text:  # the template knows no results
+        assert len(told) == 1
+        assert told[0].startswith('capital returned: {"capital":')
+        assert told[0] in text
+
+
+def test_run_tools_without_calls_and_with_what_it_cannot_run(engine: rt.Engine) -> None:
+    def broken(country: Literal["Norway"]) -> str:
+        raise ValueError(f"no data on {country}")
+
+    async def slow(country: Literal["Norway"]) -> str:
+        return country.lower()
+
+    def ask(tool: Any, on_error: Any = "raise", choice: str = "required") -> rt.State:
+        @rt.function(**GREEDY)
+        def program(s: rt.State) -> list[Any]:
+            s += rt.user("Which?") + rt.assistant(rt.gen("said", tools=[tool], tool_choice=choice))
+            return s.run_tools("said", on_error=on_error)
+
+        return program.run(backend=engine)
+
+    assert ask(broken, "tell").messages()[-1]["content"] == "error: ValueError: no data on Norway"
+    with pytest.raises(ValueError, match="no data on Norway"):
+        ask(broken)
+    with pytest.raises(rt.ProgramError, match="given as a definition"):
+        ask(LOOK_UP)
+    with pytest.raises(rt.ProgramError, match=r"await state\.async_run_tools"):
+        ask(slow)
+    with pytest.raises(rt.ProgramError, match="on_error must be raise or tell, not 'ignore'"):
+        ask(broken, "ignore")
+
+    @rt.function(**GREEDY)
+    async def waits(s: rt.State) -> list[Any]:
+        s += rt.user("Which?") + rt.assistant(rt.gen("said", tools=[slow, capital], tool_choice="required"))
+        s += rt.assistant(rt.gen("plain", max_tokens=1))
+        assert await s.async_run_tools("plain") == []
+        return await s.async_run_tools("said")
+
+    for result in asyncio.run(waits.async_run(backend=engine)).returned:
+        assert result in ("norway", {"capital": "Oslo"}, {"capital": "Lima"})
 
 
 def test_one_tool_by_name_and_several_answers(engine: rt.Engine) -> None:
