@@ -30,6 +30,26 @@ MAX_CHOICES = 10_000
 DEFAULT_MAX_TOKENS = 128
 
 
+class StopScope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The free text of an output that may hold tool calls: only there are stop strings looked for.
+
+    Attributes:
+        until: texts of which the first one to occur ends the free text.
+        at_start: these texts count at the start of the answer only; elsewhere they are free text.
+    """
+
+    until: tuple[str, ...]
+    at_start: bool = False
+
+    @property
+    def is_well_formed(self) -> bool:
+        texts: Any = self.until
+        return isinstance(texts, tuple) and bool(texts) and all(isinstance(text, str) for text in texts)
+
+
+NO_FREE_TEXT = StopScope(until=("",), at_start=True)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Parameters of one request's generation. Every field is checked by `validate`, which names the field.
 
@@ -44,7 +64,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         frequency_penalty, presence_penalty: in [-2, 2], over output tokens, as OpenAI defines them; 0 is off.
         logit_bias: token id -> value in [-100, 100] added to its logit.
         stop: strings that end the output; not part of the text unless `include_stop_str_in_output`. Beside a regex or
-            an EBNF, one of them may follow the text.
+            an EBNF, one of them may follow the text; beside a structural tag they end its free text; inside JSON and
+            inside choices they are not looked for, nor before `structured.reasoning_end`.
+        stop_scope: the free text beside tool calls, where the structural tag is about these; None: all of the text.
         stop_token_ids: token ids that end the output, besides the model's own. Beside a constraint control tokens only,
             and they end it where it may end.
         ignore_eos: the model's own end tokens do not end the output (`stop_token_ids` still do).
@@ -75,6 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     presence_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     stop: tuple[str, ...] = ()
+    stop_scope: StopScope | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -125,8 +148,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
             source = getattr(self, kind)
             if source is not None:
                 text = json.dumps(source, ensure_ascii=False) if kind == "choices" else source
-                return Constraint(kind=kind, source=text, options=self.structured, stop=tuple(dict.fromkeys(self.stop)))
+                looked_for = self.watched_stops if self.stop_scope is None else ()
+                stop = tuple(dict.fromkeys(looked_for))
+                return Constraint(kind=kind, source=text, options=self.structured, stop=stop)
         return None
+
+    @property
+    def watched_stops(self) -> tuple[str, ...]:
+        """Stop strings that the output's text is searched for: none where it is JSON or one of the choices."""
+        return () if self.json_schema is not None or self.choices is not None else self.stop
 
     def validate(self, vocab_size: int | None = None) -> SamplingParams:
         """Return self if every field is within its bounds.
@@ -188,6 +218,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
                 raise RequestError(f"each stop string must have 1 to {MAX_STOP_CHARS} characters", param="stop")
             if not _is_text(text):
                 raise RequestError("stop holds half of a surrogate pair, which is not text", param="stop")
+        scope = self.stop_scope
+        if scope is not None and not (isinstance(scope, StopScope) and scope.is_well_formed):
+            raise RequestError("stop_scope must be a StopScope that names a text", param="stop_scope")
         if not isinstance(self.stop_token_ids, tuple):
             raise RequestError("stop_token_ids must be a list of integers", param="stop_token_ids")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
@@ -217,15 +250,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         size = len(source.encode())
         if size > MAX_SOURCE_BYTES[kind]:
             raise RequestError(f"{kind} has {size} bytes; at most {MAX_SOURCE_BYTES[kind]} are allowed", param=kind)
-        if self.stop and kind in ("json_schema", "choices", "structural_tag"):
-            raise RequestError(
-                f"stop strings would cut the output of {kind} before it is complete; leave stop out", param="stop"
-            )
-        if self.stop and self.structured.reasoning_end is not None:
-            raise RequestError(
-                "stop strings could end the free text before reasoning_end; leave stop out", param="stop"
-            )
-        if self.stop and self.min_tokens:
+        if kind == "choices":
+            check_stops_of_choices(self.choices or (), self.stop)
+        if self.stop and self.min_tokens and kind in ("regex", "ebnf"):
             raise RequestError(
                 f"stop strings are not looked for before min_tokens, and {kind} could not be kept to; leave one out",
                 param="min_tokens",
@@ -249,6 +276,17 @@ def _check_choices(choices: Any) -> None:
         raise RequestError("choices must be a list of strings that are not empty", param="choices")
     if len(choices) > MAX_CHOICES:
         raise RequestError(f"choices holds {len(choices)} strings; at most {MAX_CHOICES} are allowed", param="choices")
+
+
+def check_stops_of_choices(choices: tuple[str, ...], stops: tuple[str, ...]) -> None:
+    """Raise `RequestError` if one of the choices holds a stop string."""
+    for stop in stops:
+        held = next((choice for choice in choices if stop in choice), None)
+        if held is not None:
+            raise RequestError(
+                f"stop: the choice {shown(held)} holds {shown(stop)}, which would cut it; leave one of them out",
+                param="stop",
+            )
 
 
 def _is_number(value: Any) -> bool:

@@ -22,6 +22,7 @@ from radixrt.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
+    StopScope,
 )
 
 VOCAB = 1000
@@ -73,7 +74,7 @@ def accepted(vocab_size: int | None = None, **fields: Any) -> SamplingParams:
 
 
 def test_every_field_is_tested_here() -> None:
-    others = {"logit_bias", "return_hidden_states", "stop", "stop_token_ids", "structured", *KINDS}
+    others = {"logit_bias", "return_hidden_states", "stop", "stop_scope", "stop_token_ids", "structured", *KINDS}
     assert set(SamplingParams.__struct_fields__) == {*INTEGERS, *NUMBERS, *FLAGS, *others}
 
 
@@ -144,9 +145,30 @@ def test_a_schema_and_a_tag_may_be_objects() -> None:
     assert accepted(choices=["a"]).choices == ("a",)
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "choices", "structural_tag"])
-def test_stop_strings_would_cut_a_structure(kind: str) -> None:
-    assert refusal(**{kind: CONSTRAINTS[kind], "stop": ("}",)}).param == "stop"
+@pytest.mark.parametrize("kind", ["json_schema", "choices"])
+def test_stop_strings_are_not_looked_for_in_json_and_choices(kind: str) -> None:
+    made = accepted(**{kind: CONSTRAINTS[kind], "stop": ("}",), "min_tokens": 2})
+    assert (made.stop, made.watched_stops) == (("}",), ())
+    assert made.constraint == accepted(**{kind: CONSTRAINTS[kind]}).constraint
+
+
+def test_a_choice_that_holds_a_stop_string_is_refused() -> None:
+    assert "'axe' holds 'x'" in refusal(choices=("a", "axe"), stop=("b", "x")).message
+
+
+def test_stop_strings_of_a_structural_tag() -> None:
+    made = accepted(structural_tag="{}", stop=("x",))
+    assert made.constraint is not None
+    assert made.constraint.stop == made.watched_stops == ("x",)
+    scoped = accepted(structural_tag="{}", stop=("x",), stop_scope=StopScope(until=("<call>",)))
+    assert scoped.constraint is not None
+    assert (scoped.constraint.stop, scoped.watched_stops) == ((), ("x",))
+
+
+@pytest.mark.parametrize("until", [(), ["x"], (1,), None])
+def test_a_malformed_stop_scope(until: Any) -> None:
+    assert refusal(stop_scope=StopScope(until=until), structural_tag="{}").param == "stop_scope"
+    assert refusal(stop_scope=until or "x", structural_tag="{}").param == "stop_scope"
 
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf"])
@@ -155,8 +177,7 @@ def test_stop_strings_are_for_texts(kind: str) -> None:
     assert made.constraint is not None
     assert made.constraint.stop == ("z", "y")
     assert refusal(**{kind: CONSTRAINTS[kind], "stop": ("z",), "min_tokens": 2}).param == "min_tokens"
-    thinking = StructuredOptions(reasoning_end="</think>")
-    assert refusal(**{kind: CONSTRAINTS[kind], "stop": ("z",), "structured": thinking}).param == "stop"
+    assert accepted(**{kind: CONSTRAINTS[kind], "stop": ("z",), "structured": StructuredOptions(reasoning_end="x")})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from radixrt.constrained.tags.fields import from_legacy
 from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
+from radixrt.sampling_params import NO_FREE_TEXT, check_stops_of_choices
 
 FieldNames = Mapping[str, str]
 """The client's name for each field of the engine that has another name there."""
@@ -165,6 +166,7 @@ def plan_constraint(
     tokens: Collection[str],
     defaults: Mapping[str, Any],
     names: FieldNames,
+    stops: tuple[str, ...] = (),
 ) -> PlannedConstraint:
     """Combine the client's constraint with the constraint on tool calls.
 
@@ -173,9 +175,10 @@ def plan_constraint(
         tokens: texts of the vocabulary's added tokens.
         defaults: fields of `StructuredOptions` that hold if the request has a constraint.
         names: the client's names for the engine's fields, except those of the constraint.
+        stops: stop strings of the request, which apply to free text beside the calls and to nothing else.
 
     Raises:
-        RequestError: the constraint or its options are malformed.
+        RequestError: the constraint or its options are malformed, or a choice holds a stop string.
     """
     constraint = read_constraint(given) if isinstance(given, ConstraintFields) else given
     structured = given.structured if isinstance(given, ConstraintFields) else None
@@ -194,7 +197,9 @@ def plan_constraint(
     response = None
     if constraint is not None:
         tool_format = replace(tool_format, in_text=False)
-        response = _as_format(constraint, tool_format)
+        response = _as_format(constraint, tool_format, stops)
+    if stops:
+        fields["stop_scope"] = tool_format.free_text if response is None else NO_FREE_TEXT
     fields["structural_tag"] = tools_constraint(
         offered.tools,
         tool_format,
@@ -206,10 +211,12 @@ def plan_constraint(
     return PlannedConstraint(fields, tool_format, names)
 
 
-def _as_format(constraint: RequestedConstraint, form: ToolFormat) -> dict[str, Any]:
-    """A constraint as a format of a structural tag."""
+def _as_format(constraint: RequestedConstraint, form: ToolFormat, stops: tuple[str, ...]) -> dict[str, Any]:
+    """A constraint as a format of a structural tag; no text of it other than JSON holds a stop string."""
     source, field = constraint.source, constraint.field
+    without = {"without": list(stops)} if stops else {}
     if isinstance(source, tuple):
+        check_stops_of_choices(source, stops)
         return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
     if constraint.kind == "json_schema":
         _decoded(source, field)
@@ -217,9 +224,11 @@ def _as_format(constraint: RequestedConstraint, form: ToolFormat) -> dict[str, A
         return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
     if constraint.kind == "regex":
         # A text that begins like a call is a call.
-        return {"type": "regex", "pattern": f"(?!{re.escape(form.trigger)})(?:{source})"}
+        return {"type": "regex", "pattern": f"(?!{re.escape(form.trigger)})(?:{source})", **without}
     if constraint.kind == "ebnf":
-        return {"type": "grammar", "grammar": source}
+        return {"type": "grammar", "grammar": source, **without}
+    if stops:
+        raise RequestError(f"stop beside tools and {field} is not supported; leave one of them out", param="stop")
     tag = _decoded(source, field)
     if isinstance(tag, dict) and "structures" in tag:
         return from_legacy({name: value for name, value in tag.items() if name != "type"})

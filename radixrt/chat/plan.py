@@ -57,8 +57,6 @@ def plan_chat(
         RequestError: naming the field that is malformed.
     """
     offered = read_tools(tools)
-    if offered is not None and sampling.get("stop"):
-        raise RequestError("stop would cut calls before they are complete; leave it out", param="stop")
     variables = template_variables(conversation)
     prompt = chat_prompt(conversation, offered, dialect, variables)
     thinking = Thinking.OFF
@@ -82,7 +80,9 @@ def plan_chat(
     defaults: dict[str, Any] = {}
     if thinking is not Thinking.OFF:
         defaults = {"reasoning_end": THINK_END, "reasoning_budget": budget}
-    planned = plan_constraint(constraint, offered, form.tool_format, dialect.tokens, defaults, names)
+    given_stops = sampling.get("stop") or ()
+    stops = (given_stops,) if isinstance(given_stops, str) else tuple(given_stops)
+    planned = plan_constraint(constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops)
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
     if marker is not None:

@@ -14,7 +14,7 @@ from radixrt.messages.parts import FINISH_STOP, Finish, FinishError, HiddenState
 from radixrt.messages.scheduler import TokenDelta
 from radixrt.sampling_params import SamplingParams
 from radixrt.tokenizer.detokenizer import Detokenizer, IdsOnly
-from radixrt.tokenizer.stop_strings import StopMatcher
+from radixrt.tokenizer.stop_scope import Matcher, scoped_matcher
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 
@@ -66,7 +66,8 @@ class RequestState:
         special = sampling.skip_special_tokens
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=special) if sampling.detokenize else IdsOnly()
         include = sampling.include_stop_str_in_output
-        self._matcher = StopMatcher(sampling.stop, include=include) if sampling.stop else None
+        stops = sampling.watched_stops
+        self._matcher = scoped_matcher(stops, sampling, tokenizer, include=include) if stops else None
         scores_prompt = sampling.prompt_logprobs is not None
         self._prompt_ids: bytes | None = prompt_ids if return_prompt_ids or scores_prompt else None
         self._prompt_tokens = len(prompt_ids) // 4
@@ -156,7 +157,7 @@ class RequestState:
         if delta.logprobs is not None and self._logprobs is not None:
             self._logprobs += token_logprobs(self._tokenizer, ids, delta.logprobs)[:num_read]
 
-    def _read_until_stop(self, ids: Sequence[int], matcher: StopMatcher, *, final: bool) -> tuple[str, int]:
+    def _read_until_stop(self, ids: Sequence[int], matcher: Matcher, *, final: bool) -> tuple[str, int]:
         """Text of the tokens up to a stop string, and the number of tokens read to find it."""
         text = ""
         # Before min_tokens the text may contain stop strings; they are not searched for.
@@ -165,7 +166,7 @@ class RequestState:
             piece = self._detokenizer.push((token_id,))
             if not piece:
                 self._may_hide = True
-            text += piece if read <= unchecked else matcher.push(piece)
+            text += matcher.push(piece, token_id, search=read > unchecked)
             if matcher.matched is not None:
                 self.stop_found = True
                 return text, read

@@ -48,10 +48,17 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Take more text and return the text that is final. After a match, always return ""."""
+    def push(self, text: str, token_id: int | None = None, *, search: bool = True) -> str:
+        """Take more text and return the text that is final. After a match, always return "".
+
+        Args:
+            token_id: the token whose text it is; not looked at.
+            search: False for text in which no stop string counts.
+        """
         if self.matched is not None:
             return ""
+        if not search:
+            return text
         if not self._active and self._starting_with.keys().isdisjoint(text):
             return text
         joined = self._held + text

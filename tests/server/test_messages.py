@@ -363,7 +363,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**64}, "seed"),
     ({"stop_sequences": "x"}, "stop_sequences: Expected array"),
     ({"stop_sequences": [""]}, "stop_sequences: each stop string must have 1 to 1024 characters"),
-    ({"stop_sequences": ["x"], "tools": [GET]}, "stop_sequences would cut calls"),
+    ({"stop_sequences": [""], "tools": [GET]}, "each stop string must have"),
     ({"stream": "yes"}, "stream"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),
     ({"cache_control": "x"}, "cache_control"),

@@ -292,6 +292,41 @@ def test_calls_or_a_response_schema(chat: Callable) -> None:
             jsonschema.validate(json.loads(choice.message.content), SCHEMA)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_text_beside_tools(chat: Callable, stream: bool) -> None:
+    whole = chat(tools=TOOLS, max_tokens=20)
+    text = whole.choices[0].message.content
+    word = text.split()[3]
+    if not stream:
+        answer = chat(tools=TOOLS, max_tokens=20, stop=[word, '"city"'])
+        (choice,) = answer.choices
+        found, finish, usage = choice.message.content, choice.finish_reason, answer.usage
+        assert choice.model_extra["stop_reason"] == word
+    else:
+        chunks = list(chat(tools=TOOLS, max_tokens=20, stop=word, stream=True, stream_options={"include_usage": True}))
+        found = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+        finish, usage = chunks[-2].choices[0].finish_reason, chunks[-1].usage
+    assert (found, finish) == (text[: text.index(word)], "stop")
+    assert 0 < usage.completion_tokens < whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_cuts_neither_calls_nor_json(chat: Callable, stream: bool) -> None:
+    stops = ["{", '"', "e", "</tool_call>"]
+    chosen = {"type": "function", "function": {"name": "get_weather"}}
+    called = chat(tools=TOOLS, tool_choice=chosen, stop=stops, stream=stream)
+    written = chat(response_format=json_schema(CITY), stop=stops, stream=stream)
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in called]
+        arguments = "".join(call.function.arguments for delta in deltas for call in delta.tool_calls or [])
+        jsonschema.validate(json.loads(arguments), CITY)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in written)
+    else:
+        assert check_calls(called.choices[0]) == ["get_weather"]
+        text = written.choices[0].message.content
+    jsonschema.validate(json.loads(text), CITY)
+
+
 def test_results_of_calls_go_back(chat: Callable) -> None:
     first = chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False).choices[0].message
     call = first.tool_calls[0]

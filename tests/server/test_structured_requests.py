@@ -186,8 +186,7 @@ def test_options(caller: Caller, fields: dict, options: dict) -> None:
         ({"regex": "a", "structured": {"reasoning_budget": 5}}, "structured.reasoning_budget"),
         ({"structured": {"whitespace": 1}}, "structured"),
         ({"structured": 5}, "structured"),
-        ({"json_schema": {}, "stop": "x"}, "stop"),
-        ({"choice": ["a"], "stop": ["x"]}, "stop"),
+        ({"choice": ["a", "axe"], "stop": ["b", "x"]}, "stop"),
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip

@@ -12,9 +12,11 @@ import pytest
 from radixrt.chat.dialect import Dialect, make_dialect
 from radixrt.constrained.tags.structural_tag import read_structural_tag
 from radixrt.constraint import StructuredOptions
+from radixrt.errors import RequestError
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import ConstraintInfo, Finish, Usage
 from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import NO_FREE_TEXT, StopScope
 from tests.chat import templates
 from tests.chat.templates import template
 from tests.server.fake_engine import FakeEngine, speak
@@ -188,7 +190,9 @@ FUNCTION = {"name": "f", "parameters": {}}
         ({"tools": None, "functions": [FUNCTION, FUNCTION]}, "functions[1].name"),
         ({"tools": None, "functions": [FUNCTION], "function_call": {"name": "g"}}, "function_call.name"),
         ({"tools": None, "functions": [FUNCTION], "function_call": "required"}, "function_call"),
-        ({"stop": ["x"]}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"], "choice": ["axe"]}, "stop"),
+        ({"stop": ["x"], "structural_tag": {"format": {"type": "any_text"}}}, "stop"),
         ({"json_schema": "{"}, "json_schema"),
         ({"structural_tag": "[]"}, "structural_tag"),
     ],
@@ -204,6 +208,47 @@ def test_refused_schemas_are_told_as_the_tools(engine: FakeEngine) -> None:
 
     engine.script = lambda request: [error_delta(request, "structural_tag is too large", 400, "x", "structural_tag")]
     assert check_error(Caller(engine, dialect=HERMES).chat(tools=TOOLS), 400, "tools") == "tools is too large"
+
+
+# --- stop strings ---
+
+
+def test_stop_strings_are_for_the_text_beside_calls(ask: Any, engine: FakeEngine) -> None:
+    for dialect, scope in [
+        (HERMES, StopScope(until=("<tool_call>",))),
+        (THINKING, StopScope(until=("<tool_call>",))),
+        (GENERIC, StopScope(until=('[{"name"',), at_start=True)),
+        (LLAMA3, StopScope(until=('{"name"', "<|python_tag|>"), at_start=True)),
+    ]:
+        assert ask(dialect, stop=["x"]).status_code == 200
+        sampling = engine.requests[-1].sampling
+        assert (sampling.stop, sampling.stop_scope) == (("x",), scope)
+        assert sampling.constraint is not None
+        assert sampling.constraint.stop == ()  # the same grammar, whatever the stop strings are
+
+
+@pytest.mark.parametrize(
+    ("form", "without"),
+    [
+        ({"response_format": {"type": "json_object"}}, None),
+        ({"choice": ["a", "b"]}, None),
+        ({"regex": "[a-z]+"}, ["\n"]),
+        ({"ebnf": 'root ::= "a"'}, ["\n"]),
+    ],
+)
+def test_stop_strings_beside_tools_and_a_format_change_neither(
+    ask: Any, engine: FakeEngine, form: dict[str, Any], without: Any
+) -> None:
+    assert ask(stop="\n", **form).status_code == 200
+    assert engine.requests[-1].sampling.stop_scope == NO_FREE_TEXT
+    assert tag_of(engine.requests[-1])["elements"][0].get("without") == without
+
+
+def test_a_format_beside_tools_that_can_produce_a_stop_string_is_refused(ask: Any, engine: FakeEngine) -> None:
+    assert ask(stop="ab", regex="[a-z]+").status_code == 200
+    with pytest.raises(RequestError, match="can hold 'ab'") as refused:
+        tag_of(engine.requests[-1])
+    assert refused.value.param == "stop"
 
 
 # --- the conversation ---

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,29 +18,15 @@ from radixrt.constrained.backends.choice import BackendName, Backends
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.masks.closing import Completions
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
-from radixrt.constrained.productions import EmptyLanguage, Lit, Productions, Ref, Special, Term, alt, optional, seq
+from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer
-from radixrt.constrained.regex import (
-    ANY,
-    ANY_CHAR,
-    CharSet,
-    Regex,
-    RegexTooComplex,
-    alternate,
-    chars,
-    complement,
-    concat,
-    intersect,
-    is_empty,
-    literal,
-    literals,
-)
-from radixrt.constrained.regex import optional as optionally
+from radixrt.constrained.regex import RegexTooComplex, literals
 from radixrt.constrained.schema.errors import SchemaRefused, Unsupported
+from radixrt.constrained.stop_strings import check_stops, grammar_with_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constrained.well_formed import read_json, read_regex
 from radixrt.constraint import Constraint
-from radixrt.errors import InvariantError, RadixRTError, RequestError, shown
+from radixrt.errors import InvariantError, RadixRTError, RequestError
 from radixrt.messages.parts import FinishError
 
 logger = logging.getLogger(__name__)
@@ -269,6 +255,8 @@ def _structural_tag(constraint: Constraint, deadline: float | None) -> ParsedCon
     from radixrt.constrained.tags.structural_tag import read_structural_tag
 
     productions, ignored = read_structural_tag(constraint.source, constraint.options, deadline)
+    if constraint.stop:
+        check_stops(productions.prune(), constraint.stop)
     return ParsedConstraint(productions, ignored=tuple(ignored))
 
 
@@ -279,69 +267,3 @@ _READERS: dict[str, Callable[[Constraint, float | None], ParsedConstraint]] = {
     "choices": _choices,
     "structural_tag": _structural_tag,
 }
-
-
-# --- stop strings ---
-
-
-def regex_with_stops(regex: Regex, stops: Sequence[str]) -> Regex:
-    """The texts of `regex` that a stop string may follow, with it or without one.
-
-    Raises:
-        RequestError: each of them has a stop string in it.
-    """
-    if _is_apart(regex, stops):
-        return concat(regex, optionally(literals(_reachable(stops))))
-    any_stop = literals(stops)
-    sooner = complement(concat(ANY, any_stop, ANY_CHAR, ANY))
-    options = [intersect(regex, complement(concat(ANY, any_stop, ANY)))]
-    for stop in stops:
-        longer = [other for other in stops if other != stop and other.endswith(stop)]  # of two, the longer is taken
-        options.append(intersect(concat(regex, literal(stop)), sooner, complement(concat(ANY, literals(longer)))))
-    made = alternate(*options)
-    if is_empty(made) and not is_empty(regex):
-        raise RequestError(
-            "each text of the regex has a stop string in it; a stop string comes behind the text, so leave it out of "
-            "the regex or of stop",
-            param="stop",
-        )
-    return made
-
-
-def grammar_with_stops(productions: Productions, stops: Sequence[str]) -> Productions:
-    """The texts of a grammar, with a stop string behind them or without one.
-
-    Raises:
-        RequestError: a stop string could begin inside of the grammar's text.
-    """
-    for expr in productions.layout.order:
-        regex = expr.regex if isinstance(expr, Term) else None
-        if isinstance(expr, Lit | Special):
-            regex = literal(expr.text)
-        if regex is not None and not _is_apart(regex, stops):
-            listed = ", ".join(shown(stop) for stop in stops)
-            raise RequestError(
-                f"stop: what the grammar describes may have the first character of a stop string ({listed}) in it; end "
-                "the grammar with that text, and leave stop out",
-                param="stop",
-            )
-    end = optional(alt(*(Lit(stop) for stop in _reachable(stops))))
-    rules = dict(productions.rules)
-    start = productions.start
-    while start in rules:
-        start += "_"
-    return Productions({start: seq(Ref(productions.start), end), **rules}, start)
-
-
-def _is_apart(regex: Regex, stops: Sequence[str]) -> bool:
-    """Return True if no text of the regex has a character that a stop string begins with."""
-    first = chars(CharSet.of({stop[0] for stop in stops}))
-    try:
-        return is_empty(intersect(regex, concat(ANY, first, ANY)))
-    except RegexTooComplex:
-        return False
-
-
-def _reachable(stops: Sequence[str]) -> list[str]:
-    """Without those that have another one in them, which is complete sooner."""
-    return [stop for stop in stops if not any(other in stop[:-1] for other in stops)]

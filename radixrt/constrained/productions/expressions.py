@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -28,9 +28,15 @@ class Lit:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Any text of a regular language."""
+    """Any text of a regular language.
+
+    Attributes:
+        mark: of free text with which the output may end, the text behind it that is not free; None of any other
+            terminal. Lost when the grammar is encoded.
+    """
 
     regex: Regex
+    mark: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from radixrt.constrained.productions import (
@@ -39,7 +39,8 @@ from radixrt.constrained.regex import (
 from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.regex.json_text import without_following
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
-from radixrt.constrained.tags.fields import PARAM, Node, check_keys, refuse, text
+from radixrt.constrained.stop_strings import check_stops
+from radixrt.constrained.tags.fields import PARAM, Node, check_keys, refuse, text, texts
 from radixrt.constrained.tags.pieces import NO_CHARS, NUMBER_CHARS, Piece, constant, regular, token
 from radixrt.constraint import MAX_WHITESPACE, StructuredOptions
 from radixrt.errors import RequestError
@@ -113,11 +114,12 @@ class Embedding:
         self.ignored += [f"{pointer}{one.pointer}: {one.keyword}" for one in normal.ignored]
         return productions
 
-    def grammar(self, text: str) -> Piece:
-        """The texts of a user's EBNF; raises RequestError."""
+    def grammar(self, text: str, stops: Sequence[str]) -> Piece:
+        """The texts of a user's EBNF, of which none holds a stop string; raises RequestError."""
         from radixrt.constrained.productions.ebnf import parse_ebnf
 
         productions = parse_ebnf(text).prune()
+        check_stops(productions, stops)
         self._grammars += 1
         return _users_grammar(self._adopt(productions, f"g{self._grammars}"), productions)
 
@@ -336,17 +338,18 @@ class Leaves:
         )
 
     def regex(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "pattern")
+        check_keys(node, at, "pattern", "without")
         try:
             regex = parse_regex(text(node, at, "pattern"), search=False)
         except RegexError as error:
             refuse(f"{at}/pattern", str(error))
+        check_stops(Productions({"start": Term(regex)}), texts(node, at, "without"))
         return regular(regex)
 
     def grammar(self, node: Node, at: str) -> Piece:
-        check_keys(node, at, "grammar")
+        check_keys(node, at, "grammar", "without")
         try:
-            piece = self._embedding.grammar(text(node, at, "grammar"))
+            piece = self._embedding.grammar(text(node, at, "grammar"), texts(node, at, "without"))
         except RequestError as error:
             refuse(f"{at}/grammar", error.message)
         return piece

@@ -329,13 +329,15 @@ def free_text(
     kept_out = literals([*excludes, *map(_spelled, marks)])
     text = ANY if limit is None else repeat(ANY_CHAR, 0, limit)
     free = regular(intersect(text, complement(concat(ANY, kept_out, ANY))))
+    if isinstance(free.expr, Term) and not ends:
+        free = replace(free, expr=Term(free.expr.regex, mark=""))
     before = complement(concat(ANY, kept_out, ANY_CHAR, ANY))
 
     def up_to(mark: Piece) -> Piece:
         if mark.regex is None:
             return Piece(seq(free.expr, mark.expr), free.first | mark.first)
         regex = intersect(concat(text, mark.regex), before)
-        return Piece(Term(regex), first_chars(regex), regex=regex)
+        return Piece(Term(regex, mark=None if ends else mark.regex.text), first_chars(regex), regex=regex)
 
     options = [follow(up_to(begin), body) for begin, body in bodies]
     options += [up_to(end) for end in ends] or [free]

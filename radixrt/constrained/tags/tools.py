@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.sampling_params import StopScope
+
 ToolFormatName = Literal["hermes", "llama3", "json"]
 
 
@@ -46,6 +48,14 @@ class ToolFormat:
     optional_token: str | None = None
     markers: tuple[str, ...] = ()
     several: bool = True
+
+    @property
+    def free_text(self) -> StopScope:
+        """The part of an answer that is not a call."""
+        if self.in_text:
+            return StopScope(until=(self.trigger,))
+        optional = () if self.optional_token is None else (self.optional_token,)
+        return StopScope(until=(self.trigger, *optional), at_start=True)
 
     def head(self, name: str) -> str:
         """The text of a call up to its arguments."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
+from typing import Any
 
 import pytest
 
-from radixrt.constrained.compile.compiler import parse_constraint, regex_with_stops
+from radixrt.constrained.compile.compiler import parse_constraint
 from radixrt.constrained.productions import Productions
+from radixrt.constrained.productions.ebnf import parse_ebnf
 from radixrt.constrained.recognizer import Recognizer
 from radixrt.constrained.regex import matches, parse_regex
+from radixrt.constrained.stop_strings import check_stops, regex_with_stops
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import Constraint, Kind
 from radixrt.errors import RequestError
@@ -79,11 +83,76 @@ def test_a_grammar_may_be_followed_by_a_stop_string(vocabulary: Vocabulary) -> N
         assert not accepts(made, text), text
 
 
-@pytest.mark.parametrize("stop", [",", "abc", ")"])
-def test_a_stop_string_that_could_begin_inside_a_grammar_is_refused(stop: str, vocabulary: Vocabulary) -> None:
-    with pytest.raises(RequestError, match="stop: what the grammar describes") as refused:
-        parse_constraint(Constraint(kind="ebnf", source=GRAMMAR, stop=(stop,)), vocabulary)
+@pytest.mark.parametrize("stop", [",", "abc", ")", "(a", "x),"])
+def test_a_stop_string_that_a_grammar_can_produce_is_refused(stop: str, vocabulary: Vocabulary) -> None:
+    with pytest.raises(RequestError, match=re.escape(f"can hold {stop!r}")) as refused:
+        parse_constraint(Constraint(kind="ebnf", source=GRAMMAR, stop=("\n", stop)), vocabulary)
     assert refused.value.param == "stop"
+
+
+@pytest.mark.parametrize("stop", [",,", "a(", ")a", "()", ",)"])
+def test_a_stop_string_that_a_grammar_only_begins_changes_nothing(stop: str, vocabulary: Vocabulary) -> None:
+    made = parse_constraint(Constraint(kind="ebnf", source=GRAMMAR, stop=(stop,)), vocabulary).productions
+    assert accepts(made, "a,(b,c)")
+    assert not accepts(made, "a" + stop)
+
+
+SMALL_GRAMMARS = [
+    'root ::= ("a" | "b" root "b"){0,2}',
+    'root ::= x{2,3} "b"?\nx ::= "ab" | "a" x "a"',
+    'root ::= "a"* y "a"*\ny ::= "b" | "bab" y?',
+    'root ::= [ab] "a" root? | "bb"',
+    'root ::= ("ab" "a"?){3,}',
+]
+
+
+@pytest.mark.parametrize("source", SMALL_GRAMMARS)
+def test_exactly_the_stop_strings_that_a_text_holds_are_refused(source: str) -> None:
+    """Compared with all sentences of up to ten characters, which hold all substrings of three that any has."""
+    productions = parse_ebnf(source).prune()
+    texts = ["".join(text) for n in range(11) for text in itertools.product("ab", repeat=n)]
+    sentences = [text for text in texts if accepts(productions, text)]
+    for n in (1, 2, 3):
+        for stop in map("".join, itertools.product("ab", repeat=n)):
+            refused = False
+            try:
+                check_stops(productions, [stop])
+            except RequestError:
+                refused = True
+            assert refused == any(stop in text for text in sentences), stop
+
+
+def tag(*, begin: str = "<f>", end: str = "</f>", content: dict[str, Any] | None = None, **more: Any) -> str:
+    content = content or {"type": "json_schema", "json_schema": {"type": "integer"}}
+    tags = [{"type": "tag", "begin": begin, "content": content, "end": end}]
+    return json.dumps({"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": tags, **more}})
+
+
+FREE_CONTENT = {"type": "any_text"}
+
+
+@pytest.mark.parametrize(
+    ("source", "stop", "fits"),
+    [
+        (tag(), "\n\n", True),
+        (tag(), "END", True),
+        (tag(), ">x", False),  # begins in the tag and ends behind it
+        (tag(), "7", False),
+        (tag(), "<f>", False),
+        (tag(), "/f", False),
+        (tag(content={"type": "json_schema", "json_schema": {"type": "string"}}), "END", False),
+        (tag(content=FREE_CONTENT), "END", False),  # free text that must be closed
+        (tag(end="!"), "\n", True),
+        ('{"format": {"type": "any_text"}}', "a", True),
+        ('{"format": {"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "any_text"}]}}',
+         "a", False),
+    ],
+)  # fmt: skip
+def test_a_stop_string_ends_the_free_text_of_a_structural_tag(
+    source: str, stop: str, fits: bool, vocabulary: Vocabulary
+) -> None:
+    with contextlib.nullcontext() if fits else pytest.raises(RequestError, match="stop: a text of the constraint"):
+        parse_constraint(Constraint(kind="structural_tag", source=source, stop=(stop,)), vocabulary)
 
 
 @pytest.mark.parametrize(("kind", "source"), [("regex", "a+"), ("ebnf", 'root ::= "a"+')])

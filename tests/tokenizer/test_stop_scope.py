@@ -1,0 +1,81 @@
+"""Stop strings in a part of the text, against a search that sees the whole text at once."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixrt.constraint import StructuredOptions
+from radixrt.messages.parts import Finish
+from radixrt.sampling_params import NO_FREE_TEXT, StopScope
+from radixrt.tokenizer.stop_scope import ScopedMatcher
+from radixrt.tokenizer.stop_strings import StopMatcher
+from tests.tokenizer.test_stop_strings import slow
+from tests.tokenizer.test_worker_outputs import whole
+from tests.tokenizer.worker_bench import Bench
+
+relaxed = settings(max_examples=400, deadline=None)
+letters = st.text(alphabet="ab<c", max_size=24)
+stop_lists = st.lists(st.text(alphabet="ab<", min_size=1, max_size=3), min_size=1, max_size=3)
+scopes = st.sampled_from([
+    None, StopScope(until=("<c",)), StopScope(until=("<c", "a<"), at_start=True), StopScope(until=("ab<a",)),
+    NO_FREE_TEXT,
+])  # fmt: skip
+
+
+def expected(text: str, stops: list[str], marker: str | None, scope: StopScope | None) -> tuple[str, str | None]:
+    head = ""
+    if marker is not None:
+        head, found, text = text.partition(marker)
+        if not found:
+            return head, None
+        head += marker
+    free, rest = text, ""
+    if scope is not None and scope.at_start:
+        if any(text.startswith(begun) for begun in scope.until):
+            free, rest = "", text
+    elif scope is not None:
+        cut = min((at for begun in scope.until if (at := text.find(begun)) >= 0), default=len(text))
+        free, rest = text[:cut], text[cut:]
+    kept, matched = slow(free, stops, include=False)
+    return head + kept + ("" if matched else rest), matched
+
+
+@given(letters, stop_lists, scopes, st.sampled_from([None, "b<", "aa"]), st.lists(st.integers(1, 5), min_size=1))
+@relaxed
+def test_agrees_with_a_search_of_the_whole_text(
+    text: str, stops: list[str], scope: StopScope | None, marker: str | None, sizes: list[int]
+) -> None:
+    matcher = ScopedMatcher(StopMatcher(stops), marker, None, scope)
+    out, at = "", 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text) or matcher.matched:
+            break
+        out += matcher.push(text[at : at + size])
+        at += size
+    out += matcher.flush()
+    assert (out, matcher.matched) == expected(text, stops, marker, scope)
+
+
+def ended(bench: Bench, text: str, **options: Any) -> tuple[str, str | int | None]:
+    output = whole(bench, bench.tokenizer.encode(text), stream=True, finish=Finish("length"), **options)
+    assert output.finish is not None
+    return output.text, output.finish.matched
+
+
+def test_requests_with_calls_and_json(bench: Bench) -> None:
+    scope = StopScope(until=("<call>",))
+    assert ended(bench, "one END <call>", stop=("END",), stop_scope=scope, structural_tag="{}") == ("one ", "END")
+    for fields in ({"stop_scope": scope, "structural_tag": "{}"}, {"json_schema": "{}"}, {"choices": ("a",)}):
+        assert ended(bench, "<call>END", stop=("END",), **fields) == ("<call>END", None)
+
+
+def test_the_reasoning_is_not_searched(bench: Bench) -> None:
+    structured = StructuredOptions(reasoning_end="<think>")  # an added token of the tokenizer, which is not special
+    text = "a END b <think> c END d"
+    assert ended(bench, text, stop=("END",), regex=".*", structured=structured) == ("a END b <think> c ", "END")
+    structured = StructuredOptions(reasoning_end="b")
+    assert ended(bench, text, stop=("END",), regex=".*", structured=structured) == ("a END b <think> c ", "END")
