@@ -202,6 +202,9 @@ class ServerConfig:
         128 * 1024 * 1024, "bytes of these, with the conversations that they continue", low=0
     )
     access_log: bool = option(True, "log a line for each HTTP response, at level info")
+    log_stats_interval_s: float = option(
+        10.0, "log throughput, requests and cache use this often while there is work, at level info; 0: never", low=0.0
+    )
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 
 

@@ -49,6 +49,8 @@ PEER_OPTIONS: dict[str, tuple[str, object]] = {
     "random_state": ("random_seed", None),
     "seed": ("random_seed", None),
     "threads": ("num_threads", None),
+    "disable_log_stats": ("log_stats_interval_s", 0),
+    "decode_log_interval": ("log_stats_interval_s", None),
 }
 """Options of vLLM, SGLang and llama.cpp, with the option that does the same here and, where it is fixed, its value."""
 

@@ -26,14 +26,20 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return True
 
 
+def without_model(text: str) -> str:
+    """Return the text of /metrics without the label that all series have."""
+    text = re.sub(r',?model_name="[^"]*"', "", text)
+    return text.replace("{,", "{").replace("{}", "")
+
+
 def metrics(url: str) -> set[str]:
-    """Return the lines of a server's /metrics."""
-    return set(httpx.get(f"{url}/metrics", timeout=LIMIT_S).text.splitlines())
+    """Return the lines of a server's /metrics, without the label `model_name`."""
+    return set(without_model(httpx.get(f"{url}/metrics", timeout=LIMIT_S).text).splitlines())
 
 
 def wait_idle(url: str) -> None:
     """Wait until a server has no open, running or waiting request."""
-    idle = {f"radixrt_{state} 0.0" for state in ("open_requests", "requests_running", "requests_waiting")}
+    idle = {f"radixrt_{state} 0.0" for state in ("open_requests", "num_requests_running", "num_requests_waiting")}
     assert wait_for(lambda: idle <= metrics(url)), "requests are left over"
 
 

@@ -12,11 +12,13 @@ import msgspec
 
 from radixrt.config import RecoveryConfig, ServerConfig
 from radixrt.engine.restarts import ExitCode
+from radixrt.messages.histogram import COMPILE_TIMES, STEP_TOKENS, TOKEN_GAPS, Histogram
 from radixrt.messages.scheduler import GrammarStats, ProgramStats, StateStats
 from radixrt.server.app import ROUTES
-from radixrt.server.http.metrics import Metrics
+from radixrt.server.metrics import Metrics
 from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Accounts, Tenant
+from radixrt.server.throughput import Throughput
 from tests.server.fake_engine import FakeEngine, stats
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,7 @@ def log_lines() -> Iterator[tuple[str, str]]:
                     func=ast.Attribute(value=ast.Name("logger" | "logging"), attr=level), args=[first, *_]
                 ) if level in LEVELS:
                     assert isinstance(first, ast.Constant), f"{path}:{node.lineno}: the text is no literal"
-                    text = re.sub(r"%[.\d]*[a-z]", "…", first.value)
+                    text = re.sub(r"%[.\d]*[a-z]", "…", first.value).replace("%%", "%")
                     if re.search(r"[a-z]{3}", text):
                         yield str(path.relative_to(ROOT)), text
 
@@ -44,19 +46,16 @@ def names_of_metrics() -> set[str]:
     engine = FakeEngine()
     try:
         engine.client.stats = msgspec.structs.replace(
-            stats(), grammars=GrammarStats(refusals={"pattern": 1}), programs=ProgramStats(), cache_resets={"x": 1},
-            states=StateStats(10, 3, 5, 2, 100),
+            stats(), grammars=GrammarStats(Histogram.empty(COMPILE_TIMES), refusals={"pattern": 1}),
+            programs=ProgramStats(), cache_resets={"x": 1}, states=StateStats(10, 3, 5, 2, 100),
+            token_gaps=Histogram.empty(TOKEN_GAPS), step_tokens=Histogram.empty(STEP_TOKENS),
         )  # fmt: skip
         accounts = Accounts()
         accounts.of(Tenant("alice"))
-        text = Metrics(engine.client, accounts, ResponseStore(1, 1)).render().decode()
+        text = Metrics(engine.client, "m", accounts, ResponseStore(1, 1), Throughput(engine.client)).render().decode()
     finally:
         engine.close()
-    return {
-        line.split()[2]
-        for line in text.splitlines()
-        if line.startswith("# TYPE") and not line.endswith("_created gauge")
-    }
+    return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
 
 
 def test_every_log_line_is_documented() -> None:

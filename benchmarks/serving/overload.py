@@ -19,6 +19,7 @@ import json
 import math
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -150,14 +151,14 @@ class Client:
         while True:
             text = (await self._http.get("/metrics")).text
             found = [line for line in text.splitlines() if line.startswith(GAUGE)]
-            self.predicted_s = float(found[0].split()[1]) if found else 0.0
+            self.predicted_s = float(found[0].rpartition(" ")[2]) if found else 0.0
             await asyncio.sleep(POLL_S)
 
     async def drained(self) -> None:
         """Wait until the server is idle."""
         while True:
             text = (await self._http.get("/metrics")).text
-            if "radixrt_open_requests 0.0" in text:
+            if re.search(r"^radixrt_open_requests\{.*\} 0\.0$", text, re.MULTILINE):
                 return
             await asyncio.sleep(0.1)
 

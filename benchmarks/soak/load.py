@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -114,8 +115,9 @@ async def wait_idle(url: str, limit_s: float) -> bool:
     async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
         while time.monotonic() < deadline:
             with suppress(httpx.HTTPError):
-                lines = (await client.get(f"{url}/metrics")).text.splitlines()
-                if {"radixrt_open_requests 0.0", "radixrt_requests_running 0.0"} <= set(lines):
+                text = (await client.get(f"{url}/metrics")).text
+                found = re.findall(r"^radixrt_(?:open_requests|num_requests_running)\{.*\} (\S+)$", text, re.MULTILINE)
+                if list(map(float, found)) == [0, 0]:
                     return True
             await asyncio.sleep(0.5)
     return False

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -71,12 +72,8 @@ def process_name(words: Sequence[str], *, is_main: bool) -> str:
 
 def kv_slots(metrics: str) -> dict[str, int]:
     """Return the KV slots by state from the text of /metrics."""
-    prefix, found = 'radixrt_kv_slots{state="', {}
-    for line in metrics.splitlines():
-        if line.startswith(prefix):
-            state, _, value = line.removeprefix(prefix).partition('"} ')
-            found[state] = int(float(value))
-    return found
+    found = re.findall(r'^radixrt_kv_slots\{.*state="(\w+)"\} (\S+)$', metrics, re.MULTILINE)
+    return {state: int(float(value)) for state, value in found}
 
 
 async def watch(url: str, root: int, samples: list[Sample], interval_s: float) -> None:

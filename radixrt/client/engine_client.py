@@ -89,10 +89,12 @@ class EngineClient:
         restarts: processes started anew so far, by name.
         draining: new requests are refused because the engine is shutting down.
         stats: latest snapshot of the scheduler; None before the first.
+        worker_pids: returns the ids of the worker processes, by name; any thread may call it.
     """
 
-    def __init__(self, outbox: Outbox[ToTokenizer]) -> None:
+    def __init__(self, outbox: Outbox[ToTokenizer], worker_pids: Callable[[], dict[str, int]] = dict) -> None:
         self._outbox = outbox
+        self.worker_pids = worker_pids
         # Guards the outbox (ZMQ sockets are not thread-safe), _streams, _controls and status. Reentrant, because the
         # garbage collector may close an abandoned stream, which aborts it, in the middle of anything.
         self._lock = threading.RLock()

@@ -118,7 +118,7 @@ class Supervisor:
         self._workers: dict[str, WorkerProcess] = {}
         self._epoch = 0
         self._scheduler_epoch = 0  # in which the tokenizer and the scheduler were started
-        self.client = EngineClient(self._tokenizer_outbox())
+        self.client = EngineClient(self._tokenizer_outbox(), lambda: self.pids)
         self._connect()
         self._down_since: float | None = None
         self.exit_code: ExitCode | None = None

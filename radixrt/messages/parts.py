@@ -87,12 +87,14 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
         prefill_s: from first admission to the first output token.
         decode_s: from the first output token to the last.
         retractions: number of times the request was returned to the waiting queue under memory pressure.
+        arrived_at: arrival at the scheduler, in seconds of this machine's monotonic clock; 0 if it never arrived.
     """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     retractions: int = 0
+    arrived_at: float = 0.0
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):

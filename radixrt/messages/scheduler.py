@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from radixrt.messages.histogram import Histogram
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Pooling, ProgramHint, Timings, Usage
 from radixrt.messages.wire import Message
 from radixrt.sampling_params import SamplingParams
@@ -201,7 +202,7 @@ class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters of constraint compilation since the scheduler started, and the size of the grammar cache.
 
     Attributes:
-        compiles: constraints compiled, in `compile_s` seconds altogether.
+        compile_times: seconds that each compiled constraint took.
         hits: requests whose grammar was in memory, or was being compiled for another request.
         disk_hits: compiled constraints found on disk.
         refusals: refused constraints by the keyword at fault (by kind, e.g. "regex", if it is not a schema).
@@ -209,8 +210,7 @@ class GrammarStats(msgspec.Struct, frozen=True, array_like=True):
         cache_bytes, cache_entries: size of the grammars in memory, and their number.
     """
 
-    compiles: int = 0
-    compile_s: float = 0.0
+    compile_times: Histogram | None = None
     hits: int = 0
     disk_hits: int = 0
     refusals: dict[str, int] = {}
@@ -330,6 +330,8 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         killers: requests that ended because the ModelRunner died twice while it computed them.
         refused: requests refused because the queue was full, or their predicted wait too long.
         states: states of recurrent layers; None if the model has none.
+        token_gaps: seconds between two sampled tokens of a request.
+        step_tokens: tokens that each step computes.
     """
 
     waiting: int
@@ -364,6 +366,8 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     refused: int = 0
     load: LoadStats | None = None
     states: StateStats | None = None
+    token_gaps: Histogram | None = None
+    step_tokens: Histogram | None = None
 
 
 ToScheduler = (

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
+
+from radixrt.messages.histogram import STEP_TOKENS, TOKEN_GAPS, Histogram
 
 
 @dataclass
 class Counters:
-    """Counts since start; seconds are summed over steps: deciding, waiting for the runner, and committing."""
+    """Counts since start; seconds are summed over steps: deciding, waiting for the runner, and committing.
+
+    Attributes:
+        token_gaps: seconds between two sampled tokens of a request.
+        step_tokens: tokens that each step computes.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -36,3 +44,5 @@ class Counters:
     killers: int = 0
     refused: int = 0
     cache_resets: Counter[str] = field(default_factory=Counter)
+    token_gaps: Histogram = field(default_factory=partial(Histogram.empty, TOKEN_GAPS))
+    step_tokens: Histogram = field(default_factory=partial(Histogram.empty, STEP_TOKENS))

@@ -114,6 +114,7 @@ class DeltaWriter:
                     prefill_s=(now if first is None else first) - admitted,
                     decode_s=0.0 if first is None else stats.last_token_at - first,
                     retractions=stats.retractions,
+                    arrived_at=stats.arrived_at,
                 ),
                 logprobs=_joined(opened.columns),
                 constraint=_constraint_info(req),
@@ -133,7 +134,7 @@ class DeltaWriter:
                 group.rid,
                 finish=finish,
                 usage=Usage(group.prompt_tokens, 0, group.cached_tokens),
-                timings=Timings(admitted - group.arrived_at, now - admitted, 0.0, group.retractions),
+                timings=Timings(admitted - group.arrived_at, now - admitted, 0.0, group.retractions, group.arrived_at),
                 values=group.answer() if group.is_done else None,
             )
         )

@@ -371,4 +371,6 @@ class SchedulerLoop:
             suspects=core.recovery.num_suspects,
             killers=c.killers,
             states=None if kv.states is None else kv.states.stats(c.recomputed_tokens),
+            token_gaps=c.token_gaps.copy(),
+            step_tokens=c.step_tokens.copy(),
         )

@@ -74,6 +74,7 @@ class Scheduler:
         self._next_step = 0
         self._num_inflight = 0
         self._next_expiry_check = 0.0
+        self._last_commit = 0.0
         self.counters = Counters()
         self.step_time = StepTimeFit()
         self.programs = Programs(kv.cache, self.counters)
@@ -145,8 +146,7 @@ class Scheduler:
         )
         self._requests.queue(req)
         self._admission.arrived(req)
-        finish = self._constrained.start(req)
-        if finish is not None:
+        if (finish := self._constrained.start(req)) is not None:
             self._requests.end(req, finish, now)
 
     def add_group(self, message: GroupMessage, now: float) -> None:
@@ -243,7 +243,7 @@ class Scheduler:
         while True:
             active = self._requests.active
             decode = [r for r in active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
-            decode.sort(key=_by_length)
+            decode.sort(key=lambda req: -req.kv.length)  # a GPU starts rows in this order: the longest not last
             if self._num_inflight and self._constrained.waits(decode):
                 return None
             slots = self._kv.extend_decode(decode)
@@ -284,6 +284,7 @@ class Scheduler:
             self._kv.checkpoint(req)
             if req.call is not None:
                 self.programs.lease_fork(req.call, req.known_ids, req.namespace, req.kv.length)
+        self.counters.step_tokens.observe(batch.num_tokens)
         self._next_step += 1
         self._num_inflight += 1
         return batch
@@ -333,7 +334,7 @@ class Scheduler:
         errors = dict(output.row_errors)
         logprobs = iter(output.logprobs)
         write_token = self._writer.token
-        taken = 0
+        taken, steady, last_commit = 0, 0, self._last_commit
         for i, (req, token) in enumerate(zip(batch.sampled, unpack_i32(output.token_ids).tolist(), strict=True)):
             columns = next(logprobs) if req.sampling.logprobs is not None else None
             if req.finish is not None:
@@ -350,6 +351,10 @@ class Scheduler:
             stats = req.stats
             if stats.first_token_at is None:
                 stats.first_token_at = now
+            elif stats.last_token_at == last_commit:
+                steady += 1
+            else:
+                self.counters.token_gaps.observe(now - stats.last_token_at)
             stats.last_token_at = now
             if constraint is None:
                 finish = append_token(req, token)
@@ -358,6 +363,9 @@ class Scheduler:
                 finish = self._constrained.take(req, constraint, token, columns)
             if finish is not None:
                 self._requests.end(req, finish, now)
+        if steady:
+            self.counters.token_gaps.observe(now - last_commit, steady)  # nearly all rows of a step, at once
+        self._last_commit = now
         self.counters.generated_tokens += taken
         if self.recovery.num_suspects:
             self.recovery.committed(batch)
@@ -390,9 +398,3 @@ class Scheduler:
         `Recovery.runner_ready`; all else goes on."""
         self._num_inflight = 0
         self.recovery.runner_lost(lost, reason, now)
-
-
-def _by_length(req: Req) -> int:
-    """Sort key that puts the longest rows first: a GPU starts rows in this order, and the longest should not start
-    last."""
-    return -req.kv.length

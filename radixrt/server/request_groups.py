@@ -25,10 +25,12 @@ from radixrt.messages.parts import FINISH_ABORT, Finish
 from radixrt.sampling_params import MAX_HIDDEN_BYTES
 from radixrt.server.deep_check import DeepCheck
 from radixrt.server.http.body_budget import BodyBudget
-from radixrt.server.http.metrics import Metrics
+from radixrt.server.metrics import Metrics
+from radixrt.server.metrics.requests import GroupRecord, RequestRecord
 from radixrt.server.request_context import RequestContext
 from radixrt.server.response_store import ResponseStore
-from radixrt.server.tenants import Accounts, Tenant
+from radixrt.server.tenants import Account, Accounts, Tenant
+from radixrt.server.throughput import Throughput
 
 Stream = AsyncGenerator[RequestOutput, None]
 """Outputs of one request of the engine."""
@@ -67,6 +69,7 @@ class Service:
         accounts: what each tenant uses.
         responses: stored responses of /v1/responses.
         background_tasks: tasks that generate background responses.
+        throughput: rates of the engine; the server's loop ticks it.
         dialect: the model's support for tools and reasoning.
     """
 
@@ -80,7 +83,8 @@ class Service:
         self.accounts = Accounts()
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
         self.background_tasks: set[asyncio.Task[None]] = set()
-        self.metrics = Metrics(client, self.accounts, self.responses)
+        self.throughput = Throughput(client, config.log_stats_interval_s)
+        self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput)
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self.body_budget = BodyBudget(config.max_body_bytes)
@@ -97,21 +101,17 @@ class Service:
             RequestError: the engine refuses a request or ends it with an error; all requests of the group end then.
         """
         _check_copies(group.requests)
-        started = time.perf_counter()
-        first_at: dict[int, float] = {}
         hidden_bytes = 0
-        with self._sent(group.context, group.rid, group.requests) as (streams, begun):
+        with self._sent(group.context, group.rid, group.requests) as (streams, begun, records):
             unfinished = len(streams)
             async with aclosing(_merge(streams, begun)) as outputs:
                 async for index, output in outputs:
                     if output.hidden_states is not None:
                         hidden_bytes += len(output.hidden_states.data)
                         _check_hidden_bytes(hidden_bytes)
-                    if index not in first_at:
-                        first_at[index] = time.perf_counter()
+                    if records[index].first_at is None:
+                        records[index].first_at = time.monotonic()
                     if output.finish is not None:
-                        streamed = group.requests[0].stream
-                        self.metrics.observe(output, started, first_at[index] if streamed else None)
                         self._check_finish(output.finish, group.names)
                         unfinished -= 1
                     yield index, output
@@ -121,11 +121,12 @@ class Service:
     @contextmanager
     def _sent(
         self, context: RequestContext, rid: str, requests: Sequence[Request]
-    ) -> Iterator[tuple[list[Stream], set[int]]]:
+    ) -> Iterator[tuple[list[Stream], set[int], list[RequestRecord]]]:
         """Send the completions of a group for their tenant. At the end, those whose stream was not begun are aborted.
 
         Yields:
-            The stream of each completion, and the set of indices of those that were begun, to be kept by the caller.
+            The stream of each completion; the set of indices of those that were begun, to be kept by the caller; the
+            record of each, whose `first_at` the caller sets.
 
         Raises:
             RequestError: the rid is in use, a limit of the tenant is reached, or the engine refuses a request.
@@ -143,19 +144,30 @@ class Service:
         self.open_groups[key] = sent = []
         streams: list[Stream] = []
         begun: set[int] = set()
+        together = GroupRecord(len(completions), len(completions))
+        records: list[RequestRecord] = []
         try:
             for one, counts_prompt in completions:
                 own = tenant.own(one, context.rid + one.rid.removeprefix(rid))
-                on_end = partial(account.end, tenant, counts_prompt=counts_prompt)
+                record = RequestRecord(own, together, time.monotonic())
+                on_end = partial(self._ended, record, account, tenant, counts_prompt=counts_prompt)
                 streams.append(self.client.astream(own, on_end))
                 sent.append(own.rid)
-            yield streams, begun
+                records.append(record)
+            yield streams, begun, records
         finally:
             account.withdraw(len(completions) - len(streams))
             for index, each in enumerate(sent):
                 if index not in begun:  # closing an iterator that has not started does not abort its request
                     self.client.abort(each)
             del self.open_groups[key]
+
+    def _ended(
+        self, record: RequestRecord, account: Account, tenant: Tenant, last: RequestOutput, *, counts_prompt: bool
+    ) -> None:
+        """Count a request of the engine that has just ended, also if nobody waits for its output any more."""
+        account.end(tenant, last, counts_prompt=counts_prompt)
+        self.metrics.requests.observe(record, last)
 
     def _check_finish(self, finish: Finish, names: FieldNames) -> None:
         try:
@@ -191,7 +203,7 @@ class Service:
         Raises:
             RequestError: the engine refuses one, or ends it with an error.
         """
-        with self._sent(context, group, questions) as (streams, begun):
+        with self._sent(context, group, questions) as (streams, begun, _):
             tasks = [asyncio.ensure_future(_only(stream, i, begun)) for i, stream in enumerate(streams)]
             try:
                 return await asyncio.gather(*tasks)

@@ -33,7 +33,7 @@ def workers(server: ServerProcess) -> dict[str, psutil.Process]:
 
 def wait_requests(server: ServerProcess, number: int) -> None:
     """Wait until so many requests run, which the metrics tell four times a second."""
-    assert wait_for(lambda: f"radixrt_requests_running {number}.0" in metrics(server.url))
+    assert wait_for(lambda: f"radixrt_num_requests_running {number}.0" in metrics(server.url))
 
 
 def generate(server: ServerProcess, **body: object) -> httpx.Response:

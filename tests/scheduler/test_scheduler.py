@@ -350,3 +350,27 @@ def test_decode_steps_carry_no_tokens():
     decode = [s for s in h.steps if s.mode == DECODE]
     assert len(decode) == 4
     assert all(s.input_ids == b"" and s.extend_lens == b"" and not s.sampling_rows for s in decode)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_times_between_tokens_and_sizes_of_steps_are_counted(depth):
+    """Rows that sample in step are counted together, one that was retracted by itself: each with its own time."""
+    h = Harness(num_slots=40, depth=depth)
+    for i in range(4):
+        h.add(f"r{i}", [i + 1, 2, 3], max_tokens=12, ignore_eos=True)
+    last: dict[str, float] = {}
+    seen: dict[str, int] = {}
+    expected = []
+    while h.turn():
+        for rid, tokens in h.outputs.items():
+            if len(tokens) > seen.get(rid, 0):
+                if rid in last:
+                    expected.append(h.now - last[rid])
+                last[rid], seen[rid] = h.now, len(tokens)
+        h.now += 0.02
+    gaps, steps = h.scheduler.counters.token_gaps, h.scheduler.counters.step_tokens
+    assert h.scheduler.counters.retractions
+    assert sum(gaps.counts) == len(expected) == 4 * 11
+    assert gaps.total == pytest.approx(sum(expected))
+    assert sum(steps.counts) == len(h.steps)
+    assert steps.total == sum(batch.num_tokens for batch in h.batches)

@@ -13,6 +13,7 @@ from radixrt.chat.dialect import Dialect
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from tests.server.fake_engine import MODEL, FakeEngine
+from tests.server_process import without_model
 
 
 class Caller:
@@ -32,6 +33,10 @@ class Caller:
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)
+
+    def metrics(self) -> str:
+        """Return the text of /metrics without the label `model_name`."""
+        return without_model(self.get("/metrics").text)
 
     def post(self, path: str, json: Any = None, **options: Any) -> httpx.Response:
         return self.request("POST", path, json=json, **options)

@@ -256,7 +256,7 @@ def test_metrics_count(chat: Callable, server_url: str) -> None:
         lines = httpx.get(f"{server_url}/metrics", timeout=60).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    names = ("radixrt_request_seconds_count", "radixrt_time_to_first_token_seconds_count")
+    names = ("radixrt_e2e_request_latency_seconds_count", "radixrt_time_to_first_token_seconds_count")
     before = [value(name) for name in names]
     chat(max_tokens=3)
     assert [value(name) for name in names] == [count + 1 for count in before]

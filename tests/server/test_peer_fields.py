@@ -61,7 +61,7 @@ def test_unknown_fields_are_named_and_counted(caller: Caller) -> None:
     assert answer.headers[IGNORED] == "verbosity"
     native = caller.post("/generate", {"text": "x", "surprise": 1, "sampling_params": {"beam": 1, "top_k": 5}})
     assert native.headers[IGNORED] == "surprise, sampling_params.beam"
-    text = caller.get("/metrics").text
+    text = caller.metrics()
     assert 'radixrt_ignored_fields_total{field="verbosity"} 1.0' in text
     assert 'radixrt_ignored_fields_total{field="sampling_params.beam"} 1.0' in text
 
@@ -75,7 +75,7 @@ def test_names_of_ignored_fields_are_bounded_and_clean(caller: Caller) -> None:
         assert answer.headers[IGNORED].startswith("a??set-cookie??x, " + "?" * 64 + ", field0")
     for i in range(100):
         post(caller, "/v1/completions", **{f"other{i}": 1})
-    assert len(re.findall("^radixrt_ignored_fields_total", caller.get("/metrics").text, re.MULTILINE)) == 51
+    assert len(re.findall("^radixrt_ignored_fields_total", caller.metrics(), re.MULTILINE)) == 51
 
 
 def test_an_error_names_ignored_fields_too(caller: Caller) -> None:

@@ -30,7 +30,7 @@ def test_while_a_runner_restarts_requests_are_taken_and_the_server_is_not_ready(
     assert "signal 9" in answer.json()["error"]["message"]
     assert int(answer.headers["retry-after"]) >= 1
     assert caller.chat().status_code == 200
-    metrics = caller.get("/metrics").text
+    metrics = caller.metrics()
     assert 'radixrt_restarts_total{process="ModelRunner"} 1.0' in metrics
     assert 'radixrt_engine_state{state="restarting"} 1.0' in metrics
     engine.deliver(info())  # of the epoch before: late, and no news
@@ -43,7 +43,7 @@ def test_a_failed_engine_is_neither_healthy_nor_ready(caller: Caller, engine: Fa
         answer = caller.get(path)
         check_error(answer, 503, None, "unavailable")
         assert answer.json()["state"] == "failed"
-    assert "radixrt_up 0.0" in caller.get("/metrics").text
+    assert "radixrt_up 0.0" in caller.metrics()
 
 
 def test_a_deep_check_takes_one_token(caller: Caller, engine: FakeEngine) -> None:

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -29,6 +30,7 @@ from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.regex.json_text import UNESCAPED
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.constraint import BackendChoice, Constraint
+from radixrt.messages.histogram import COMPILE_TIMES, Histogram
 from radixrt.messages.parts import ConstraintInfo, FinishError
 from radixrt.messages.scheduler import GrammarStats, TokenizedReq
 from radixrt.task_thread import TaskThread
@@ -198,8 +200,7 @@ class GrammarManager:
         """Counts since the start."""
         counts, client = self._counts, self._client
         return GrammarStats(
-            compiles=counts.compiles,
-            compile_s=counts.compile_s,
+            compile_times=counts.compile_times.copy(),
             hits=counts.hits,
             disk_hits=counts.disk_hits,
             refusals=dict(counts.refusals),
@@ -261,8 +262,7 @@ class GrammarManager:
     def _compiled(self, compilation: _Compilation, compiled: CompiledConstraint, *, from_disk: bool = False) -> None:
         compilation.compiled = compiled
         if not from_disk:
-            self._counts.compiles += 1
-            self._counts.compile_s += compiled.compile_s
+            self._counts.compile_times.observe(compiled.compile_s)
 
     def _load(self, compilation: _Compilation, now: float) -> None:
         """Make the template, here or in the loader's thread; waits for the vocabulary at the loader's start."""
@@ -347,8 +347,7 @@ class GrammarManager:
 
 @dataclass
 class _Counts:
-    compiles: int = 0
-    compile_s: float = 0.0
+    compile_times: Histogram = field(default_factory=partial(Histogram.empty, COMPILE_TIMES))
     hits: int = 0
     disk_hits: int = 0
     refusals: dict[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from radixrt import logs
 from radixrt.server.http.access import check_access
 from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
 from radixrt.server.http.keys import KeyRing
-from radixrt.server.http.metrics import Metrics
+from radixrt.server.metrics import Metrics
 from radixrt.server.request_context import RequestIds
 from radixrt.server.tenants import EVERYONE
 

@@ -46,7 +46,7 @@ async def get_model(service: Service, request: Request) -> Response:
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    return Response(service.metrics.render(), headers={"content-type": METRICS_TYPE})
+    return Response(await asyncio.to_thread(service.metrics.render), headers={"content-type": METRICS_TYPE})
 
 
 async def get_version(service: Service, request: Request) -> Response:

@@ -59,7 +59,8 @@ def test_what_is_sampled_has_names() -> None:
     assert process_name(worker, is_main=False) == "runner-1"
     assert process_name(worker, is_main=True) == "main"
     assert process_name(["python", "-m", "radixrt.constrained.compile.worker"], is_main=False) == "grammar compilers"
-    text = '# HELP x\nradixrt_kv_slots{state="free"} 12.0\nradixrt_kv_slots{state="private"} 3.0\nother 1.0\n'
+    series = 'radixrt_kv_slots{{model_name="m",state="{}"}} {}'
+    text = "\n".join(["# HELP x", series.format("free", 12.0), series.format("private", 3.0), "other 1.0"])
     assert kv_slots(text) == {"free": 12, "private": 3}
 
 

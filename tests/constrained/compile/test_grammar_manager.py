@@ -51,6 +51,12 @@ class Clock:
     now: float = field(default_factory=lambda: float(int(time.monotonic())))
 
 
+def num_compiled(manager: GrammarManager) -> int:
+    times = manager.stats().compile_times
+    assert times is not None
+    return sum(times.counts)
+
+
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
@@ -117,7 +123,7 @@ def test_each_kind_of_constraint(inline: GrammarManager, vocabulary: Vocabulary)
         assert ready.info is not None
         assert ready.info.backend == "llguidance"
         assert not ready.info.cached
-    assert inline.stats().compiles == 4
+    assert num_compiled(inline) == 4
     assert inline.num_pending == 0
 
 
@@ -147,7 +153,7 @@ def test_what_is_known_is_there_at_once(inline: GrammarManager, monkeypatch: pyt
     grammars = [each.grammar for each in ready if each.grammar]
     assert len(set(map(id, grammars))) == 3
     stats = inline.stats()
-    assert (stats.compiles, stats.hits, stats.cache_entries) == (1, 2, 1)
+    assert (num_compiled(inline), stats.hits, stats.cache_entries) == (1, 2, 1)
     monkeypatch.setattr(grammar_manager, "compile_constraint", None)  # nothing is compiled or loaded again
     monkeypatch.setattr(grammar_manager, "load", None)
     for i in range(100):
@@ -166,7 +172,7 @@ def test_the_cache_is_bounded(vocabulary: Vocabulary) -> None:
     assert 1 <= stats.cache_entries < 20
     assert stats.cache_bytes <= 300_000
     manager.submit(request("old", choices=["a", "b0"]), 0.0)
-    assert manager.stats().compiles == 21
+    assert num_compiled(manager) == 21
 
 
 def test_a_bad_constraint_ends_its_request_and_is_remembered_for_a_while(inline: GrammarManager) -> None:
