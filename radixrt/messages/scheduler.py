@@ -273,7 +273,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     extend_steps: int = 0
 
     def seconds(self, rows: float, context: float, tokens: float = 0.0, pairs: float = 0.0) -> float:
-        """Return the predicted time of a step; see `radixrt.scheduler.step_time.StepShape` for its arguments."""
+        """Return the predicted time of a step; see `radixrt.messages.step_shape.StepShape` for its arguments."""
         seconds = self.step + self.row * rows + self.context * context
         if tokens:
             seconds += self.extend + self.token * tokens + self.pair * pairs

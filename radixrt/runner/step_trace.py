@@ -18,6 +18,7 @@ import torch
 
 from radixrt.forward_batch.forward_batch import ForwardMode
 from radixrt.messages.runner import ForwardStep
+from radixrt.messages.step_shape import StepShape, step_shape
 
 
 @dataclass
@@ -25,6 +26,7 @@ class StepTimes:
     """Times of one step: seconds on the host's clock, and events in the device's stream (none on a CPU).
 
     Attributes:
+        shape: amount of work, by which a step-time model can be fitted to the trace.
         started, forwarded: the step has come, and its forward pass is in the stream.
         sampling, launched: its mask, if it has one, has come, and all of the step is in the stream.
         events: in the stream, before and after the forward pass and before and after sampling.
@@ -34,6 +36,7 @@ class StepTimes:
     mode: str
     rows: int
     tokens: int
+    shape: StepShape
     started: float
     forwarded: float = 0.0
     sampling: float = 0.0
@@ -68,7 +71,7 @@ class StepTrace:
         """Record that the step's message has arrived."""
         mode = ForwardMode(step.mode).name.lower()
         rows, tokens = len(step.req_pool_idx) // 4, len(step.out_cache_loc) // 4
-        return StepTimes(step.step_id, mode, rows, tokens, time.perf_counter())
+        return StepTimes(step.step_id, mode, rows, tokens, step_shape(step), time.perf_counter())
 
     def forward(self, times: StepTimes) -> None:
         """Record that the forward pass is about to enter the stream."""
@@ -92,7 +95,11 @@ class StepTrace:
     def answered(self, times: StepTimes) -> None:
         """Write the step's events; its tokens are on the host and leave for the scheduler."""
         now = time.perf_counter()
-        mode, args = times.mode, {"step": times.step_id, "rows": times.rows, "tokens": times.tokens}
+        mode, shape = times.mode, times.shape
+        args = {
+            "step": times.step_id, "rows": times.rows, "tokens": times.tokens, "decode_rows": shape.rows,
+            "context": shape.context, "prompt_tokens": shape.tokens, "pairs": shape.pairs,
+        }  # fmt: skip
         self._write(f"launch {mode}", 1, times.started - self._zero, times.forwarded - self._zero, args)
         self._write(f"launch-sampling {mode}", 1, times.sampling - self._zero, times.launched - self._zero, args)
         if self._zero_event is not None:

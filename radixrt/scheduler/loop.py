@@ -29,11 +29,11 @@ from radixrt.messages.scheduler import (
     TokenizedScoreReq,
     ToScheduler,
 )
+from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.step_time import step_shape
 
 logger = logging.getLogger(__name__)
 

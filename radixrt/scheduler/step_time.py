@@ -17,14 +17,9 @@ Sans-io and deterministic. Fitting takes about ten microseconds of each step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.scheduler import StepTimes
-from radixrt.messages.wire import unpack_i32
-from radixrt.scheduler.schedule_batch import DECODE
+from radixrt.messages.step_shape import StepShape, step_shape
 
 MEMORY = 512
 CLIP = 4.0
@@ -44,34 +39,6 @@ NEAR_FLOOR = 1e-3
 TINY_S = 1e-15
 PRIOR = StepTimes(step=5e-3, row=5e-5, context=5e-8, extend=1e-3, token=1e-4, pair=2e-8)
 """Ratios of the coefficients before there is data; their scale is that of the first steps."""
-
-
-class StepShape(NamedTuple):
-    """Amount of work of one step, as `StepTimes.seconds` takes it.
-
-    Attributes:
-        rows: number of rows with one new token behind others.
-        context: sum of the lengths of these rows, new tokens included.
-        tokens: number of new tokens in prompt chunks.
-        pairs: sum over these tokens of the number of positions that each attends to.
-    """
-
-    rows: int
-    context: int
-    tokens: int = 0
-    pairs: float = 0.0
-
-
-def step_shape(step: ForwardStep) -> StepShape:
-    """Return the amount of work of a step."""
-    lengths = unpack_i32(step.seq_lens)
-    if step.mode == DECODE:
-        return StepShape(len(lengths), int(lengths.sum()))
-    new = unpack_i32(step.extend_lens)
-    single = (new == 1) & (lengths > 1)
-    chunks, ends = new[~single].astype(np.float64), lengths[~single]
-    pairs = float((chunks * (ends - (chunks - 1) / 2)).sum())
-    return StepShape(int(single.sum()), int(lengths[single].sum()), int(chunks.sum()), pairs)
 
 
 class StepTimeFit:

@@ -46,7 +46,8 @@ def check(events: list[dict[str, Any]], steps: int) -> None:
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["tid"] for event in spans} == {1, 3}, "a CPU has no device lane"
     assert [event["args"]["step"] for event in spans if event["tid"] == 3] == list(range(steps))
-    assert all(event["args"] == {"step": event["args"]["step"], "rows": 2, "tokens": 2} for event in spans)
+    shape = {"rows": 2, "tokens": 2, "decode_rows": 2, "context": 11, "prompt_tokens": 0, "pairs": 0.0}
+    assert all(event["args"] == {"step": event["args"]["step"], **shape} for event in spans)
 
 
 def test_a_closed_trace_is_a_json_array_of_trace_events(tmp_path: Path) -> None:

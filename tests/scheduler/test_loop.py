@@ -15,11 +15,11 @@ from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, StepOutput
 from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady, SchedulerStats, TokenBatch, TokenizedReq
+from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler import loop
 from radixrt.scheduler.loop import SchedulerLoop
-from radixrt.scheduler.step_time import StepShape
 from tests.scheduler.fake_runner import VOCAB, FakeRunner, Harness, deltas_of, expected_output
 from tests.scheduler.test_scheduler import NO_JUMPS, FixedSequence
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from radixrt.messages.scheduler import StepTimes
+from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import unpack_i32
 from radixrt.scheduler.schedule_batch import DECODE
-from radixrt.scheduler.step_time import CLIP, MEMORY, StepShape, StepTimeFit, step_shape
+from radixrt.scheduler.step_time import CLIP, MEMORY, StepTimeFit
 from tests.scheduler.fake_runner import Harness
 from tests.scheduler.recorded_steps import RECORDED
 
