@@ -27,7 +27,7 @@ from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.prefix_index import PrefixIndex
-from radixrt.scheduler.programs import Programs
+from radixrt.scheduler.programs import Program, Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk
@@ -39,6 +39,11 @@ would cost more than the better order saves."""
 
 DEFER_TOKENS = 32
 """A waiting request is deferred while an active one computes at least this many tokens that it could reuse."""
+
+SIBLING_DEFER_TOKENS = 8
+"""The same for two calls of one program. Branches of a fork come together and are many, so that computing a short
+prefix in each costs more than the step by which the others begin later. Less than this is often only the header of a
+message. `explain` counts on it."""
 
 MATCH_UNIT = 32
 """Cached prefixes are compared by multiples of this many tokens: texts of one template share a few more or fewer tokens
@@ -154,7 +159,7 @@ class Admission:
         room = self._kv.reachable_slots - wanted
         if room >= self._programs.held_tokens or is_overdue(req, now):
             return False
-        return room < self._programs.expected(None if req.call is None else req.call.program, now)
+        return room < self._programs.expected(_program(req), now)
 
 
 class NewTokenRatio:
@@ -209,7 +214,7 @@ def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
 
 def _arrival(req: Req) -> int:
     """Position in the order of arrival: of the request's program, if it belongs to one."""
-    program = None if req.call is None else req.call.program
+    program = _program(req)
     return req.seq if program is None else program.seq
 
 
@@ -240,23 +245,34 @@ class PrefillPrefixes:
     def __init__(self, active: Iterable[Req], kv: KVManager, checkpoints: Checkpoints | None = None) -> None:
         self._kv = kv
         self._checkpoints = checkpoints
-        shared = (r for r in active if r.state is ReqState.PREFILL) if kv.cache.shares else ()
+        shared = [r for r in active if r.state is ReqState.PREFILL] if kv.cache.shares else []
         self._computing = PrefixIndex(shared, DEFER_TOKENS)
+        self._calls = PrefixIndex([r for r in shared if _program(r) is not None], SIBLING_DEFER_TOKENS)
 
     def add(self, req: Req) -> None:
         """Add a request that was just admitted."""
         if self._kv.cache.shares:
             self._computing.add(req)
+            if _program(req) is not None:
+                self._calls.add(req)
 
     def covers(self, req: Req) -> bool:
         """Return True if an active request is computing a prefix of this one's input that it can reuse a step later."""
-        reusable = req.reusable_ids
-        if not self._computing or len(reusable) < DEFER_TOKENS:
+        reusable, program = req.reusable_ids, _program(req)
+        if not self._computing or len(reusable) < (DEFER_TOKENS if program is None else SIBLING_DEFER_TOKENS):
             return False
         cached = self._kv.match_len(req)
-        for other in self._computing.like(req.namespace, reusable, cached):
+        found = list(self._computing.like(req.namespace, reusable, cached))
+        if program is not None:
+            found += [r for r in self._calls.like(req.namespace, reusable, cached) if _program(r) is program]
+        for other in found:
             if np.array_equal(other.ids[:cached], reusable[:cached]) and (
                 self._checkpoints is None or self._checkpoints.promises(other, req, cached)
             ):
                 return True
         return False
+
+
+def _program(req: Req) -> Program | None:
+    """The program that the request is a call of, if it is one."""
+    return None if req.call is None else req.call.program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixrt.messages.parts import ProgramHint
+from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
 from radixrt.scheduler.programs import KEEP_S, MAX_PROGRAMS, PROGRAM_SHARE, TOTAL_SHARE
 from tests.scheduler.fake_runner import Harness, deltas_of
 
@@ -48,6 +49,20 @@ def test_a_forks_prefix_is_computed_once() -> None:
     assert h.runner.tokens_computed == len(FORK) + 8
     assert h.scheduler.counters.leases == 1
     assert h.scheduler.programs.stats().held_tokens == len(FORK)
+
+
+def test_a_short_prefix_is_computed_once_for_a_program_and_by_each_of_others() -> None:
+    def computed(*, hinted: bool, shared: int) -> int:
+        h = harness()
+        for i in range(3):
+            hint = ProgramHint("p", f"0/{i}", shared, 3 - i) if hinted else None
+            h.add(f"b{i}", [*FORK[:shared], 40 + i, 7, 8, 9], max_tokens=1, program=hint)
+        h.drain()
+        return h.runner.tokens_computed
+
+    assert computed(hinted=True, shared=SIBLING_DEFER_TOKENS) == SIBLING_DEFER_TOKENS + 3 * 4
+    assert computed(hinted=False, shared=SIBLING_DEFER_TOKENS) == 3 * (SIBLING_DEFER_TOKENS + 4)
+    assert computed(hinted=True, shared=SIBLING_DEFER_TOKENS - 1) == 3 * (SIBLING_DEFER_TOKENS + 3)
 
 
 def test_what_will_be_extended_goes_after_what_will_not() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from radixrt.lang.observe.planned_sharing import shared_lengths
 from radixrt.lang.observe.run_log import CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
 
@@ -24,7 +25,7 @@ class PlannedCall:
         branch, branch_key: id of its branch, and its key in `fork`.
         max_tokens: limit of the output; None for the context's end, a select or an embed.
         length: length of the prompt, without outputs of calls.
-        shared: part of the length that is cached when the call comes, as the prefix of an earlier prompt.
+        shared: part of the length that is cached when the call comes; see `shared_lengths`.
         outputs: ids of the calls whose outputs are in the prompt.
     """
 
@@ -65,16 +66,10 @@ class SharedPrefix:
 def planned_calls(log: RunLog) -> list[PlannedCall]:
     records = {call.id: call for call in log.calls if call.prompt_ids is not None or call.kind == "embed"}
     outputs = {number: () if call.kind == "embed" else _outputs(call, records) for number, call in records.items()}
+    shared = shared_lengths(records, outputs)
     planned: list[PlannedCall] = []
-    latest: dict[tuple[int, ...] | None, int] = {}  # latest call by dependencies; under None the latest of all
     for call in records.values():
-        inside = [records[other] for other in outputs[call.id]]
-        generated = sum(len(other.output_ids or ()) for other in inside)
-        before = {*call.depends, latest.get(call.depends), latest.get(None)}
-        candidates = [records[number] for number in before if number is not None and number in records]
-        shared, known = _shared(call, candidates, records, outputs)
-        if call.kind != "embed":
-            latest[call.depends] = latest[None] = call.id
+        generated = sum(len(records[other].output_ids or ()) for other in outputs[call.id])
         most = None if call.sampling is None else call.sampling.max_tokens
         planned.append(
             PlannedCall(
@@ -87,7 +82,7 @@ def planned_calls(log: RunLog) -> list[PlannedCall]:
                 depends=call.depends,
                 max_tokens=most,
                 length=max(call.prompt_tokens - generated, 0),
-                shared=max(shared - known, 0),
+                shared=shared.get(call.id, 0),
                 outputs=outputs[call.id],
             )
         )
@@ -109,26 +104,6 @@ def _outputs(call: CallRecord, records: Mapping[int, CallRecord]) -> tuple[int, 
                 before = other
         at = before
     return tuple(sorted(found))
-
-
-def _shared(
-    call: CallRecord,
-    candidates: Sequence[CallRecord],
-    records: Mapping[int, CallRecord],
-    outputs: Mapping[int, tuple[int, ...]],
-) -> tuple[int, int]:
-    """Length of the longest prefix that this prompt shares with a candidate's prompt and output, and the number of
-    placeholder tokens in it. The last token of a prompt is always computed."""
-    best, generated = 0, 0
-    for other in candidates:
-        whole = ids_of(other) + other.output_ids if other.output_ids is not None else ids_of(other)
-        length = min(common_prefix(ids_of(call), whole), max(call.prompt_tokens - 1, 0))
-        if length > best:
-            best = length
-            within = {*outputs[other.id], *([other.id] if length > other.prompt_tokens else [])}
-            both = within & set(outputs[call.id])
-            generated = sum(len(records[number].output_ids or ()) for number in both)
-    return best, min(generated, best)
 
 
 def shared_prefixes(log: RunLog) -> list[SharedPrefix]:

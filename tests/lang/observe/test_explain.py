@@ -21,6 +21,7 @@ from radixrt.lang.observe.explain import Explanation
 from radixrt.lang.observe.trace import read_trace, trace
 from radixrt.python_types import parse
 from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
 from tests.engine.helpers import start
 
 
@@ -86,6 +87,38 @@ def test_it_tells_what_a_run_then_does(engine: rt.Engine) -> None:
     assert chosen is not None
     assert after is not None
     assert len(after) - len(before) - len(chosen) == calls["sure"].length - calls["grade"].length
+
+
+@rt.function(temperature=0, max_tokens=4)
+def short_forks(s: rt.State) -> None:
+    """Branches part after less than DEFER_TOKENS tokens, and again after a call."""
+    s += rt.system("Brief.")
+    for town in s.fork(["Rome", "Oslo", "Oruro"]):
+        town += rt.user(f"Where is {town.key}?") + rt.assistant(rt.gen("place", n=2, seed=1))
+        for why in town.fork(["Why is it there?", "Why is it so?", "How?"]):
+            why += rt.user(why.key) + rt.assistant(rt.gen("reason", stop="never"))
+
+
+def test_it_tells_the_cached_tokens_of_each_call(engine: rt.Engine) -> None:
+    """Of a fresh cache. A call that comes a step later than planned finds a few tokens more, and never less."""
+    for _ in range(3):
+        engine.flush_cache()
+        made = short_forks.explain(backend=engine)
+        state = short_forks.run(backend=engine)
+        real = {(call.branch, call.name, call.index): call for call in state.log.calls}
+        for planned, call in zip(made.calls, made.log.calls, strict=True):
+            run = real[planned.branch, planned.name, call.index]
+            # The last token of an answer has no keys and values yet, unless it ended by itself.
+            first = real[planned.branch.rpartition("/")[0], "place", 0] if planned.outputs else None
+            generated = 0 if first is None else first.completion_tokens - 1
+            least = planned.shared + generated
+            assert least <= run.cached_tokens <= least + SIBLING_DEFER_TOKENS, (planned, run.cached_tokens)
+            if first is None:
+                assert planned.length == run.prompt_tokens
+        places = [call.cached_tokens for call in state.log.calls if call.name == "place"]
+        assert sum(call.shared for call in made.calls if call.name == "place") == sum(places)
+        assert sorted(places)[0] == 0
+        assert sorted(places)[1] >= SIBLING_DEFER_TOKENS
 
 
 def test_sampling_parameters_as_for_a_run(engine: rt.Engine) -> None:
