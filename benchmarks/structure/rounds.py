@@ -11,8 +11,10 @@ is output tokens, forced ones included, over the seconds of the call. In `beside
 others are those of `records`.
 
 Columns: output tokens a second in each round; the median from round 2 on, and its ratio to that of plain rows; the
-first round over that median; the part of the output that was forced; requests that ended with an error; and
-milliseconds from token to token of the plain rows, the median of rounds from 2 on, where there are such rows.
+ratio of times to rounds of plain rows with the lengths of these outputs, which run afterwards in the same engine (a
+batch whose rows end at different times makes fewer tokens a second, constrained or not); the first round over the
+median; the part of the output that was forced; requests that ended with an error; and milliseconds from token to token
+of the plain rows, the median of rounds from 2 on, where there are such rows.
 """
 
 from __future__ import annotations
@@ -67,18 +69,22 @@ class Round:
     """Output of one call.
 
     Attributes:
-        tokens: output tokens of all requests.
+        lengths: output tokens of each request.
         forced: those that the grammar left no choice about.
         errors: requests that ended with an error.
         seconds: of the call.
         plain_token_s: seconds from token to token of the rows without a constraint, their median; None without any.
     """
 
-    tokens: int
+    lengths: list[int]
     forced: int
     errors: int
     seconds: float
     plain_token_s: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
 
     @property
     def rate(self) -> float:
@@ -101,17 +107,21 @@ def parameters(kind: str, rows: int, schemas: Sequence[Any]) -> list[dict[str, A
     return [{**common, **KINDS[kind]} for _ in range(rows)]
 
 
-def run_round(engine: Engine, kind: str, rows: int, seed: int, schemas: Sequence[Any]) -> Round:
+def twin(lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Sampling parameters of plain rows with outputs of these lengths."""
+    return [{"temperature": TEMPERATURE, "max_tokens": max(length, 1), **KINDS["plain"]} for length in lengths]
+
+
+def run_round(engine: Engine, params: list[dict[str, Any]], seed: int) -> Round:
     """Generate one batch."""
-    asked = prompts(rows, seed)
-    params = parameters(kind, rows, schemas)
+    asked = prompts(len(params), seed)
     started = time.perf_counter()
     outputs = engine.generate(asked, params, progress=False)
     seconds = time.perf_counter() - started
     constraints = [output.constraint for output in outputs if output.constraint is not None]
     plain = [output for output in outputs if output.constraint is None and len(output.token_ids) > 1]
     return Round(
-        sum(len(output.token_ids) for output in outputs),
+        [len(output.token_ids) for output in outputs],
         sum(info.forced_tokens + info.closing_tokens for info in constraints),
         sum(output.finish_reason == "error" for output in outputs),
         seconds,
@@ -140,14 +150,20 @@ def mixed_schemas(path: Path) -> list[Any]:
     raise ValueError(f"{path} has {len(chosen)} of {MIXED} schemas with outputs of {OUTPUT_TOKENS // 2} characters")
 
 
-def cells(kind: str, rows: int, rounds: Sequence[Round], plain: float | None) -> list[str]:
-    """A row of the table; `plain` is the median rate of plain rows, if it was measured."""
+def cells(kind: str, rounds: Sequence[Round], twins: Sequence[Round], plain: float | None) -> list[str]:
+    """A row of the table; `plain` is the median rate of plain rows, if it was measured.
+
+    Args:
+        twins: plain rounds with the lengths of `rounds` from the second on.
+    """
     later = median(each.rate for each in rounds[1:])
     tokens = sum(each.tokens for each in rounds)
     gaps = [each.plain_token_s for each in rounds[1:] if each.plain_token_s is not None]
     return [
-        kind, str(rows), *(f"{each.rate:,.0f}" for each in rounds), f"{later:,.0f}",
-        f"{later / plain:.2f}" if plain else "", f"{rounds[0].rate / later:.2f}",
+        kind, str(len(rounds[0].lengths)), *(f"{each.rate:,.0f}" for each in rounds), f"{later:,.0f}",
+        f"{later / plain:.2f}" if plain else "",
+        f"{median(b.seconds / a.seconds for a, b in zip(rounds[1:], twins, strict=True)):.2f}",
+        f"{rounds[0].rate / later:.2f}",
         f"{sum(each.forced for each in rounds) / max(tokens, 1):.0%}", str(sum(each.errors for each in rounds)),
         f"{1e3 * median(gaps):.2f}" if gaps else "",
     ]  # fmt: skip
@@ -181,17 +197,21 @@ def main() -> None:
                 options = {"load_format": "dummy", "context_length": 16_384, **options}
             model = str(shape_folder(args.shape)) if args.model is None else args.model
             with Engine(None if model == "embedded" else model, show_progress=False, **options) as engine:
-                rounds = [run_round(engine, kind, rows, 1000 * rows + i, schemas) for i in range(args.rounds)]
+                params, seed = parameters(kind, rows, schemas), 1000 * rows
+                rounds = [run_round(engine, params, seed + i) for i in range(args.rounds)]
+                twins = [run_round(engine, twin(each.lengths), seed + 500 + i) for i, each in enumerate(rounds[1:])]
             if kind == "plain":
                 plain = median(each.rate for each in rounds[1:])
-            found.append(cells(kind, rows, rounds, plain))
+            found.append(cells(kind, rounds, twins, plain))
             print("|", " | ".join(found[-1]), "|", flush=True)
     numbers = [f"round {i + 1}" for i in range(args.rounds)]
     print(
         table(
-            ["kind", "rows", *numbers, "median 2+", "of plain", "first / median", "forced", "errors", "plain ms"], found
+            ["kind", "rows", *numbers, "median 2+", "of plain", "same lengths", "first / median", "forced", "errors",
+             "plain ms"],
+            found,
         )
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -41,11 +41,28 @@ def test_float32_equals_the_cpu(kind: str, model: Callable[[str], Path]) -> None
     assert greedy(model(kind), device="cuda", dtype="float32", **chunks) == expected
 
 
+def scored(folder: Path, texts: list[list[int]], **options: Any) -> np.ndarray:
+    """Return the log-probability of every token but the first of each text, one text after another."""
+    with Engine(str(folder), **{**OPTIONS, **options}) as engine:
+        answers = engine.generate(texts, {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 1})
+    return np.array([entry.logprob for answer in answers for entry in answer.prompt_logprobs[1:]])
+
+
 @pytest.mark.parametrize("kind", HYBRID_KINDS)
-def test_bfloat16_stays_close_to_float32(kind: str, model: Callable[[str], Path]) -> None:
-    """Random weights part ways sooner or later; a wrong slot would at once."""
-    expected = greedy(model(kind), device="cuda", dtype="float32")
-    assert agreement(greedy(model(kind), device="cuda", dtype="bfloat16"), expected) > 0.3
+def test_bfloat16_is_as_close_to_float32_as_on_the_cpu(kind: str, model: Callable[[str], Path]) -> None:
+    """Prompts, and tokens decoded from states, which are scored as prompts too; a wrong slot would be far off."""
+    folder = model(kind)
+    exact = scored(folder, PROMPTS, device="cuda", dtype="float32")
+    rounding = np.abs(scored(folder, PROMPTS, device="cpu", dtype="bfloat16") - exact).mean()
+    assert np.abs(scored(folder, PROMPTS, device="cuda", dtype="bfloat16") - exact).mean() < 2 * rounding
+    with Engine(str(folder), **OPTIONS, device="cuda", dtype="bfloat16") as engine:
+        answers = engine.generate(PROMPTS, {**GREEDY, "logprobs": 1})
+    decoded = np.array([entry.logprob for answer in answers for entry in answer.logprobs])
+    texts = [prompt + answer.token_ids for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    asked = np.concatenate([np.arange(1, len(text)) >= len(p) for text, p in zip(texts, PROMPTS, strict=True)])
+    again = scored(folder, texts, device="cuda", dtype="float32")[asked]
+    assert len(again) == len(decoded) == sum(len(answer.token_ids) for answer in answers)
+    assert np.abs(decoded - again).mean() < 3 * rounding
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "qwen3_5", "qwen3_next"])
