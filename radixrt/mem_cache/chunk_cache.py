@@ -20,6 +20,7 @@ class ChunkCache(PrefixCache):
     """
 
     shares = False
+    policy = "none"
 
     def __init__(self, allocator: TokenToKVPoolAllocator, state_slots: StateSlotAllocator | None = None) -> None:
         super().__init__(allocator, state_slots, set())
@@ -75,6 +76,12 @@ class ChunkCache(PrefixCache):
 
     def iter_nodes(self) -> Iterator[TreeNode]:
         return iter(())
+
+    def roots(self) -> Iterable[RootNode]:
+        return ()
+
+    def is_root(self, node: RootNode) -> bool:
+        return node is self._root
 
     def check_invariants(self, live_nodes: Iterable[TreeNode] | None = None) -> None:
         """lock_ref(root) == number of live nodes, and each of them is the root."""

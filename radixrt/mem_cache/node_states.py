@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import MutableSet
+from typing import TYPE_CHECKING
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.state_slots import StateSlotAllocator
 from radixrt.mem_cache.tree_node import NodeState, TreeNode
+
+if TYPE_CHECKING:
+    from radixrt.mem_cache.cache_journal import CacheJournal
 
 PASSED_USES = 0.25
 """Expected uses of a state from which one request has gone on: chosen by `benchmarks.cache.hybrid`."""
@@ -41,6 +45,7 @@ class NodeStates:
 
     Attributes:
         evicted: number of states evicted so far.
+        journal: the cache's.
     """
 
     def __init__(self, slots: StateSlotAllocator, leaves: MutableSet[TreeNode]) -> None:
@@ -52,6 +57,7 @@ class NodeStates:
         self._count = 0
         self._pinned = 0
         self.evicted = 0
+        self.journal: CacheJournal | None = None
 
     def __len__(self) -> int:
         """Number of states in the cache."""
@@ -197,6 +203,8 @@ class NodeStates:
         node.state = state
         if is_listed:
             self._leaves.add(node)
+        if self.journal is not None:
+            self.journal.state_changed(node)
 
 
 def state_above(node: TreeNode) -> tuple[TreeNode | None, int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, MutableSet
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from radixrt.mem_cache.allocator import Int32Array, TokenToKVPoolAllocator
 from radixrt.mem_cache.node_states import NodeStates
 from radixrt.mem_cache.state_slots import StateSlotAllocator
-from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.mem_cache.tree_node import RootNode, TreeNode
+
+if TYPE_CHECKING:
+    from radixrt.mem_cache.cache_journal import CacheJournal
 
 
 class MatchResult(NamedTuple):
@@ -87,9 +90,13 @@ class PrefixCache(ABC):
         stats: counters.
         node_states: the states at nodes; None if the model has no recurrent layers.
         shares: whether one request can reuse what another computes; if not, no request need be deferred for it.
+        journal: record of what happens to the tree, set by `watch`; None while nobody watches.
+        policy: eviction policy; "none" if the cache is off.
+        clock: number of matches and inserts so far.
     """
 
     shares: bool
+    policy: str
 
     def __init__(
         self, allocator: TokenToKVPoolAllocator, state_slots: StateSlotAllocator | None, leaves: MutableSet[TreeNode]
@@ -100,6 +107,14 @@ class PrefixCache(ABC):
         self.page_size = allocator.page_size
         self.stats = CacheStats()
         self.node_states = None if state_slots is None else NodeStates(state_slots, leaves)
+        self.journal: CacheJournal | None = None
+        self.clock = 0
+
+    def watch(self, journal: CacheJournal | None) -> None:
+        """Record in a journal what happens from now on, or nowhere."""
+        self.journal = journal
+        if self.node_states is not None:
+            self.node_states.journal = journal
 
     @abstractmethod
     def match_prefix(self, key: Int32Array, namespace: str = "") -> MatchResult:
@@ -208,6 +223,14 @@ class PrefixCache(ABC):
     @abstractmethod
     def iter_nodes(self) -> Iterator[TreeNode]:
         """Every node that holds tokens (no roots), parents first. The cache must not change meanwhile."""
+
+    @abstractmethod
+    def roots(self) -> Iterable[RootNode]:
+        """The roots of all namespaces."""
+
+    @abstractmethod
+    def is_root(self, node: RootNode) -> bool:
+        """Return True if the node is the root of its namespace's tree, rather than one that was dropped."""
 
     @abstractmethod
     def check_invariants(self, live_nodes: Iterable[TreeNode] | None = None) -> None:

@@ -94,6 +94,7 @@ class RadixCache(PrefixCache):
     ) -> None:  # fmt: skip
         self._leaves = _leaf_order(eviction_policy, state_slots is not None)  # exactly the leaves with lock_ref 0
         super().__init__(allocator, state_slots, self._leaves)
+        self.policy = eviction_policy
         self._page_bytes = 4 * self.page_size
         # The roots that have children, and the default one. A root without children is not kept, so a namespace without
         # cached tokens costs nothing: match_prefix creates a root for it, which is dropped with its lock.
@@ -101,7 +102,6 @@ class RadixCache(PrefixCache):
         self._roots = {"": self._default_root}
         self._evictable_size = 0
         self._protected_size = 0
-        self._clock = 0  # of last_access and created: the number of matches and inserts so far
 
     @property
     def evictable_size(self) -> int:
@@ -130,7 +130,7 @@ class RadixCache(PrefixCache):
         if not path:
             return MatchResult(_NO_SLOTS, root)
 
-        self._clock = now = self._clock + 1
+        self.clock = now = self.clock + 1
         end = path[-1]
         was_evictable = end.lock_ref == 0 and not end.children  # only the end of a path can be a leaf
         if was_evictable:
@@ -142,6 +142,8 @@ class RadixCache(PrefixCache):
                 node.retention = RETAIN_NORMAL
         if was_evictable:
             self._leaves.add(end)
+        if self.journal is not None:
+            self.journal.used(end, now, 1)
         slots = np.frombuffer(b"".join([node.value_bytes for node in path]), dtype=I32)
         return MatchResult(slots, end) if state_node is None else MatchResult(slots, end, state_node, found)
 
@@ -183,6 +185,8 @@ class RadixCache(PrefixCache):
             self._leaves.add(node)
         if node.state is not None and self.node_states is not None:
             self.node_states.retention_changed(node)
+        if self.journal is not None:
+            self.journal.retained(node)
 
     def insert(self, key: Int32Array, slots: Int32Array, namespace: str = "", priority: int = 0) -> InsertResult:
         if len(key) != len(slots):
@@ -197,7 +201,7 @@ class RadixCache(PrefixCache):
             path.append(self._split(partial, common))
             length += common
 
-        self._clock = now = self._clock + 1
+        self.clock = now = self.clock + 1
         end = path[-1] if path else root
         if end.lock_ref == 0 and not end.children:
             self._leaves.discard(end)
@@ -207,6 +211,8 @@ class RadixCache(PrefixCache):
             if node.retention == RETAIN_DONE:
                 node.retention = RETAIN_NORMAL
         existing = length >> 2
+        if self.journal is not None and path:
+            self.journal.used(end, now, 0, priority)
         if existing < retained:
             leaf = TreeNode(end, key_bytes[length:], _to_bytes(slots[existing:retained]), now, priority)
             end.add_child(key_bytes[length : length + self._page_bytes], leaf)
@@ -214,6 +220,8 @@ class RadixCache(PrefixCache):
             self._evictable_size += retained - existing
             self.stats.inserted_tokens += retained - existing
             end = leaf
+            if self.journal is not None:
+                self.journal.inserted(leaf)
         if end.lock_ref == 0 and not end.children:
             self._leaves.add(end)
         return InsertResult(existing, end, retained)
@@ -262,6 +270,8 @@ class RadixCache(PrefixCache):
         node.parent = prefix
         prefix.add_child(node.key_bytes[:page_bytes], node)
         above.children[prefix.key_bytes[:page_bytes]] = prefix
+        if self.journal is not None:
+            self.journal.split(node, prefix)
         return prefix
 
     # --- locks ---
@@ -279,6 +289,8 @@ class RadixCache(PrefixCache):
                 self._protected_size += size
             above.lock_ref += 1
             above = above.parent
+        if self.journal is not None:
+            self.journal.locked(node, 1)
 
     def dec_lock_ref(self, node: TreeNode) -> None:
         if node.lock_ref < 1:
@@ -293,6 +305,8 @@ class RadixCache(PrefixCache):
             above = above.parent
         if node.lock_ref == 0 and not node.children and node.parent is not None:
             self._leaves.add(node)
+        if self.journal is not None:
+            self.journal.locked(node, -1)
 
     # --- drop ---
 
@@ -310,6 +324,8 @@ class RadixCache(PrefixCache):
             assert parent is not None  # a root is never in _leaves
             parent.remove_child(leaf.key_bytes[: self._page_bytes])
             leaf.parent = None
+            if self.journal is not None:
+                self.journal.evicted(leaf)
             if not parent.children:
                 if isinstance(parent, RootNode):
                     self._forget_root(parent)
@@ -332,6 +348,8 @@ class RadixCache(PrefixCache):
             root.children = NO_CHILDREN
             self._forget_root(root)
         self._give_back(freed)
+        if self.journal is not None:
+            self.journal.cleared()
         return True
 
     def _give_back(self, runs: list[bytes]) -> int:
@@ -345,6 +363,8 @@ class RadixCache(PrefixCache):
     def _forget_root(self, root: RootNode) -> None:
         if root is not self._default_root:
             del self._roots[root.namespace]
+            if self.journal is not None:
+                self.journal.evicted(root)
 
     # --- look around ---
 
@@ -354,6 +374,12 @@ class RadixCache(PrefixCache):
     def iter_nodes(self) -> Iterator[TreeNode]:
         for root in self._roots.values():
             yield from root.descendants()
+
+    def roots(self) -> Iterable[RootNode]:
+        return self._roots.values()
+
+    def is_root(self, node: RootNode) -> bool:
+        return self._roots.get(node.namespace) is node
 
     def check_invariants(self, live_nodes: Iterable[TreeNode] | None = None) -> None:
         """The equations of radixrt.mem_cache.invariants.check_radix_cache."""

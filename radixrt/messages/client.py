@@ -3,6 +3,8 @@
 client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, ClassifyReq, RelevanceReq, TokenizeReq, DetokenizeReq, AbortReq,
                       ReleaseReq, ControlReq
 tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats
+
+Those of `radixrt.messages.cache_events` are passed on, both ways.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from functools import cached_property
 
 import msgspec
 
+from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.parts import (
     ChatPrompt,
     ConstraintInfo,
@@ -346,5 +349,7 @@ ToTokenizer = (
     | SchedulerReady
     | ControlReply
     | SchedulerStats
+    | ToWatched
+    | FromWatched
 )
-ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats
+ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | FromWatched

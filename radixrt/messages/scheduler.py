@@ -3,6 +3,8 @@
 tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq, AbortReq, ReleaseReq, ControlReq
 main      -> scheduler   RunnerRestarted
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
+
+Those of `radixrt.messages.cache_events` travel both ways too, to and from whoever watches the cache.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from radixrt.messages.cache_events import ToWatched
 from radixrt.messages.histogram import Histogram
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Pooling, ProgramHint, Timings, Usage
 from radixrt.messages.wire import Message
@@ -371,5 +374,12 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
 
 
 ToScheduler = (
-    TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted
+    TokenizedReq
+    | TokenizedScoreReq
+    | TokenizedEmbedReq
+    | AbortReq
+    | ReleaseReq
+    | ControlReq
+    | RunnerRestarted
+    | ToWatched
 )

@@ -27,6 +27,7 @@ from radixrt.mem_cache.node_states import tokens_since_state
 from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.mem_cache.tree_node import TreeNode
+from radixrt.messages.cache_events import RequestPublished
 from radixrt.messages.runner import RowWrite
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.req import Req
@@ -198,6 +199,10 @@ class KVManager:
         result = self.cache.insert(req.ids[:length], row[:length], req.namespace, req.priority)
         if result.retained_len <= req.kv.protected_len:
             return
+        journal = self.cache.journal
+        if journal is not None and journal.records_requests:
+            start, node = req.kv.protected_len, journal.number(result.node)
+            journal.events.append(RequestPublished(req.rid, node, start, result.existing_len, result.retained_len))
         if result.existing_len > req.kv.protected_len:
             theirs = self.cache.path_slots(result.node)[req.kv.protected_len : result.existing_len]
             self.allocator.free(row[req.kv.protected_len : result.existing_len].copy())

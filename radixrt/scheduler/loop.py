@@ -14,6 +14,7 @@ from radixrt.channel import Inbox, Outbox
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
+from radixrt.messages.cache_events import ToWatched
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.runner import GrammarMask, StepFailed
 from radixrt.messages.scheduler import (
@@ -31,6 +32,7 @@ from radixrt.messages.scheduler import (
 )
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
+from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
@@ -72,6 +74,7 @@ class SchedulerLoop:
         self._inbox = inbox
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._stream = CacheStream(scheduler)
         self._max_inflight = max_inflight
         self._shared_cores = shared_cores
         self._watch_s = watch_s
@@ -117,6 +120,9 @@ class SchedulerLoop:
         if committed and self._core.settle(time.monotonic()):
             self._send_deltas()
         self._housekeeping()
+        if self._stream.is_on:
+            for message in self._stream.turn(time.monotonic()):
+                self._tokenizer.send(message)
         return busy or committed or bool(self._inflight)
 
     def close(self) -> None:
@@ -154,6 +160,9 @@ class SchedulerLoop:
                 self._core.programs.release(message.program, message.branch)
             elif isinstance(message, RunnerRestarted):
                 self._restart(message)
+            elif isinstance(message, ToWatched):
+                for answer in self._stream.handle(message):
+                    self._tokenizer.send(answer)
             else:
                 self._control(message)
         return taken
@@ -293,6 +302,8 @@ class SchedulerLoop:
         while self._inflight and self._inflight[0].grammar_rows and time.monotonic() - self._head_since < self._watch_s:
             if self._poller.poll(0):
                 return
+        if self._stream.is_busy:
+            return
         if self._holds(time.monotonic()):
             self._poller.poll(int(ARRIVAL_PAUSE_S * 1000))
         else:

@@ -20,6 +20,7 @@ ignored. A program's holds end KEEP_S after its last request or hint.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from radixrt.mem_cache.prefix_cache import PrefixCache
@@ -351,6 +352,13 @@ class Programs:
     def holds(self) -> dict[TreeNode, int]:
         """Each held node and its retention level; a node may have been evicted meanwhile."""
         return {node: max(hold.retention for hold in holds) for node, holds in self._holds.items()}
+
+    def holders(self) -> Iterator[tuple[str, TreeNode, int]]:
+        """Yield (program, node, retention level) for each hold, the most recently active program first."""
+        for program in reversed(self._programs.values()):
+            holds = [*program.forks.values(), *(b.hold for b in program.branches.values() if b.hold is not None)]
+            for hold in holds:
+                yield program.id, hold.node, hold.retention
 
     def program_tokens(self) -> list[int]:
         """Sum of the tokens of each program's holds."""

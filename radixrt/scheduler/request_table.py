@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 
+from radixrt.messages.cache_events import RequestAdmitted, RequestEnded
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
@@ -90,6 +91,15 @@ class RequestTable:
             counters.recomputed_tokens += stats.matched_tokens - stats.cached_tokens
             logger.debug("request %s: KV matched %d, nearest state at %d", req.rid, matched, cached)
         stats.admitted_at = now
+        journal = self._kv.cache.journal
+        if journal is not None and journal.records_requests:
+            node, reusable = journal.number(req.kv.last_node) if matched else 0, len(req.reusable_ids)
+            journal.events.append(
+                RequestAdmitted(
+                    req.rid, node, req.prompt_len, stats.cached_tokens, stats.matched_tokens,
+                    min(reusable, req.prompt_len),
+                )
+            )  # fmt: skip
         shared = 0 if req.row is None else req.row.shared_len
         prompt_tokens, cached_tokens = req.prompt_len - shared, max(stats.cached_tokens - shared, 0)
         counters.prompt_tokens += prompt_tokens
@@ -165,6 +175,9 @@ class RequestTable:
             self._programs.end_call(req.call, end, req.stats.cached_tokens, now)
         req.state = ReqState.FINISHED
         req.finish = finish
+        journal = self._kv.cache.journal
+        if journal is not None and journal.records_requests:
+            journal.events.append(RequestEnded(req.rid, finish.reason))
         del self.by_rid[req.rid]
         if req.row is not None:
             self._row_ended(req, req.row, finish, now)

@@ -1,0 +1,215 @@
+"""`CacheJournal`: record of what happens to a radix tree, as `CacheEvents`, and of the tree itself as a snapshot.
+
+A cache that nobody watches has no journal, and then costs nothing more than asking for it.
+
+A snapshot is made in slices, between which the tree changes. A node is *announced* once its NodeInserted is recorded.
+What happens to an announced node is an event; what happens to another one is not, for its own NodeInserted will show
+the result. A path is announced from the root down, so where an event concerns a path, it is recorded for the part that
+is announced. Every node that is not announced lies at or below a node that the snapshot has yet to visit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from radixrt.mem_cache.granules import GRANULE_TOKENS, HASH_BYTES, chain_hashes, seed_of
+from radixrt.mem_cache.tree_node import RootNode, TreeNode
+from radixrt.messages.cache_events import (
+    CacheCleared,
+    CacheEvent,
+    NodeEvicted,
+    NodeInserted,
+    NodeSplit,
+    PathLocked,
+    PathUsed,
+    RetentionSet,
+    RootOpened,
+    StateSet,
+)
+
+
+class Watchable(Protocol):
+    """Part of a prefix cache that a journal reads."""
+
+    def roots(self) -> Iterable[RootNode]: ...
+
+    def is_root(self, node: RootNode) -> bool: ...
+
+
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    """Announced node.
+
+    Attributes:
+        number: number of the node in the stream.
+        end: number of tokens from the root to the node's end.
+        hashes: of the granules that end in it; of a root the seed.
+    """
+
+    number: int
+    end: int
+    hashes: bytes
+
+
+class CacheJournal:
+    """See the module's docstring. The cache calls the methods that are named for an event, after the change.
+
+    Attributes:
+        events: recorded and not yet taken.
+        records_requests: the scheduler appends events of requests, too.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[CacheEvent] = []
+        self.records_requests = False
+        self._entries: dict[TreeNode, _Entry] = {}
+        self._nodes: dict[int, TreeNode] = {}
+        self._next_number = 1
+        self._unvisited: list[TreeNode] = []
+
+    # --- snapshots ---
+
+    @property
+    def is_complete(self) -> bool:
+        """The recorded events describe the whole tree."""
+        return not self._unvisited
+
+    def begin(self, cache: Watchable) -> None:
+        """Begin a snapshot; forget all events."""
+        self.clear()
+        self._unvisited = list(cache.roots())
+
+    def clear(self) -> None:
+        """Forget all events and nodes."""
+        self.events = []
+        self._entries = {}
+        self._nodes = {}
+        self._unvisited = []
+
+    def visit(self, cache: Watchable, max_tokens: int, max_nodes: int) -> None:
+        """Announce the next nodes, until they are `max_nodes` or have `max_tokens` tokens; each node counts as some
+        tokens more."""
+        last = self._next_number + max_nodes
+        while self._unvisited and max_tokens > 0 and self._next_number < last:
+            node = self._unvisited.pop()
+            if node.parent is None and not (isinstance(node, RootNode) and cache.is_root(node)):
+                continue  # evicted meanwhile
+            self._announce(node)
+            self._unvisited.extend(node.children.values())
+            max_tokens -= node.num_tokens + GRANULE_TOKENS
+
+    def node(self, number: int) -> TreeNode | None:
+        """The announced node with this number."""
+        return self._nodes.get(number)
+
+    def number(self, node: TreeNode | None) -> int:
+        """Number of the deepest announced node at or above a node; 0 if there is none."""
+        entries = self._entries
+        while node is not None and node not in entries:
+            node = node.parent
+        return 0 if node is None else entries[node].number
+
+    # --- events of the cache ---
+
+    def inserted(self, leaf: TreeNode) -> None:
+        self._announce(leaf)
+
+    def split(self, node: TreeNode, prefix: TreeNode) -> None:
+        entry = self._entries.get(node)
+        if entry is None:
+            self._unvisited.append(prefix)  # the snapshot may come to it no other way
+            return
+        end = entry.end - node.num_tokens
+        count = end // GRANULE_TOKENS - (end - prefix.num_tokens) // GRANULE_TOKENS
+        number = self._enter(prefix, end, entry.hashes[: count * HASH_BYTES])
+        self._entries[node] = _Entry(entry.number, entry.end, entry.hashes[count * HASH_BYTES :])
+        self.events.append(NodeSplit(entry.number, number, prefix.num_tokens))
+
+    def evicted(self, node: TreeNode) -> None:
+        """Record that a leaf, or the root of a namespace, was dropped."""
+        entry = self._entries.pop(node, None)
+        if entry is not None:
+            del self._nodes[entry.number]
+            self.events.append(NodeEvicted(entry.number))
+
+    def used(self, node: TreeNode, clock: int, hits: int, priority: int | None = None) -> None:
+        number = self.number(node)
+        if number:
+            self.events.append(PathUsed(number, clock, hits, priority))
+
+    def locked(self, node: TreeNode, change: int) -> None:
+        number = self.number(node)
+        if number:
+            self.events.append(PathLocked(number, change))
+
+    def retained(self, node: TreeNode) -> None:
+        entry = self._entries.get(node)
+        if entry is not None:
+            self.events.append(RetentionSet(entry.number, node.retention))
+
+    def state_changed(self, node: TreeNode) -> None:
+        entry = self._entries.get(node)
+        if entry is not None:
+            self.events.append(StateSet(entry.number, node.state is not None))
+
+    def cleared(self) -> None:
+        """Record that nothing is left: no nodes, and no roots."""
+        events = self.events
+        self.clear()
+        self.events = [*events, CacheCleared()]
+
+    # --- announcing ---
+
+    def _announce(self, node: TreeNode) -> None:
+        """Record the nodes of a path that are not announced yet, from the top."""
+        path = []
+        above: TreeNode | None = node
+        while above is not None and above not in self._entries:
+            path.append(above)
+            above = above.parent
+        for each in reversed(path):
+            if isinstance(each, RootNode):
+                seed = seed_of(each.namespace)
+                self.events.append(RootOpened(self._enter(each, 0, seed), seed, each.lock_ref))
+            else:
+                self._record(each)
+
+    def _record(self, node: TreeNode) -> None:
+        above = node.parent
+        assert above is not None  # it is no root, and in the tree
+        parent, hashes = self._entries[above], self._hashes(above, node)
+        number = self._enter(node, parent.end + node.num_tokens, hashes)
+        self.events.append(
+            NodeInserted(
+                number, parent.number, node.num_tokens, hashes, node.created, node.last_access, node.hits,
+                node.priority, node.retention, node.lock_ref, node.state is not None,
+            )
+        )  # fmt: skip
+
+    def _enter(self, node: TreeNode, end: int, hashes: bytes) -> int:
+        number = self._next_number
+        self._next_number += 1
+        self._entries[node] = _Entry(number, end, hashes)
+        self._nodes[number] = node
+        return number
+
+    def _hashes(self, above: TreeNode, node: TreeNode) -> bytes:
+        """Hashes of the granules that end in the node, the first of which may begin in nodes above it."""
+        missing = self._entries[above].end % GRANULE_TOKENS
+        if missing + node.num_tokens < GRANULE_TOKENS:
+            return b""
+        runs = [node.key_bytes]
+        at = above
+        while missing:
+            run = at.key_bytes[-4 * missing :]
+            runs.append(run)
+            missing -= len(run) >> 2
+            if missing:
+                assert at.parent is not None  # the path has as many tokens as its entry says
+                at = at.parent
+        while not self._entries[above].hashes:
+            assert above.parent is not None  # a root has its seed
+            above = above.parent
+        return chain_hashes(self._entries[above].hashes[-HASH_BYTES:], b"".join(reversed(runs)))

@@ -1,0 +1,322 @@
+"""Events of a scheduler's prefix cache, from which a reader builds a replica of the radix tree.
+
+reader -> scheduler   WatchCacheReq, CacheAck, NodeTokensReq
+scheduler -> reader   CacheEvents, RequestViews, NodeTokens
+
+The reader is the main process, to which the tokenizer process passes these messages on, or a router of replicas. A
+stream is a sequence of `CacheEvents` batches, at most one for each turn of the scheduler's loop. It begins with a
+snapshot: the tree as events, in slices between which other events may stand, so that no turn of the loop takes long.
+The batch that ends the snapshot has `complete` set, and so has every later one: behind it the replica equals the tree.
+
+The reader acknowledges batches. The scheduler sends no more than a window of unacknowledged events; when the window is
+full it stops recording, and starts over with a new snapshot once the reader has caught up. So neither side ever holds
+more than the window, and a slow reader costs the scheduler nothing.
+
+Tokens do not leave the scheduler: a node has the chain hashes of the granules (`radixrt.mem_cache.granules`) that end
+in it. `NodeTokensReq` asks for the tokens of one node.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from radixrt.messages.wire import Message
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base class of events; the garbage collector need not visit them."""
+
+
+class RootOpened(Event, frozen=True, tag="root"):
+    """The tree of a namespace (cache salt) has its first node.
+
+    Attributes:
+        seed: seed of the namespace's chain hashes, which does not disclose the salt.
+        locks: see `NodeInserted`.
+    """
+
+    node: int
+    seed: bytes
+    locks: int = 0
+
+
+class NodeInserted(Event, frozen=True, tag="insert"):
+    """A node was added below `parent`: a leaf, or in a snapshot any node, each behind its parent.
+
+    Attributes:
+        node: number of the node, which is not used again in this stream.
+        tokens: length of the node's run.
+        hashes: chain hashes of 8 bytes of the granules that end in the run.
+        created, last_access: ticks of the cache's clock.
+        hits: number of matches that went through the node.
+        locks: locks held by requests on this node and on nodes below it; while it is not 0 the node is not evicted.
+        has_state: the node holds a state of recurrent layers.
+    """
+
+    node: int
+    parent: int
+    tokens: int
+    hashes: bytes
+    created: int
+    last_access: int
+    hits: int = 0
+    priority: int = 0
+    retention: int = 1
+    locks: int = 0
+    has_state: bool = False
+
+
+class NodeSplit(Event, frozen=True, tag="split"):
+    """The first `tokens` tokens of a node's run moved to a new parent, `prefix`, which has all that the node had but
+    the retention level, which is normal, and the state. The hashes are divided likewise: a granule stays where it ends.
+    """
+
+    node: int
+    prefix: int
+    tokens: int
+
+
+class NodeEvicted(Event, frozen=True, tag="evict"):
+    """A leaf was evicted, or the root of a namespace without nodes was dropped."""
+
+    node: int
+
+
+class PathUsed(Event, frozen=True, tag="use"):
+    """A match or an insert went through all nodes from the root to `node`, at tick `clock`; what was to be evicted
+    first among them (`radixrt.mem_cache.tree_node.RETAIN_DONE`) is normal again.
+
+    Attributes:
+        hits: 1 for a match, 0 for an insert.
+        priority: priority of an insert, to which the nodes' priorities rise; None for a match.
+    """
+
+    node: int
+    clock: int
+    hits: int
+    priority: int | None = None
+
+
+class PathLocked(Event, frozen=True, tag="lock"):
+    """A request locked (1) or unlocked (-1) all nodes from the root to `node`."""
+
+    node: int
+    change: int
+
+
+class RetentionSet(Event, frozen=True, tag="retain"):
+    """A program's hint set a node's retention level; see `radixrt.mem_cache.tree_node`."""
+
+    node: int
+    retention: int
+
+
+class StateSet(Event, frozen=True, tag="state"):
+    """A node got a state of recurrent layers, or lost it."""
+
+    node: int
+    has_state: bool
+
+
+class CacheCleared(Event, frozen=True, tag="clear"):
+    """All nodes and all roots were dropped."""
+
+
+class RequestAdmitted(Event, frozen=True, tag="admit"):
+    """A request was admitted for the first time.
+
+    Attributes:
+        node: node in which the cached prefix of its prompt ends; 0 without one.
+        prompt_tokens: length of its prompt.
+        cached_tokens, matched_tokens: see `radixrt.messages.parts.Usage`.
+        reusable_tokens: length of the longest prefix that it could have taken from a cache: all but the last token, or
+            0 for a request whose whole prompt must be computed, because its log-probabilities are due.
+    """
+
+    rid: str
+    node: int
+    prompt_tokens: int
+    cached_tokens: int
+    matched_tokens: int
+    reusable_tokens: int
+
+
+class RequestPublished(Event, frozen=True, tag="publish"):
+    """A request put its computed tokens from `start` up to `end` into the tree, where they end in `node`. Those before
+    `existing` were there already: another request had computed the same at the same time."""
+
+    rid: str
+    node: int
+    start: int
+    existing: int
+    end: int
+
+
+class RequestEnded(Event, frozen=True, tag="end"):
+    """A request ended; `reason` is that of its `Finish`."""
+
+    rid: str
+    reason: str
+
+
+CacheEvent = (
+    RootOpened
+    | NodeInserted
+    | NodeSplit
+    | NodeEvicted
+    | PathUsed
+    | PathLocked
+    | RetentionSet
+    | StateSet
+    | CacheCleared
+    | RequestAdmitted
+    | RequestPublished
+    | RequestEnded
+)
+"""Events in the order in which they happened. A reader that knows only prefixes needs those of roots and nodes."""
+
+
+class SnapshotHeader(msgspec.Struct, frozen=True, array_like=True):
+    """Properties of the cache that do not change.
+
+    Attributes:
+        num_slots: tokens that the KV pool holds.
+        page_size: tokens of a page; runs are whole pages.
+        granule: tokens of a granule.
+        policy: eviction policy.
+        enabled: False if the prefix cache is off, and the tree always empty.
+    """
+
+    num_slots: int
+    page_size: int
+    granule: int
+    policy: str
+    enabled: bool = True
+
+
+class CacheEvents(Message, frozen=True, array_like=True, tag=True):
+    """Batch of events (scheduler to reader).
+
+    Attributes:
+        seq: number of the batch; each has that of the one before plus 1. A reader that misses one asks for a snapshot
+            by another `WatchCacheReq`.
+        clock: tick of the cache's clock, the number of matches and inserts so far, after these events.
+        complete: behind this batch the replica equals the tree.
+        header: set if the batch begins a snapshot; the reader forgets what it knew before.
+    """
+
+    seq: int
+    clock: int
+    complete: bool
+    events: list[CacheEvent] = []
+    header: SnapshotHeader | None = None
+
+
+class WatchCacheReq(Message, frozen=True, array_like=True, tag=True):
+    """Request of the reader for a snapshot and the events from then on, or for an end of them.
+
+    Attributes:
+        watch: False to end the stream.
+        requests: send events of requests, and `RequestViews`, too.
+    """
+
+    watch: bool = True
+    requests: bool = False
+
+
+class CacheAck(Message, frozen=True, array_like=True, tag=True):
+    """Acknowledgement of the reader for all batches up to `seq`."""
+
+    seq: int
+
+
+class NodeTokensReq(Message, frozen=True, array_like=True, tag=True):
+    """Request of the reader for the tokens of a node; `NodeTokens` with the same id answers it.
+
+    Attributes:
+        limit: maximum number of tokens, from the node's first one.
+    """
+
+    id: str
+    node: int
+    limit: int
+
+
+class NodeTokens(Message, frozen=True, array_like=True, tag=True):
+    """Answer to a NodeTokensReq.
+
+    Attributes:
+        token_ids: int32 column; None if there is no such node any more.
+    """
+
+    id: str
+    token_ids: bytes | None = None
+
+
+class RequestView(msgspec.Struct, frozen=True, array_like=True):
+    """Present state of one request in the scheduler.
+
+    Attributes:
+        state: "waiting", "prefill" or "running".
+        node: node up to which it holds the tree; 0 for none.
+        program, branch: see `radixrt.messages.parts.ProgramHint`; empty without a hint.
+        seed: first bytes of its namespace's chain hashes, as in `RootOpened`.
+        kind: "generate", or "score" for a row of a scoring or embedding request.
+        cached_tokens: prompt tokens that the cache saved; for a waiting request those that it would save now; -1 for
+            one far back in the queue.
+        computed_tokens: tokens of the prompt and the output whose keys and values are there, or will be after the steps
+            in flight.
+        max_tokens: maximum number of output tokens.
+        constrained: a grammar constrains its output.
+        waited_s: seconds in the queue; of a waiting request so far.
+        age_s: seconds since its arrival.
+    """
+
+    rid: str
+    state: str
+    node: int
+    program: str
+    branch: str
+    seed: bytes
+    kind: str
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_tokens: int
+    constrained: bool
+    retractions: int
+    waited_s: float
+    age_s: float
+
+
+class ProgramHold(msgspec.Struct, frozen=True, array_like=True):
+    """Node that is retained for a program's next call."""
+
+    node: int
+    program: str
+    retention: int
+
+
+class RequestViews(Message, frozen=True, array_like=True, tag=True):
+    """Snapshot of the requests in the scheduler, a few times a second.
+
+    Attributes:
+        views: running requests in order of admission, then waiting ones in order of arrival, together at most
+            `radixrt.scheduler.cache_stream.MAX_VIEWS`.
+        running, waiting: their numbers.
+        holds: nodes retained for programs, at most as many.
+    """
+
+    running: int
+    waiting: int
+    views: list[RequestView] = []
+    holds: list[ProgramHold] = []
+
+
+FromWatched = CacheEvents | RequestViews | NodeTokens
+"""Messages to the reader of a cache."""
+
+ToWatched = WatchCacheReq | CacheAck | NodeTokensReq
+"""Messages of the reader of a cache."""
