@@ -19,6 +19,7 @@ CHAT_TEMPLATE = (
 )
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 MOE_KINDS = ("mixtral", "qwen3_moe")
+GPT_OSS_KIND = "gpt_oss"
 HYBRID_KINDS = ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 COMMON: dict[str, Any] = {
@@ -36,6 +37,7 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 CONFIG_CLASSES = {
+    "gpt_oss": "GptOssConfig",
     "lfm2": "Lfm2Config",
     "llama": "LlamaConfig",
     "mistral": "MistralConfig",
@@ -63,6 +65,21 @@ SHARED_EXPERT: dict[str, Any] = {
     "shared_expert_intermediate_size": 48,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "intermediate_size": 64,
+        "head_dim": 16,
+        "sliding_window": 12,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 0.6,  # low enough that a missing clamp shows
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "lfm2": {
         "num_hidden_layers": 4,
         "layer_types": ["conv", "full_attention", "conv", "conv"],
@@ -130,6 +147,8 @@ def save_random_model(folder: Path, config: Any, *, seed: int = 0, auto_class: s
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):  # slow decays, so that what was read long ago still counts
                 torch.nn.init.uniform_(parameter, -5.0, -2.0)
+            elif name.endswith("sinks"):  # as large as scores
+                torch.nn.init.normal_(parameter, 1.0, 1.0)
             elif name.endswith("conv.weight"):
                 torch.nn.init.normal_(parameter, 0.0, 0.6)
             elif name.endswith(("bias", "norm.weight")):  # not left at zero or one, where a missing one would not show

@@ -15,7 +15,8 @@ from radixrt.forward_batch.forward_batch import ForwardBatch
 class AttentionLayer:
     """One layer's attention: its index in the KV pool and its shape on this rank.
 
-    sliding_window is the number of positions that a query sees, including its own; None for all of them.
+    sliding_window is the number of positions that a query sees, including its own; None for all of them. has_sinks says
+    whether `attend` is called with sinks.
     """
 
     layer_id: int
@@ -24,6 +25,7 @@ class AttentionLayer:
     head_dim: int
     scale: float
     sliding_window: int | None = None
+    has_sinks: bool = False
 
 
 class AttentionBackend(ABC):
@@ -56,6 +58,7 @@ class AttentionBackend(ABC):
         k: torch.Tensor | None,
         v: torch.Tensor | None,
         batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`store` k and v, then attend each query to its sequence up to its own position.
 
@@ -65,6 +68,8 @@ class AttentionBackend(ABC):
             k, v: [T, num_kv_heads, head_dim]; None if the caller has stored them into `pool` or by `store`. After
                 `store`, only the narrowed batch can be attended to.
             batch: one of the `attended` batches of the step that `prepare` was called for.
+            sinks: float32 [num_heads], for each query head the score of one more key, which every query sees and which
+                has no value: exp(sink) is added to the denominator of the softmax. None for none.
 
         Returns:
             [T, num_heads * head_dim], contiguous, in q's dtype.

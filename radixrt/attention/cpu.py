@@ -46,6 +46,7 @@ class CpuBackend(AttentionBackend):
         self._attend.restype = None
         self._attend.argtypes = [
             pointer, i64, *[pointer] * 4, i64, *[pointer] * 4, i32, pointer, i32, *[pointer] * 4, ctypes.c_float, i32,
+            pointer,
         ]  # fmt: skip
         self._shapes = {
             layer.layer_id: np.array([layer.num_heads, layer.num_kv_heads, layer.head_dim], np.int32)
@@ -84,6 +85,7 @@ class CpuBackend(AttentionBackend):
         k: torch.Tensor | None,
         v: torch.Tensor | None,
         batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
@@ -98,6 +100,7 @@ class CpuBackend(AttentionBackend):
             step.extend_lens.ctypes.data, plan.tasks.ctypes.data, len(plan.tasks), plan.groups.ctypes.data,
             len(plan.groups), plan.segments.ctypes.data, plan.group_rows.ctypes.data, step.first_token.ctypes.data,
             self._shapes[layer.layer_id].ctypes.data, layer.scale, layer.sliding_window or 0,
+            None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
         return out.to(q.dtype)
 

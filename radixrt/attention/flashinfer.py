@@ -3,7 +3,8 @@
 A step is planned once, on the host, for all layers with the same sliding window. An EXTEND step is divided into parts
 for different kernels, see `extend_parts`: FlashInfer's for prompts, and `DecodeRunner`'s for rows with one query. Where
 rows of a step share prefixes, these kernels compute each row's suffix; `CascadeRunner` computes the prefixes of rows
-with one query and merges them, and `PromptCascade` does so for prompts.
+with one query and merges them, and `PromptCascade` does so for prompts. Attention sinks are applied behind any of the
+kernels, by its log-sum-exp.
 
 While FlashInfer's kernels are being compiled, `VarlenPlanner` computes prompts, and shares no prefixes among them.
 """
@@ -21,8 +22,8 @@ from radixrt.attention import prompt_cascade
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cascade import CascadePlan, CascadeRunner, CascadeStep, Tile
 from radixrt.attention.decode_runner import DecodeRows, DecodeRunner
-from radixrt.attention.flashinfer_modules import FlashInferModules, check_supported, load_modules
-from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, Shape, cumulated
+from radixrt.attention.flashinfer_modules import FlashInferModules, load_modules
+from radixrt.attention.flashinfer_plans import WORKSPACE_BYTES, Planner, Rows, common_shape, cumulated
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.prompt_cascade import PromptCascade, SharedPrompts, plan_prompts
 from radixrt.attention.varlen import VarlenPlanner
@@ -30,6 +31,7 @@ from radixrt.forward_batch.extend_parts import ExtendParts, leading, split_exten
 from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.kernels.triton.padding import empty_padded
+from radixrt.kernels.triton.sinks import apply_sinks
 from radixrt.kernels.triton.store_kv import store_kv
 from radixrt.messages.wire import Int32Array
 
@@ -108,7 +110,7 @@ class FlashInferBackend(AttentionBackend):
         self, kv_cache: KVCache, layers: list[AttentionLayer], *, dtype: torch.dtype, max_rows: int,
         context_length: int, dependent_launch: bool = False, modules: FlashInferModules | None = None,
     ) -> None:  # fmt: skip
-        shape = _common_shape(layers, dtype)
+        shape = common_shape(layers, dtype)
         page_size = kv_cache.page_size
         self._kv = kv_cache
         self._device = kv_cache.k[0].device
@@ -125,6 +127,7 @@ class FlashInferBackend(AttentionBackend):
             if modules.error is not None:
                 raise ValueError(modules.error)
         self._modules, self._shape, self._dtype = modules, shape, dtype
+        self._has_sinks = any(x.has_sinks for x in layers)
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._planners: Mapping[Window, Planner | VarlenPlanner] = {
             window: VarlenPlanner(shape, window, dtype, self._device) for window in self._windows
@@ -176,6 +179,9 @@ class FlashInferBackend(AttentionBackend):
         shape, pool = self._shape, (self._kv.k[0], self._kv.v[0])
         q = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=self._dtype, device=self._device)
         self._decode.launch_all(q, pool, req_to_token)
+        if self._has_sinks:
+            lse, sinks = _new_lse(q), torch.zeros(shape.num_heads, dtype=torch.float32, device=self._device)
+            apply_sinks(q.clone(), lse, sinks)
         row = torch.zeros(1, dtype=torch.int64, device=self._device)
         ends = torch.arange(2, dtype=torch.int32, device=self._device)
         for page_size in {1, self._kv.page_size}:
@@ -190,15 +196,15 @@ class FlashInferBackend(AttentionBackend):
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch,
+        batch: ForwardBatch, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         out = empty_padded(*q.shape, dtype=q.dtype, device=q.device)
-        self.attend_into(layer, q.contiguous(), k, v, batch, out)
+        self.attend_into(layer, q.contiguous(), k, v, batch, out, sinks)
         return out.view(q.shape[0], -1)
 
     def attend_into(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch, out: torch.Tensor,
+        batch: ForwardBatch, out: torch.Tensor, sinks: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Same as `attend` for a contiguous q, writing to out [T, num_heads, head_dim]."""
         pool = self.slots(layer)
@@ -206,16 +212,19 @@ class FlashInferBackend(AttentionBackend):
             self.store(layer, k, v, batch)
         for part in self.parts_of(batch):
             if isinstance(part, PagedPart):
-                self._attend_paged(layer, part, q, pool, out)
+                self._attend_paged(layer, part, q, pool, out, sinks)
                 continue
             queries, result = q[part.first : part.end], out[part.first : part.end]
             if isinstance(part, DecodePart):
-                self._attend_decode(layer, part, queries, pool, batch.req_to_token, result)
+                self._attend_decode(layer, part, queries, pool, batch.req_to_token, result, sinks)
                 continue
             assert k is not None
             assert v is not None
-            wrapper = part.wrappers[layer.sliding_window]
-            wrapper.run(queries, k[part.first : part.end], v[part.first : part.end], out=result)
+            wrapper, lse = part.wrappers[layer.sliding_window], None if sinks is None else _new_lse(queries)
+            new_k, new_v = k[part.first : part.end], v[part.first : part.end]
+            wrapper.run(queries, new_k, new_v, out=result, lse=lse, return_lse=lse is not None)
+            if sinks is not None and lse is not None:
+                apply_sinks(result, lse, sinks)
 
     def parts_of(self, batch: ForwardBatch) -> list[Part]:
         """Return the planned parts of a batch of the current step."""
@@ -223,31 +232,33 @@ class FlashInferBackend(AttentionBackend):
 
     def _attend_paged(
         self, layer: AttentionLayer, part: PagedPart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
-        out: torch.Tensor,
+        out: torch.Tensor, sinks: torch.Tensor | None,
     ) -> None:  # fmt: skip
         pages, tokens = self._pages[layer.layer_id], part.suffixes[-1][1]
-        lse = None
-        if part.shared is not None:
-            lse = torch.empty(tokens, q.shape[1], dtype=torch.float32, device=q.device)
+        lse = None if part.shared is None and sinks is None else _new_lse(q[:tokens])
         for first, end, wrappers in part.suffixes:
             suffix_lse = None if lse is None else lse[first:end]
             wrappers[layer.sliding_window].run(
                 q[first:end], pages, out=out[first:end], lse=suffix_lse, return_lse=lse is not None
             )
+        if sinks is not None and lse is not None:  # as part of the suffixes
+            apply_sinks(out[:tokens], lse, sinks)
         if part.shared is not None and lse is not None and self._prompt_cascade is not None:
             self._prompt_cascade.finish(q[:tokens], pool, part.shared, out[:tokens], lse)
 
     def _attend_decode(
         self, layer: AttentionLayer, part: DecodePart, q: torch.Tensor, pool: tuple[torch.Tensor, torch.Tensor],
-        table: torch.Tensor, out: torch.Tensor,
+        table: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        rows = part.rows[layer.sliding_window]
-        if part.tile is None or self._cascade is None:
-            self._decode.attend(q, pool, rows, layer.scale, out)
-            return
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        rows, shares = part.rows[layer.sliding_window], part.tile is not None and self._cascade is not None
+        lse = _new_lse(q) if shares or sinks is not None else None
         self._decode.attend(q, pool, rows, layer.scale, out, lse)
-        self._cascade.finish(q, pool, table, layer.scale, part.tile, out, lse)
+        if lse is None:
+            return
+        if sinks is not None:  # as part of the suffix
+            apply_sinks(out, lse, sinks)
+        if part.tile is not None and self._cascade is not None:
+            self._cascade.finish(q, pool, table, layer.scale, part.tile, out, lse)
 
     # --- steps that are launched kernel by kernel ---
 
@@ -382,15 +393,6 @@ class FlashInferBackend(AttentionBackend):
         return int(seq_lens.sum()) + self._max_rows - len(seq_lens) <= self._max_graph_positions
 
 
-def _common_shape(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> Shape:
-    """Return the shape of all layers.
-
-    Raises:
-        ValueError: FlashInfer does not support the layers or the dtype.
-    """
-    shapes = {Shape(x.num_heads, x.num_kv_heads, x.head_dim, x.scale) for x in layers}
-    if len(shapes) != 1:
-        raise ValueError("its layers differ in heads or head size")
-    shape = shapes.pop()
-    check_supported(dtype, shape.head_dim)
-    return shape
+def _new_lse(q: torch.Tensor) -> torch.Tensor:
+    """Return memory for the log-sum-exp of each query and head."""
+    return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)

@@ -8,13 +8,15 @@ buffer has already completed when the buffer is written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from radixrt.attention.base import AttentionLayer
+from radixrt.attention.flashinfer_modules import check_supported
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.messages.wire import Int32Array
 
@@ -30,6 +32,20 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     scale: float
+
+
+def common_shape(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> Shape:
+    """Return the shape of all layers.
+
+    Raises:
+        ValueError: FlashInfer does not support the layers or the dtype.
+    """
+    shapes = {Shape(x.num_heads, x.num_kv_heads, x.head_dim, x.scale) for x in layers}
+    if len(shapes) != 1:
+        raise ValueError("its layers differ in heads or head size")
+    shape = shapes.pop()
+    check_supported(dtype, shape.head_dim)
+    return shape
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class HybridAttnBackend(AttentionBackend):
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch,
+        batch: ForwardBatch, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        return self.attention.attend(layer, q, k, v, batch)
+        return self.attention.attend(layer, q, k, v, batch, sinks)
 
     def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         return self._states.mix(layer, x, batch)

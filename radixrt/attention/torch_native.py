@@ -36,11 +36,13 @@ class TorchNativeBackend(AttentionBackend):
         k: torch.Tensor | None,
         v: torch.Tensor | None,
         batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if k is not None and v is not None:
             self.store(layer, k, v, batch)
         plan = next(plan for plan in self._plans if plan.batch is batch)
-        out = plan.attend(layer, q.to(self._kv.dtype), self._kv.k[layer.layer_id], self._kv.v[layer.layer_id])
+        pool = self._kv.k[layer.layer_id], self._kv.v[layer.layer_id]
+        out = plan.attend(layer, q.to(self._kv.dtype), *pool, sinks)
         return out.to(q.dtype)
 
 
@@ -62,17 +64,20 @@ class _Plan:
             if batch.shared is not None:
                 self._cascade = _PromptCascade(self._slots, batch, batch.shared)
 
-    def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         if self._cascade is not None and layer.sliding_window is None:
-            return self._cascade.attend(layer, q, keys, values)
+            return self._cascade.attend(layer, q, keys, values, sinks)
         if self._padded is not None:
             mask = _mask((self.batch.seq_lens - 1)[:, None, None], self._padded.shape[1], layer)
-            return _attention(layer, q[:, None], keys[self._padded], values[self._padded], mask[:, None])[:, 0]
+            return _attention(layer, q[:, None], keys[self._padded], values[self._padded], mask[:, None], sinks)[:, 0]
         parts, lens = [], self.batch.extend_lens_cpu.tolist()
         for queries, slots in zip(torch.split(q, lens), self._slots, strict=True):
             new = len(queries)
             mask = _mask(len(slots) - new + torch.arange(new, device=q.device)[:, None], len(slots), layer)
-            parts.append(_attention(layer, queries[None], keys[slots][None], values[slots][None], mask)[0])
+            parts.append(_attention(layer, queries[None], keys[slots][None], values[slots][None], mask, sinks)[0])
         return torch.cat(parts)
 
 
@@ -86,10 +91,17 @@ def _mask(query_positions: torch.Tensor, length: int, layer: AttentionLayer) -> 
 
 
 def _attention(
-    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+    layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     """q [B, M, heads, D], k and v [B, N, kv_heads, D], mask broadcastable to [B, heads, M, N] -> [B, M, heads * D]."""
     group = layer.num_heads // layer.num_kv_heads
+    if sinks is not None:  # one more key, of zeros, whose score is the mask's
+        shape = (q.shape[0], layer.num_heads, q.shape[1])
+        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+        column = sinks.to(q.dtype)[:, None, None].expand(*shape, 1)
+        mask = torch.cat((mask.expand(*shape, mask.shape[-1]), column), dim=-1)
+        k, v = (F.pad(each, (0, 0, 0, 0, 0, 1)) for each in (k, v))
     k = k.repeat_interleave(group, dim=2).transpose(1, 2)
     v = v.repeat_interleave(group, dim=2).transpose(1, 2)
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, scale=layer.scale)
@@ -111,7 +123,10 @@ class _CascadePlan:
         self._seen = offsets < suffix[:, None]
         self._suffix = rows.gather(1, (ends[:, None] + offsets).clamp(max=rows.shape[1] - 1)).to(torch.int64)
 
-    def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         group = layer.num_heads // layer.num_kv_heads
         queries = q.float().view(-1, layer.num_kv_heads, group, layer.head_dim) * layer.scale
         slots = self._suffix * self._seen  # padding reads slot 0, whose values are finite
@@ -127,6 +142,8 @@ class _CascadePlan:
             out[members] *= (lse[members] - merged).exp()[..., None]
             out[members] += part * (part_lse - merged).exp()[..., None]
             lse[members] = merged
+        if sinks is not None:
+            out *= (lse - sinks.view(layer.num_kv_heads, group)).sigmoid()[..., None]
         return out.flatten(1).to(q.dtype)
 
 
@@ -146,7 +163,10 @@ class _PromptCascade:
         self._suffix = [row[end:] for row, end in zip(slots, plan.ends.tolist(), strict=True)]
         self._lens = batch.extend_lens_cpu.tolist()
 
-    def attend(self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: AttentionLayer, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         suffix = []
         for queries, slots in zip(torch.split(q, self._lens), self._suffix, strict=True):
             new = len(queries)
@@ -160,6 +180,8 @@ class _PromptCascade:
                 out[which] * (lse[which] - merged).exp()[..., None] + part * (part_lse - merged).exp()[..., None]
             )
             lse[which] = merged
+        if sinks is not None:
+            out *= (lse - sinks).sigmoid()[..., None]
         return out.flatten(1).to(q.dtype)
 
 

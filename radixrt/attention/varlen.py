@@ -6,6 +6,7 @@ are copied side by side before, a limited number of positions at a time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from radixrt.kernels.triton.gather_kv import gather_kv
 from radixrt.kernels.triton.kv_indices import write_kv_indices
 from radixrt.messages.wire import Int32Array
 
+LOG2_E = math.log2(math.e)
 MAX_BYTES = 2**28
 """Bytes of a layer's keys and values that are copied at once, except that a row is not divided."""
 
@@ -48,10 +50,14 @@ class VarlenRun:
         self._parts, self._options = parts, options
 
     def run(
-        self, q: torch.Tensor, *keys: Any, out: torch.Tensor, lse: None = None, return_lse: bool = False
-    ) -> torch.Tensor:
-        """Attend q [T, heads, dim] to keys: one tuple of the layer's pages, or k and v [T, kv_heads, dim] each."""
-        assert not return_lse, "prefixes are not shared"
+        self, q: torch.Tensor, *keys: Any, out: torch.Tensor, lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attend q [T, heads, dim] to keys: one tuple of the layer's pages, or k and v [T, kv_heads, dim] each.
+
+        Args:
+            lse: float32 [T, heads], the log-sum-exp in base 2, written if `return_lse`.
+        """
         for part in self._parts:
             if part.slots is None:
                 k, v = keys
@@ -63,6 +69,8 @@ class VarlenRun:
                 True, False, **self._options,
             )  # fmt: skip
             out[part.first : part.end] = found[0]
+            if return_lse and lse is not None:
+                lse[part.first : part.end] = found[1].T * LOG2_E  # [heads, queries] in base e
         return out
 
 

@@ -73,6 +73,7 @@ struct Problem {
     const Segment* segments;     // of all groups
     const int32_t* rows;         // of all groups
     const int32_t* first_token;  // of each row in the batch
+    const float* sinks;          // for each query head, a score whose key has no value; null for none
 };
 
 struct Task { int row, first_head, num_heads, first_token, first_query, num_queries; };
@@ -162,8 +163,8 @@ void load_queries(const Row<T>& r, int base) {
             const float* q = r.p.q + index / r.p.heads * r.p.q_stride + index % r.p.heads * r.dim;
             const int at = base + h * r.rows + m;
             for (int d = 0; d < r.dim; d += LANES) store(r.s.q + at * r.dim + d, load(q + d) * r.p.scale);
-            r.s.peak[at] = -1e29f;
-            r.s.total[at] = 0.0f;
+            r.s.peak[at] = r.p.sinks ? r.p.sinks[index % r.p.heads] : -1e29f;
+            r.s.total[at] = r.p.sinks ? 1.0f : 0.0f;
         }
     std::memset(r.s.acc + base * r.dim, 0, sizeof(float) * r.t.num_heads * r.rows * r.dim);
 }
@@ -359,11 +360,11 @@ void entry(const float* q, int64_t q_stride, const void* k_pool, const void* v_p
            const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,
            const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,
            const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape, float scale,
-           int window) {
+           int window, const float* sinks) {
     const int heads = shape[0], kv_heads = shape[1], dim = shape[2];
     Problem<T> problem{q, static_cast<const T*>(k_pool), static_cast<const T*>(v_pool), out, req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens,
                        q_stride, heads, kv_heads, dim, scale, window,
-                       reinterpret_cast<const Segment*>(segments), rows, first_token};
+                       reinterpret_cast<const Segment*>(segments), rows, first_token, sinks};
     attend(problem, reinterpret_cast<const Task*>(tasks), num_tasks, reinterpret_cast<const Group*>(groups), num_groups);
 }
 
@@ -391,9 +392,9 @@ int radixrt_max_dim() { return MAX_DIM; }
             const int32_t* req_to_token, int64_t row_stride, const int64_t* req_pool_indices, const int32_t* seq_lens,   \
             const int32_t* extend_lens, const int32_t* tasks, int num_tasks, const int32_t* groups, int num_groups,      \
             const int32_t* segments, const int32_t* rows, const int32_t* first_token, const int32_t* shape, float scale, \
-            int window) {                                                                                                \
+            int window, const float* sinks) {                                                                            \
         entry<TYPE>(q, q_stride, k_pool, v_pool, out, req_to_token, row_stride, req_pool_indices, seq_lens, extend_lens, \
-                    tasks, num_tasks, groups, num_groups, segments, rows, first_token, shape, scale, window);            \
+                    tasks, num_tasks, groups, num_groups, segments, rows, first_token, shape, scale, window, sinks);     \
     }                                                                                                                    \
     void radixrt_store_##SUFFIX(const float* k, const float* v, int64_t k_stride, int64_t v_stride, void* k_pool,        \
                                 void* v_pool, const int64_t* slots, int tokens, int size) {                              \

@@ -22,7 +22,41 @@ struct Block {
 struct Layer {
     const uint16_t *gate_up, *down;
     int64_t num_experts, hidden, columns;
+    const float *gate_up_bias, *down_bias;  // null: without biases, and gated by silu
+    float alpha, limit;                     // of the clamped gate of experts with biases
 };
+
+// (up + 1) * gate * sigmoid(alpha * gate), clamped.
+inline vec clamped_swiglu(vec gate, vec up, float alpha, float limit) {
+    gate = gate > limit ? splat(limit) : gate;
+    up = up > limit ? splat(limit) : up;
+    up = up < -limit ? splat(-limit) : up;
+    const vec scaled = gate * alpha;
+    const vec e = exp_nonpositive(scaled > 0.0f ? -scaled : scaled);
+    return (up + 1.0f) * gate * (scaled > 0.0f ? splat(1.0f) : e) / (1.0f + e);
+}
+
+// The inner values of the sixteen features of one panel, for the rows of a block.
+inline void gate_panel(const Tiles& tiles, const Layer& layer, const Block& block, const uint16_t* rows,
+                       const uint16_t* panels, int64_t panel, float* sums, uint16_t* inner) {
+    const int64_t hidden = layer.hidden, columns = layer.columns;
+    const bool biased = layer.gate_up_bias != nullptr;
+    const int64_t stride = biased ? COLS : LANES;
+    const uint16_t* x = rows + block.first * hidden;
+    if (biased) {
+        tiles.multiply<false>(x, block.rows, hidden, panels + panel * COLS * hidden, sums, stride);
+        const float* bias = layer.gate_up_bias + block.expert * 2 * columns + panel * LANES;
+        const vec gate = load(bias), up = load(bias + columns);
+        for (int64_t r = 0; r < block.rows; r++) {
+            float* row = sums + r * stride;
+            store(row, clamped_swiglu(load(row) + gate, load(row + LANES) + up, layer.alpha, layer.limit));
+        }
+    } else {
+        tiles.multiply<true>(x, block.rows, hidden, panels + panel * COLS * hidden, sums, stride);
+    }
+    for (int64_t r = 0; r < block.rows; r++)
+        round_to_bfloat16(sums + r * stride, inner + (block.first + r) * columns + panel * LANES, LANES);
+}
 
 // Sort pairs by expert, in order; returns the blocks of the experts that are hit.
 std::vector<Block> sort_pairs(const int64_t* experts, int64_t pairs, int64_t num_experts, std::vector<int64_t>& order) {
@@ -60,12 +94,8 @@ void run_block(const Layer& layer, const float* x, const int64_t* experts, const
         for (const Block& block : blocks) {
             const uint16_t* panels = layer.gate_up + block.expert * 2 * columns * hidden;
 #pragma omp for schedule(static) nowait
-            for (int64_t panel = 0; panel < columns / LANES; panel++) {
-                tiles.multiply<true>(
-                    rounded + block.first * hidden, block.rows, hidden, panels + panel * COLS * hidden, sums, LANES);
-                for (int64_t r = 0; r < block.rows; r++)
-                    round_to_bfloat16(sums + r * LANES, inner + (block.first + r) * columns + panel * LANES, LANES);
-            }
+            for (int64_t panel = 0; panel < columns / LANES; panel++)
+                gate_panel(tiles, layer, block, rounded, panels, panel, sums, inner);
         }
 #pragma omp barrier
         for (const Block& block : blocks) {
@@ -74,12 +104,17 @@ void run_block(const Layer& layer, const float* x, const int64_t* experts, const
             for (int64_t panel = 0; panel < hidden / COLS; panel++) {
                 tiles.multiply<false>(
                     inner + block.first * columns, block.rows, columns, panels + panel * COLS * columns, sums, COLS);
+                vec low = {}, high = {};
+                if (layer.down_bias != nullptr) {
+                    const float* bias = layer.down_bias + block.expert * hidden + panel * COLS;
+                    low = load(bias), high = load(bias + LANES);
+                }
                 for (int64_t r = 0; r < block.rows; r++) {
                     const int64_t pair = order[block.first + r];
                     float* to = out + pair / top_k * hidden + panel * COLS;
                     const vec scale = splat(weights[pair]);
-                    store(to, load(to) + scale * load(sums + r * COLS));
-                    store(to + LANES, load(to + LANES) + scale * load(sums + r * COLS + LANES));
+                    store(to, load(to) + scale * (load(sums + r * COLS) + low));
+                    store(to + LANES, load(to + LANES) + scale * (load(sums + r * COLS + LANES) + high));
                 }
             }
         }
@@ -90,11 +125,13 @@ void run_block(const Layer& layer, const float* x, const int64_t* experts, const
 
 extern "C" {
 // x [tokens][hidden]; experts, weights [tokens][top_k]; gate_up [num_experts], panels of [2 * columns][hidden], gated;
-// down [num_experts], panels of [hidden][columns]; out [tokens][hidden].
+// down [num_experts], panels of [hidden][columns]; out [tokens][hidden]. gate_up_bias [num_experts][2 * columns] and
+// down_bias [num_experts][hidden] of experts with a clamped gate of these alpha and limit; null for silu without biases.
 void radixrt_experts(const float* x, const int64_t* experts, const float* weights, const uint16_t* gate_up,
                      const uint16_t* down, float* out, int64_t tokens, int64_t top_k, int64_t num_experts,
-                     int64_t hidden, int64_t columns) {
-    const Layer layer{gate_up, down, num_experts, hidden, columns};
+                     int64_t hidden, int64_t columns, const float* gate_up_bias, const float* down_bias, float alpha,
+                     float limit) {
+    const Layer layer{gate_up, down, num_experts, hidden, columns, gate_up_bias, down_bias, alpha, limit};
     for (int64_t first = 0; first < tokens; first += BLOCK_TOKENS)
         run_block(layer, x + first * hidden, experts + first * top_k, weights + first * top_k, out + first * hidden,
                   std::min(BLOCK_TOKENS, tokens - first), top_k);
@@ -105,7 +142,7 @@ void radixrt_experts(const float* x, const int64_t* experts, const float* weight
 
 extern "C" {
 void radixrt_experts(const float*, const int64_t*, const float*, const uint16_t*, const uint16_t*, float*, int64_t,
-                     int64_t, int64_t, int64_t, int64_t) {}
+                     int64_t, int64_t, int64_t, int64_t, const float*, const float*, float, float) {}
 }
 
 #endif

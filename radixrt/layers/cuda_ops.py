@@ -13,6 +13,7 @@ from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.cuda_recurrence import CudaRecurrence
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.layers.routing import Routing
+from radixrt.layers.swiglu import BiasedSwiGLU
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
@@ -132,20 +133,27 @@ class CudaOps(LayerOps):
             self._workspaces[device] = self._skinny_gemm.Workspace(device)
         return self._workspaces[device]
 
-    def route(self, x: torch.Tensor, router: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, x: torch.Tensor, router: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._routing.route(
             x.contiguous(), router, self._workspace(x.device).arrived, top_k=routing.top_k,
-            num_shared=routing.num_shared, renormalize=routing.renormalize, early=self._early,
+            num_shared=routing.num_shared, renormalize=routing.renormalize, bias=bias, early=self._early,
         )  # fmt: skip
 
     def run_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-    ) -> torch.Tensor | None:
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor | None:  # fmt: skip
         if x.dtype != gate_up.dtype:
             return None
         few = self._expert_gemv.supports(x, gate_up, down)
         run = self._expert_gemv.run_experts if few else self._expert_gemm.run_experts
-        return run(x.contiguous(), experts.int(), weights, gate_up, down, self._early)
+        rule = self._activation.SILU
+        if biased is not None:
+            of = biased.swiglu
+            rule = self._activation.ExpertRule(biased.gate_up, biased.down, of.alpha, of.limit)
+        return run(x.contiguous(), experts.int(), weights, gate_up, down, self._early, rule)
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return self._torch.rotate(heads, positions, table)

@@ -17,6 +17,7 @@ from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.cpu_recurrence import CpuRecurrence
 from radixrt.layers.recurrence import RecurrenceOps
 from radixrt.layers.routing import Routing, route
+from radixrt.layers.swiglu import BiasedSwiGLU
 
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
@@ -107,13 +108,16 @@ class LayerOps(ABC):
         """
         return PartialSum(self.linear(x, weight, bias))
 
-    def route(self, x: torch.Tensor, router: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, x: torch.Tensor, router: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the experts of each token; see `radixrt.layers.routing.route`."""
-        return route(x, router, routing)
+        return route(x, router, routing, bias)
 
     def run_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-    ) -> torch.Tensor | None:
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor | None:  # fmt: skip
         """Return the weighted sum [T, hidden] of the outputs of each token's experts, without waiting for the device;
         None where there is no kernel for it.
 
@@ -121,12 +125,14 @@ class LayerOps(ABC):
             x: [T, hidden] in the weights' dtype.
             experts, weights: from `route`, [T, k].
             gate_up, down: plain weights [E, 2 * n, hidden] and [E, hidden, n].
+            biased: of experts with biases; None for SiLU-gated ones without.
         """
         return None
 
     def run_packed_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-    ) -> torch.Tensor:
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Return what `run_experts` does, in float32 for a float32 x, for weights in the layouts of `gated_panels` and
         `linear_panels`."""
         raise NotImplementedError
@@ -234,7 +240,9 @@ class CpuOps(LayerOps):
         self._panel_columns, self._panel_depth = library.radixrt_gemm_cols(), library.radixrt_gemm_depth()
         self._pack = _entry(library, "radixrt_gemm_pack", [pointer, pointer, i64, i64, i32])
         self._gemm = _entry(library, "radixrt_gemm", [pointer] * 3 + [i64] * 3 + [i32])
-        self._experts = _entry(library, "radixrt_experts", [pointer] * 6 + [i64] * 5)
+        self._experts = _entry(
+            library, "radixrt_experts", [pointer] * 6 + [i64] * 5 + [pointer] * 2 + [ctypes.c_float] * 2
+        )
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
@@ -270,13 +278,18 @@ class CpuOps(LayerOps):
         return out
 
     def run_packed_experts(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-    ) -> torch.Tensor:
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         x, experts, weights = x.contiguous(), experts.contiguous(), weights.contiguous()
         out = torch.empty_like(x)
+        rule: tuple[int | None, int | None, float, float] = (None, None, 0.0, 0.0)
+        if biased is not None:
+            places = biased.gate_up.data_ptr(), biased.down.data_ptr()
+            rule = (*places, biased.swiglu.alpha, biased.swiglu.limit)
         self._experts(
             x.data_ptr(), experts.data_ptr(), weights.data_ptr(), gate_up.data_ptr(), down.data_ptr(), out.data_ptr(),
-            *experts.shape, *down.shape,
+            *experts.shape, *down.shape, *rule,
         )  # fmt: skip
         return out
 

@@ -23,17 +23,20 @@ class Routing:
     num_shared: int = 0
 
 
-def route(x: torch.Tensor, router: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    x: torch.Tensor, router: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose each token's experts.
 
     Args:
         x: [T, hidden].
         router: float32 [num_experts, hidden], then the row of the shared experts' gate, if there are any.
+        bias: float32, added to the logits, one for each row of the router.
 
     Returns:
         The experts, integers [T, top_k + num_shared], and their weights, float32; the shared ones last.
     """
-    logits = F.linear(x.float(), router)
+    logits = F.linear(x.float(), router, bias)
     count = router.shape[0] - (routing.num_shared > 0)
     weights, experts = logits[:, :count].softmax(-1).topk(routing.top_k)
     if routing.renormalize:

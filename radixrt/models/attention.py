@@ -35,12 +35,14 @@ class Attention(Mixer):
             head_dim=dim,
             scale=dim**-0.5,
             sliding_window=layer.sliding_window,
+            has_sinks=spec.attention_sinks,
         )
         gate = heads if spec.gated_attention else 0
         self.qkv_proj = context.linear(spec.hidden_size, (heads + 2 * kv_heads + gate) * dim, spec.qkv_bias)
         self.o_proj = context.linear(heads * dim, spec.hidden_size, spec.o_bias)
         self.q_norm = meta_parameter(dim, dtype=context.norm_dtype) if spec.qk_norm else None
         self.k_norm = meta_parameter(dim, dtype=context.norm_dtype) if spec.qk_norm else None
+        self.sinks = meta_parameter(heads, dtype=torch.float32) if spec.attention_sinks else None
 
     def mix(self, x: torch.Tensor, inputs: MixerInputs, narrowed: ForwardBatch | None) -> torch.Tensor:
         layer, batch, attention = self.attention_layer, inputs.batch, inputs.attention
@@ -59,7 +61,7 @@ class Attention(Mixer):
                 return q.new_empty(0, layer.num_heads * layer.head_dim, dtype=x.dtype)
             q, k, v, batch = q[batch.logits_index], None, None, narrowed
             gate = None if gate is None else gate[inputs.batch.logits_index]
-        mixed = attention.attend(layer, q, k, v, batch)
+        mixed = attention.attend(layer, q, k, v, batch, self.sinks)
         return mixed if gate is None else mixed * gate.sigmoid()
 
     def project(self, mixed: torch.Tensor) -> PartialSum:
@@ -82,6 +84,9 @@ class Attention(Mixer):
             **column_slices(self.qkv_proj, "qkv_proj", prefix, slices),
             **row_parallel(self.o_proj, "o_proj", prefix, inputs, part.rank, name=names.o_proj),
         }
+        if spec.attention_sinks:
+            sinks = CheckpointTensor(f"{prefix}.sinks", (spec.num_heads,), 0, part.heads, len(part.heads))
+            sources["sinks"] = (sinks,)
         for path, name in (("q_norm", names.q_norm), ("k_norm", names.k_norm)) if spec.qk_norm else ():
             sources[path] = tuple(
                 CheckpointTensor(

@@ -94,6 +94,7 @@ class DecoderSpec:
         gated_attention: whether attention's output is multiplied by the sigmoid of a gate, which q_proj computes.
         unit_offset: whether norms multiply by 1 + weight.
         recurrent: of the layers with a recurrent mixer; None where no layer has one.
+        attention_sinks: whether each head of attention has a learned score beside those of keys, without a value.
     """
 
     hidden_size: int
@@ -115,6 +116,7 @@ class DecoderSpec:
     gated_attention: bool = False
     unit_offset: bool = False
     recurrent: RecurrentSpec | None = None
+    attention_sinks: bool = False
     names: TensorNames = TensorNames()
 
     @property

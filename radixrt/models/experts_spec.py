@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixrt.errors import ModelLoadError
+from radixrt.layers.swiglu import ClampedSwiGLU
 from radixrt.models.config_fields import flag, positive_int
 
 COUNT_KEYS = ("num_local_experts", "num_experts")
@@ -16,7 +17,9 @@ SHARED_KEY = "shared_expert_intermediate_size"
 MIXTRAL_KEYS = {*COUNT_KEYS, "num_experts_per_tok"}
 QWEN3_MOE_KEYS = {*MIXTRAL_KEYS, "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}
 QWEN3_5_MOE_KEYS = {*MIXTRAL_KEYS, "moe_intermediate_size", "norm_topk_prob", SHARED_KEY}
+GPT_OSS_KEYS = {*MIXTRAL_KEYS, "experts_per_token"}
 READ_KEYS = {
+    "GptOssForCausalLM": GPT_OSS_KEYS,
     "MixtralForCausalLM": MIXTRAL_KEYS,
     "Qwen3MoeForCausalLM": QWEN3_MOE_KEYS,
     "Qwen3NextForCausalLM": {*QWEN3_MOE_KEYS, SHARED_KEY},
@@ -44,6 +47,10 @@ class ExpertsSpec:
         projections: names of an expert's gate, up and down projection in the checkpoint.
         shared_intermediate_size: columns of the expert that every token is routed to, weighted by the sigmoid of its
             own gate; 0 where there is none.
+        router: name of the router in `module`.
+        swiglu: clamped gate of experts that, as their router, have biases, and whose weights are in two stacked tensors
+            with the columns of gate and up in turn; None for SiLU-gated experts without biases.
+        mxfp4: whether the checkpoint has these weights as MXFP4 numbers.
     """
 
     num_experts: int
@@ -53,6 +60,9 @@ class ExpertsSpec:
     module: str
     projections: tuple[str, str, str]
     shared_intermediate_size: int = 0
+    router: str = "gate"
+    swiglu: ClampedSwiGLU | None = None
+    mxfp4: bool = False
 
     @property
     def num_shared(self) -> int:
@@ -85,7 +95,9 @@ def parse_experts(
     count, top_k = _num_experts(config), positive_int(config, "num_experts_per_tok")
     if top_k > count:
         raise ModelLoadError(f"config.json: num_experts_per_tok {top_k} exceeds the number of experts, {count}")
-    if architecture == "MixtralForCausalLM":
+    if architecture == "GptOssForCausalLM":
+        columns, module, projections = "intermediate_size", "mlp", ("gate_proj", "up_proj", "down_proj")
+    elif architecture == "MixtralForCausalLM":
         columns, module, projections = "intermediate_size", "block_sparse_moe", ("w1", "w3", "w2")
     else:
         columns, module, projections = "moe_intermediate_size", "mlp", ("gate_proj", "up_proj", "down_proj")

@@ -18,9 +18,11 @@ from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.experts_spec import parse_experts
+from radixrt.models.gpt_oss_config import GPT_OSS, parse_gpt_oss
 from radixrt.models.hybrid_config import HYBRID_ARCHITECTURES, parse_hybrid, text_fields
 
 DECODER_ARCHITECTURES = (
+    GPT_OSS,
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -160,6 +162,8 @@ def _check_causal(architecture: str, config: Mapping[str, Any]) -> None:
 def _parse_decoder(architecture: str, config: Mapping[str, Any]) -> DecoderSpec:
     if architecture in HYBRID_ARCHITECTURES:
         return parse_hybrid(architecture, config)
+    if architecture == GPT_OSS:
+        return parse_gpt_oss(config)
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     kv_heads = positive_int(config, "num_key_value_heads", heads if architecture == "LlamaForCausalLM" else None)
     head_dim = positive_int(config, "head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)

@@ -1,4 +1,4 @@
-"""`MoEFeedForward`: the mixture of experts of Mixtral, Qwen3-MoE, Qwen3-Next and Qwen3.5."""
+"""`MoEFeedForward`: the mixture of experts of Mixtral, Qwen3-MoE, Qwen3-Next, Qwen3.5 and gpt-oss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from radixrt.distributed.partial_sum import PartialSum
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import meta_parameter
 from radixrt.layers.routing import Routing
+from radixrt.models.biased_experts import biased_experts
 from radixrt.models.decoder_layer import FeedForward, LayerContext
 from radixrt.models.decoder_spec import LayerSpec
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
@@ -23,6 +24,7 @@ class MoEFeedForward(FeedForward):
     Attributes:
         router: [num_experts, hidden], then the gate of the shared expert, if there is one, [1, hidden]. float32 in
             every precision: rounded logits would route other tokens.
+        router_bias: float32 [num_experts]; None where the router has none.
     """
 
     def __init__(self, context: LayerContext, layer: LayerSpec) -> None:
@@ -35,8 +37,9 @@ class MoEFeedForward(FeedForward):
         columns = len(context.part.expert_intermediate)
         gates = experts.num_experts + bool(experts.num_shared)
         self.router = meta_parameter(gates, spec.hidden_size, dtype=torch.float32)
+        self.router_bias = None if experts.swiglu is None else meta_parameter(gates, dtype=torch.float32)
         count = experts.num_experts + experts.num_shared
-        self.experts = FusedExperts(count, spec.hidden_size, columns, context.dtype, context.ops)
+        self.experts = FusedExperts(count, spec.hidden_size, columns, context.dtype, context.ops, experts.swiglu)
 
     def forward(self, x: torch.Tensor) -> PartialSum:
         return PartialSum(self.experts(x, *self.route(x)))
@@ -48,12 +51,14 @@ class MoEFeedForward(FeedForward):
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the experts of each token [T, k] and their weights; the shared ones, if there are any, last."""
-        return self._ops.route(x, self.router, self._routing)
+        return self._ops.route(x, self.router, self._routing, self.router_bias)
 
     def checkpoint_tensors(self, prefix: str) -> ParameterSources:
         """As `FeedForward.checkpoint_tensors`. A checkpoint has a tensor for each projection of each expert, or, as
         transformers keeps them in memory, two for all experts of a layer."""
         spec, taken = self._experts, self._part.expert_intermediate
+        if spec.swiglu is not None:
+            return biased_experts(spec, self._part, self.router.shape[1], f"{prefix}.{spec.module}")
         count, hidden, columns = spec.num_experts, self.router.shape[1], spec.intermediate_size
         module, stacked = f"{prefix}.{spec.module}", f"{prefix}.mlp"
         router = replicated(f"{module}.gate.weight", (count, hidden), alternative=f"{stacked}.gate.weight")

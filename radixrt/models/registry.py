@@ -45,6 +45,7 @@ FAMILIES = {
     "gemma": "Gemma3ForCausalLM",
     "gpt": "GPT2LMHeadModel",
     "gptneo": "GPTNeoXForCausalLM",
+    "gptoss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
     "lfm": "Lfm2ForCausalLM",
     "llama": "LlamaForCausalLM",

@@ -132,7 +132,7 @@ class _NoAttention(AttentionBackend):
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch,
+        batch: ForwardBatch, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         self._begin("attention")
         if k is not None and v is not None:

@@ -146,6 +146,40 @@ def test_several_levels_equal_plain_attention(
         assert_equal(layer, made, replace(made, shared=None), dtype, cache_folder, kind)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["smollm", "one-kv-head"])
+@pytest.mark.parametrize("batch", [*BATCHES, *SHARED])
+def test_sinks(batch: str, shape: str, dtype: torch.dtype, cache_folder: Path) -> None:
+    heads, kv_heads, dim = SHAPES[shape]
+    seq_lens, extend_lens, common = SHARED.get(batch) or (*BATCHES[batch], None)
+    made = make_batch(seq_lens, extend_lens, np.random.default_rng(7), common)
+    for window in (None, 37):
+        layer = AttentionLayer(0, heads, kv_heads, dim, dim**-0.5, window, has_sinks=True)
+        for kind in ("compiled", "reference"):
+            assert_equal(layer, made, replace(made, shared=None), dtype, cache_folder, kind)
+
+
+def test_the_reference_adds_sinks_to_the_denominator() -> None:
+    made = make_batch([30, 9], [12, 9], np.random.default_rng(3))
+    layer, generator = AttentionLayer(0, 4, 2, 16, 0.25, 11, has_sinks=True), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(made.num_tokens, heads, 16, generator=generator) for heads in (4, 2, 2))
+    kv = KVCache([layer], int(made.req_to_token.max()), 1, torch.float32, torch.device("cpu"))
+    for pool in (kv.k[0], kv.v[0]):
+        pool.copy_(torch.randn(pool.shape, generator=generator))
+    sinks, backend = torch.tensor([-1.0, 0.0, 2.0, 80.0]), TorchNativeBackend(kv)
+    backend.prepare(made)
+    found = backend.attend(layer, q, k, v, made, sinks).view(-1, 4, 16)
+    token = 0
+    for row, (length, new) in enumerate(zip([30, 9], [12, 9], strict=True)):
+        for position in range(length - new, length):
+            slots = made.req_to_token[row + 1, max(0, position - 10) : position + 1].long()
+            for head in range(4):
+                scores = 0.25 * kv.k[0][slots, head // 2] @ q[token, head]
+                weights = torch.cat((scores, sinks[head : head + 1])).softmax(0)[:-1]
+                torch.testing.assert_close(found[token, head], weights @ kv.v[0][slots, head // 2])
+            token += 1
+
+
 def assert_equal(
     layer: AttentionLayer, made: ForwardBatch, plain: ForwardBatch, dtype: torch.dtype, cache_folder: Path, kind: str
 ) -> None:
@@ -162,6 +196,7 @@ def assert_equal(
     fused = random(tokens, heads + 2 * kv_heads, dim)
     q, k, v = fused.split([heads, kv_heads, kv_heads], dim=1)
     pool = random(2, num_slots + 1, kv_heads, dim)
+    sinks = torch.linspace(-2.0, 6.0, heads).bfloat16().float() if layer.has_sinks else None
     results = []
     for name, batch in (("reference", plain), (kind, made)):
         kv = KVCache([layer], num_slots, 1, dtype, torch.device("cpu"))
@@ -171,7 +206,7 @@ def assert_equal(
             TorchNativeBackend(kv) if name == "reference" else CpuBackend(kv, [layer], cache_folder / "kernels")
         )
         backend.prepare(batch)
-        results.append((backend.attend(layer, q, k, v, batch), kv.k[0], kv.v[0]))
+        results.append((backend.attend(layer, q, k, v, batch, sinks), kv.k[0], kv.v[0]))
     (expected, k1, v1), (got, k2, v2) = results
     assert got.shape == (tokens, heads * dim)
     assert got.is_contiguous()

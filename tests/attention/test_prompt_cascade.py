@@ -105,13 +105,13 @@ def test_the_reference_gives_what_it_gives_without_sharing(seed: int, window: in
     kv = KVCache([layer], prompts.num_slots + single.num_slots, 1, torch.float32, CPU)
     for pool in (kv.k[0], kv.v[0]):
         pool.copy_(torch.randn(pool.shape, generator=generator))
-    backend = TorchNativeBackend(kv)
+    backend, sinks = TorchNativeBackend(kv), torch.tensor([-2.0, 0.0, 1.0, 3.0]) if seed % 2 else None
     found = []
     for each in (batch, replace(batch, shared=None, narrowed=None)):
         backend.prepare(each)
-        found.append(backend.attend(layer, q, k, v, each))
+        found.append(backend.attend(layer, q, k, v, each, sinks))
     torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)
     if batch.narrowed is not None:
         backend.prepare(batch)
-        last = backend.attend(layer, q[batch.logits_index], None, None, batch.narrowed)
+        last = backend.attend(layer, q[batch.logits_index], None, None, batch.narrowed, sinks)
         torch.testing.assert_close(last[:-3], found[1][batch.logits_index[:-3]], atol=1e-6, rtol=1e-5)

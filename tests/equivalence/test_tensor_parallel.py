@@ -107,8 +107,9 @@ def test_four_ranks(tiny_model: Callable[[str], Path]) -> None:
         engine.check_invariants()
 
 
-def test_experts_are_split(tiny_model: Callable[[str], Path]) -> None:
-    folder, inputs = tiny_model("qwen3_moe"), prompts()[:8]
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_experts_are_split(kind: str, tiny_model: Callable[[str], Path]) -> None:
+    folder, inputs = tiny_model(kind), prompts()[:8]
     with radixrt.Engine(str(folder), tp=2, chunked_prefill_size=16, **OPTIONS) as engine:
         results = engine.generate(inputs, {"temperature": 0, "max_tokens": 6, "min_tokens": 6})
         engine.check_invariants()

@@ -48,6 +48,10 @@ MOE_CASES = [
     ("qwen3_moe", "default"),
     ("qwen3_moe", "chunk-16-page-16-depth-1"),
     ("qwen3_moe", "retracting"),
+    ("gpt_oss", "default"),
+    ("gpt_oss", "chunk-16-page-16-depth-1"),
+    ("gpt_oss", "torch-native-chunk-16"),
+    ("gpt_oss", "retracting"),
 ]
 
 
@@ -159,7 +163,13 @@ LOGPROBS_VARIANTS = ["default", "chunk-16", "torch-native", "page-16"]
 
 @pytest.mark.parametrize(
     ("kind", "variant"),
-    [*itertools.product(KINDS, LOGPROBS_VARIANTS), ("mixtral", "default"), ("qwen3_moe", "chunk-16")],
+    [
+        *itertools.product(KINDS, LOGPROBS_VARIANTS),
+        ("mixtral", "default"),
+        ("qwen3_moe", "chunk-16"),
+        ("gpt_oss", "default"),
+        ("gpt_oss", "torch-native"),
+    ],
 )
 def test_logprobs_equal_transformers(kind: str, variant: str, tiny_model: Callable[[str], Path]) -> None:
     """Log-probabilities of prompt and output agree within 1e-4, with a warm cache and other requests in the batch."""

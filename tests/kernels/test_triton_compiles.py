@@ -114,17 +114,30 @@ FLOATS = dict.fromkeys(("router", "logits", "weights_out"), "*fp32")
 CHOICE = {"NUM_EXPERTS": 12, "TOP_K": 3, "SHARED": 1, "RENORMALIZE": True, "BINS": 16, "PLACES": 4, "EARLY": True}
 
 
+BIASED = {"ALPHA": 1.702, "LIMIT": 7.0}
+SILU: dict[str, Any] = {"ALPHA": 1.0, "LIMIT": 0.0, "bias": None}
+
+
+def test_sinks() -> None:
+    from radixrt.kernels.triton.sinks import _apply_sinks_kernel
+
+    given = {"HEADS": 64, "DIM": 64, "BLOCK_H": 32, "BLOCK_D": 64}
+    compiled(_apply_sinks_kernel, given, lse="*fp32", sinks="*fp32")
+
+
 def test_routing() -> None:
     from radixrt.kernels.triton import expert_tiles, routing
 
     few = {"SIZE": 2048, "BLOCK": 2048, "TOKENS": 2, "PADDED": 2, **CHOICE}
-    compiled(routing._route_few_kernel, few, **INTEGERS, **FLOATS)
+    compiled(routing._route_few_kernel, {**few, "bias": None}, **INTEGERS, **FLOATS)
+    compiled(routing._route_few_kernel, few, bias="*fp32", **INTEGERS, **FLOATS)
     cut = {"TOKENS": 64, "ROWS": routing.ROWS, "STEP": routing.STEP, "EVEN": True, "EARLY": True}
     compiled(routing._logits_kernel, cut, stages=routing.STAGES, parts="*fp32", **FLOATS)
     compiled(
         routing._choose_kernel,
         {"TOKENS": 4, "SPLITS": 2, "NUM_ROWS": 13, **CHOICE},
         parts="*fp32",
+        bias="*fp32",
         **INTEGERS,
         **FLOATS,
     )
@@ -140,7 +153,9 @@ def test_experts_of_few_tokens() -> None:
     sizes = {"TOP_K": 8, "UNROLL": 4, "CHUNK": 256, "WARPS": 4, "EARLY": True}
     for name, given in (("_gate_up", {"SIZE": 2048}), ("_down", {"SIZE": 768, "GROUP": expert_gemv.GROUP})):
         kernel = getattr(expert_gemv, f"{name}_kernel")
-        compiled(kernel, {**sizes, **given}, weights="*fp32", **INTEGERS)
+        for rule in (SILU, BIASED):
+            wanted = {key: value for key, value in rule.items() if key == "bias" or name == "_gate_up"}
+            compiled(kernel, {**sizes, **given, **wanted}, weights="*fp32", bias="*fp32", **INTEGERS)
 
 
 def test_experts_in_float32() -> None:
@@ -148,33 +163,33 @@ def test_experts_in_float32() -> None:
     from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE
 
     sizes = {"TOP_K": 8, "TOKENS": FLOAT32_TILE, "ROWS": FLOAT32.rows, "STEP": FLOAT32.step, "GATED": True}
-    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, "weight_map": None}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, "weight_map": None, **SILU}
     floats = dict.fromkeys(("x", "weight", "out"), "*fp32")
     ptx = compiled(expert_gemm._expert_gemm_kernel, given, stages=FLOAT32.stages, count="*i32", **floats, **INTEGERS)
     assert "tf32" not in ptx
 
 
 @pytest.mark.parametrize("tile", [16, 128])
-@pytest.mark.parametrize("gated", [False, True])
-def test_experts_of_many_tokens(gated: bool, tile: int) -> None:
+@pytest.mark.parametrize(("gated", "biased"), [(False, False), (True, False), (False, True), (True, True)])
+def test_experts_of_many_tokens(gated: bool, biased: bool, tile: int) -> None:
     from radixrt.kernels.triton import expert_gemm
     from radixrt.kernels.triton.expert_gemm_config import find_config
 
     cut = find_config(tile, gated=gated)
     sizes = {"TOP_K": 8, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
-    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True, **(BIASED if biased else SILU)}
     if not cut.bulk:
         given["weight_map"] = None
     weight_map = f"tensordesc<bf16[{cut.rows},{cut.step}]>"
     ptx = compiled(
         expert_gemm._expert_gemm_kernel, given, warps=cut.warps, stages=cut.stages, weight_map=weight_map, count="*i32",
-        **INTEGERS,
+        bias="*fp32", **INTEGERS,
     )  # fmt: skip
     # The weights come through the copy engine or in asynchronous pieces of 16 bytes; nothing is loaded by registers.
     assert ("cp.async.bulk.tensor" in ptx) == cut.bulk
     assert "cp.async.cg.shared.global" in ptx
     assert not re.search(r"ld\.global\S*\.v4", ptx)
-    if gated:
+    if gated and not biased:
         compiled(expert_gemm._weighted_sum_kernel, {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024, "EARLY": True})
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from radixrt.kernels.triton.expert_gemm_config import GATED, PLAIN, TILES, Config, find_config, tile_of
+from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU
 
 pytestmark = pytest.mark.gpu
 
@@ -36,8 +37,9 @@ def make(
 
 
 def exactly(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    biased: BiasedSwiGLU | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The sums in float64, with `inner` rounded as the kernels round it, and the sums of the addends' magnitudes, to
     each of which the largest product of `inner` and a weight is added: one number of `inner` may be rounded the other
     way where float32 sums differ."""
@@ -45,17 +47,21 @@ def exactly(
     size = total.clone()
     for expert in experts.unique().tolist():
         rows, place = (experts == expert).nonzero(as_tuple=True)
-        gate, up = (x[rows].double() @ gate_up[expert].double().T).chunk(2, dim=1)
+        both = x[rows].double() @ gate_up[expert].double().T
+        gate, up = both.chunk(2, dim=1)
         inner = (gate * gate.sigmoid() * up).to(x.dtype)
-        out = weights[rows, place, None].double() * (inner.double() @ down[expert].double().T)
+        if biased is not None:
+            inner = biased.swiglu.apply(both + biased.gate_up[expert].double()).to(x.dtype)
+        out = inner.double() @ down[expert].double().T
+        out = weights[rows, place, None].double() * (out if biased is None else out + biased.down[expert].double())
         total.index_add_(0, rows, out)
         largest = inner.double().abs().amax(1, keepdim=True) * down[expert].double().abs().amax(1)
         size.index_add_(0, rows, out.abs() + weights[rows, place, None].double() * largest)
     return total, size
 
 
-def check(found: torch.Tensor, made: tuple[torch.Tensor, ...]) -> None:
-    exact, size = exactly(*made)
+def check(found: torch.Tensor, made: tuple[torch.Tensor, ...], biased: BiasedSwiGLU | None = None) -> None:
+    exact, size = exactly(*made, biased)
     assert found.dtype == made[0].dtype
     assert found.shape == exact.shape
     error = (found.double() - exact).abs() / (exact.abs() + size)  # each addend is rounded, then the sum
@@ -89,6 +95,27 @@ def test_equals_float64(triton_device: str, case: int) -> None:
             assert torch.equal(found, again)
 
 
+def biases(made: tuple[torch.Tensor, ...]) -> BiasedSwiGLU:
+    """Biases as large as what they are added to, and a clamp that some values reach."""
+    gate_up, down = made[3:]
+    offsets = [torch.linspace(-1.5, 1.5, each.shape[0] * each.shape[1], device=each.device) for each in (gate_up, down)]
+    return BiasedSwiGLU(
+        ClampedSwiGLU(1.702, 1.25), offsets[0].view(gate_up.shape[:2]).contiguous(), offsets[1].view(down.shape[:2])
+    )
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_experts_with_biases_and_a_clamped_gate(triton_device: str, tokens: int) -> None:
+    from radixrt.layers.cuda_ops import CudaOps
+
+    for dtype in dtypes(triton_device):
+        made = make(triton_device, dtype, tokens, 5, 3, 72, 40)
+        rule = biases(made)
+        found = CudaOps().run_experts(*made, rule)
+        assert found is not None
+        check(found, made, rule)
+
+
 CUTS = {
     "by threads": Config(32, 64, 3, 4),
     "by descriptors": Config(32, 64, 3, 4, bulk=True),
@@ -101,11 +128,17 @@ CUTS = {
 @pytest.mark.parametrize("tile", TILES)
 def test_each_tiling(triton_device: str, tile: int, cut: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     from radixrt.kernels.triton import expert_gemm
+    from radixrt.kernels.triton.activation import ExpertRule
 
     monkeypatch.setattr(expert_gemm, "tile_of", lambda *sizes: tile)
     monkeypatch.setattr(expert_gemm, "find_config", lambda tile, gated: cut)
     made = make(triton_device, torch.float16, 40, 3, 2, 72, 40)
     check(expert_gemm.run_experts(*made), made)
+    rule = biases(made)
+    found = expert_gemm.run_experts(
+        *made, rule=ExpertRule(rule.gate_up, rule.down, rule.swiglu.alpha, rule.swiglu.limit)
+    )
+    check(found, made, rule)
 
 
 @pytest.mark.parametrize("module", ["expert_gemm", "expert_gemv"])

@@ -75,6 +75,19 @@ def test_equals_the_reference(triton_device: str, wide: bool, case: int, arrived
         torch.testing.assert_close(weights.double(), scales.double(), rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("tokens", [3, 70])
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_router_with_a_bias(triton_device: str, shared: int, tokens: int, arrived: torch.Tensor) -> None:
+    from radixrt.kernels.triton import routing as kernels
+
+    x, router = inputs(triton_device, tokens, 64, 12 + shared)
+    bias = torch.linspace(-2.0, 2.0, 12 + shared, device=triton_device)
+    expected, scales = route(x, router, Routing(3, True, shared), bias)
+    found, weights = kernels.route(x, router, arrived, top_k=3, num_shared=shared, renormalize=True, bias=bias)
+    assert torch.equal(found.long(), expected.long())
+    torch.testing.assert_close(weights, scales, rtol=2e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("tokens", [4, 6])
 def test_equal_logits_and_those_that_are_no_number(triton_device: str, tokens: int, arrived: torch.Tensor) -> None:
     from radixrt.kernels.triton import routing as kernels

@@ -12,6 +12,7 @@ from radixrt.kernels.build import load_kernels
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import Linear, UnquantizedLinearMethod
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.layers.swiglu import BiasedSwiGLU, ClampedSwiGLU
 
 E, HIDDEN = 5, 64
 TOP_K = 3
@@ -30,8 +31,13 @@ def random_weights(columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     return gate_up.to(dtype), (torch.randn(E, HIDDEN, columns, generator=generator) / 8).to(dtype)
 
 
-def loaded(gate_up: torch.Tensor, down: torch.Tensor, ops: LayerOps) -> FusedExperts:
-    made = FusedExperts(E, HIDDEN, down.shape[2], down.dtype, ops)
+def loaded(
+    gate_up: torch.Tensor, down: torch.Tensor, ops: LayerOps, biased: BiasedSwiGLU | None = None
+) -> FusedExperts:
+    made = FusedExperts(E, HIDDEN, down.shape[2], down.dtype, ops, None if biased is None else biased.swiglu)
+    if biased is not None:
+        made.gate_up_bias = nn.Parameter(biased.gate_up, requires_grad=False)
+        made.down_bias = nn.Parameter(biased.down, requires_grad=False)
     made.gate_up_proj = nn.Parameter(gate_up.clone(), requires_grad=False)
     made.down_proj = nn.Parameter(down.clone(), requires_grad=False)
     places = [p.data_ptr() for p in made.parameters()]
@@ -61,6 +67,28 @@ def test_a_weighted_sum_over_the_chosen_experts(columns: int, rows: int, ops: La
     out = loaded(gate_up, down, ops)(x, experts, weights)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("columns", [64, 48])  # the compiled GEMM takes both and one of the weights
+def test_biases_and_a_clamped_gate(columns: int, rows: int, dtype: torch.dtype, ops: LayerOps) -> None:
+    gate_up, down = random_weights(columns, dtype)
+    x, experts, weights = routed(rows)
+    offsets = torch.randn(E, 2 * columns, generator=torch.Generator().manual_seed(2)), torch.randn(E, HIDDEN)
+    biased = BiasedSwiGLU(ClampedSwiGLU(1.702, 0.8), *offsets)
+    expected = torch.zeros(rows, HIDDEN, dtype=torch.float64)
+    for t in range(rows):
+        for expert, weight in zip(experts[t], weights[t], strict=True):
+            both = gate_up[expert].double() @ x[t].to(dtype).double() + biased.gate_up[expert]
+            gate, up = both.chunk(2)
+            gate, up = gate.clamp(max=0.8), up.clamp(-0.8, 0.8)
+            inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            expected[t] += weight.double() * (down[expert].double() @ inner + biased.down[expert])
+    out = loaded(gate_up, down, ops, biased)(x, experts, weights)
+    assert out.dtype == torch.float32
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("rows", [1, 70])

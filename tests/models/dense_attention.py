@@ -42,16 +42,18 @@ class DenseAttention(AttentionBackend):
         k: torch.Tensor | None,
         v: torch.Tensor | None,
         batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert k is not None
         assert v is not None
         assert q.shape[1:] == (layer.num_heads, layer.head_dim)
         assert q.stride()[1:] == (layer.head_dim, 1)
         assert k.shape[1:] == v.shape[1:] == (layer.num_kv_heads, layer.head_dim)
+        assert (sinks is None) != layer.has_sinks
         outputs, start = [], 0
         for row, new in zip(batch.req_pool_indices.tolist(), batch.extend_lens_cpu.tolist(), strict=True):
             part = slice(start, start + new)
-            outputs.append(self._attend_row((row, layer.layer_id), layer, q[part], k[part], v[part]))
+            outputs.append(self._attend_row((row, layer.layer_id), layer, q[part], k[part], v[part], sinks))
             start += new
         return torch.cat(outputs)
 
@@ -66,8 +68,9 @@ class DenseAttention(AttentionBackend):
         return mixed
 
     def _attend_row(
-        self, key: tuple[int, int], layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+        self, key: tuple[int, int], layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
         if key in self._cache:
             k, v = torch.cat((self._cache[key][0], k)), torch.cat((self._cache[key][1], v))
         self._cache[key] = (k, v)
@@ -76,7 +79,10 @@ class DenseAttention(AttentionBackend):
         query_at = torch.arange(len(k) - len(q), len(k))[:, None]
         distance = query_at - torch.arange(len(k))
         hidden = (distance < 0) | (distance >= (layer.sliding_window or len(k)))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : len(k)].to(v.dtype)
         return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1)).reshape(len(q), -1)
 
 

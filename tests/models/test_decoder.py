@@ -37,6 +37,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
     "qwen3-rope-yarn": ("qwen3", {"rope_parameters": YARN}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-other-layers": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "swiglu_alpha": 1.2,
+            "swiglu_limit": 7.0,
+            "rope_parameters": None,
+        },
+    ),
     "lfm2": ("lfm2", {}),
     "lfm2-plain-size": ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True, "conv_L_cache": 4}),
     "mixtral": ("mixtral", {}),

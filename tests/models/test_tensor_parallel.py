@@ -63,7 +63,7 @@ def test_a_vocabulary_that_does_not_divide(vocab_size: int, tied: bool, tmp_path
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "lfm2", "qwen3_next", "gpt_oss"])
 def test_dummy_weights_are_slices_of_one_model(kind: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "m", kind, vocab_size=500)
     (folder / "model.safetensors").unlink()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,10 +21,38 @@ LARGE_FROM = 1 << 20
 NUM_WARPS = 4
 
 
+class ExpertRule(NamedTuple):
+    """Biases and activation of a mixture of experts.
+
+    Attributes:
+        gate_up_bias, down_bias: float32 [E, 2 * n] and [E, hidden]; None without biases.
+        alpha, limit: see `gated`.
+    """
+
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+SILU = ExpertRule()
+"""SiLU-gated, without biases."""
+
+
 @triton.jit
 def silu(x):
     """Return x * sigmoid(x)."""
     return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def gated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return silu(gate) * up if LIMIT is 0 and ALPHA is 1, else (up + 1) * gate * sigmoid(ALPHA * gate), with gate at
+    most LIMIT, and up between -LIMIT and LIMIT."""
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+    return gate / (1.0 + tl.exp(-ALPHA * gate)) * up
 
 
 @triton.jit

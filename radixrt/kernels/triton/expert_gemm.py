@@ -1,7 +1,7 @@
 """GEMMs of the experts of a mixture, over tiles of tokens that are routed to the same one.
 
 Few tokens for each expert are bound by reading the weights, which each program multiplies with all tokens of its tile;
-many are bound by the tensor cores. Two launches compute gate and up, with silu and their product, and down; a third
+many are bound by the tensor cores. Two launches compute gate and up, with their activation, and down; a third
 one adds up each token's experts, in the order of their weights and in float32, so that a sum depends on its token
 alone.
 """
@@ -14,6 +14,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from radixrt.kernels.triton.activation import SILU, ExpertRule
+from radixrt.kernels.triton.activation import gated as gated_product
 from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE, Config, find_config, tile_of
 from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
 from radixrt.kernels.triton.skinny_gemm import ALIGNMENT, has_copy_engine
@@ -46,13 +48,27 @@ def _multiply(w, x, sums, TOKENS_FIRST: tl.constexpr):
 
 
 @triton.jit
+def _along_rows(values, TOKENS_FIRST: tl.constexpr):
+    """Return values [ROWS] as they are added to sums."""
+    if TOKENS_FIRST:
+        values = values[None, :]
+    else:
+        values = values[:, None]
+    return values
+
+
+@triton.jit
 def _expert_gemm_kernel(
-    x, weight, weight_map, pairs, tiles, count, out, num_rows, columns,
+    x, weight, weight_map, bias, pairs, tiles, count, out, num_rows, columns,
     TOP_K: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, GATED: tl.constexpr,
-    TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Multiply one tile with ROWS of its expert's weight. GATED: x has a row for each token, out one for each position
-    in `pairs`. Else x has one for each position, and out one for each pair."""
+    in `pairs`. Else x has one for each position, and out one for each pair.
+
+    bias: float32, one for each row of the weights, or None.
+    ALPHA, LIMIT: see `activation.gated`.
+    """
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -100,8 +116,13 @@ def _expert_gemm_kernel(
         if GATED:
             up = _weight_tile(weight_map, in_up, in_map + num_rows, start, columns, STEP, EVEN)
             up_sums = _multiply(up, x_tile, up_sums, TOKENS_FIRST)
+    if bias is not None:
+        of_row = bias + expert.to(tl.int64) * (2 * num_rows if GATED else num_rows) + tl.minimum(row, num_rows - 1)
+        sums += _along_rows(tl.load(of_row), TOKENS_FIRST)
+        if GATED:
+            up_sums += _along_rows(tl.load(of_row + num_rows), TOKENS_FIRST)
     if GATED:
-        sums = sums / (1.0 + tl.exp(-sums)) * up_sums
+        sums = gated_product(sums, up_sums, ALPHA, LIMIT)
     value = sums.to(out.dtype.element_ty)
     if not TOKENS_FIRST:
         value = tl.trans(value)
@@ -130,7 +151,7 @@ def _weighted_sum_kernel(
 
 def run_experts(
     x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-    early: bool = False,
+    early: bool = False, rule: ExpertRule = SILU,
 ) -> torch.Tensor:  # fmt: skip
     """Return the weighted sum [T, hidden] of the outputs of each token's experts, in x's dtype, to which the output of
     each expert is rounded too.
@@ -141,6 +162,7 @@ def run_experts(
         gate_up: [E, 2 * n, hidden], contiguous.
         down: [E, hidden, n], contiguous.
         early: see `CudaOps`.
+        rule: biases and activation.
     """
     (tokens, top_k), num_experts = experts.shape, gate_up.shape[0]
     tile, cut, down_cut = FLOAT32_TILE, FLOAT32, FLOAT32
@@ -148,14 +170,14 @@ def run_experts(
         tile = tile_of(tokens, top_k, num_experts)
         cut, down_cut = find_config(tile, gated=True), find_config(tile, gated=False)
     tiles = list_tiles(experts, num_experts, tile, early)
-    inner = multiply(x, gate_up, tiles, tile, cut, top_k=top_k, gated=True, early=early)
-    each = multiply(inner, down, tiles, tile, down_cut, top_k=top_k, gated=False, early=early)
+    inner = multiply(x, gate_up, tiles, tile, cut, top_k=top_k, gated=True, early=early, rule=rule)
+    each = multiply(inner, down, tiles, tile, down_cut, top_k=top_k, gated=False, early=early, rule=rule)
     return weighted_sum(each, weights, early)
 
 
 def multiply(
     x: torch.Tensor, weight: torch.Tensor, tiles: Tiles, tile: int, cut: Config, *, top_k: int, gated: bool,
-    early: bool = False,
+    early: bool = False, rule: ExpertRule = SILU,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply each token with the weights of its experts.
 
@@ -165,7 +187,7 @@ def multiply(
         tiles: of `tile` tokens each.
 
     Returns:
-        gated: silu(gate) * up [T * k, rows / 2], one row for each position; else [T * k, rows], one for each pair.
+        gated: the gated product [T * k, rows / 2], one row for each position; else [T * k, rows], one for each pair.
     """
     _, rows, columns = weight.shape
     rows = rows // 2 if gated else rows
@@ -173,9 +195,11 @@ def multiply(
     # The copy engine fetches rows of other experts past the end of a matrix; they reach no row that is stored.
     bulk = cut.bulk and _copies(weight)
     weight_map = TensorDescriptor.from_tensor(weight.flatten(0, 1), [cut.rows, cut.step]) if bulk else None
+    bias = rule.gate_up_bias if gated else rule.down_bias
     _expert_gemm_kernel[(tiles.tiles.shape[0] * triton.cdiv(rows, cut.rows),)](
-        x, weight, weight_map, tiles.pairs, tiles.tiles, tiles.num_tiles, out, rows, columns,
-        top_k, tile, cut.rows, cut.step, gated, cut.tokens_first, columns % cut.step == 0, early,
+        x, weight, weight_map, bias, tiles.pairs, tiles.tiles, tiles.num_tiles, out, rows, columns,
+        top_k, tile, cut.rows, cut.step, gated, cut.tokens_first, columns % cut.step == 0, rule.alpha, rule.limit,
+        early,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,
     )  # fmt: skip
     return out

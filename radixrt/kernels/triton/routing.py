@@ -82,23 +82,29 @@ def _store_choice(
 
 @triton.jit
 def _route_few_kernel(
-    x, router, logits, arrived, experts_out, weights_out,
+    x, router, bias, logits, arrived, experts_out, weights_out,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, PADDED: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr, SHARED: tl.constexpr, RENORMALIZE: tl.constexpr, BINS: tl.constexpr, PLACES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A program for each row of the router; the last one to end chooses for all tokens."""
+    """A program for each row of the router; the last one to end chooses for all tokens.
+
+    bias: float32, one for each row, or None.
+    """
     row = tl.program_id(0)
     rows = tl.num_programs(0)
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     weight = tl.load(router + row * SIZE + at, mask=inside, other=0.0)
+    offset = 0.0
+    if bias is not None:
+        offset = tl.load(bias + row)
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
     for i in tl.static_range(TOKENS):
         part = tl.load(x + i * SIZE + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(logits + i * rows + row, tl.sum(weight * part, axis=0))
+        tl.store(logits + i * rows + row, tl.sum(weight * part, axis=0) + offset)
     tl.debug_barrier()  # all logits are written before one thread counts the program
     if tl.atomic_add(arrived, 1, sem="acq_rel") == rows - 1:
         token = tl.arange(0, PADDED)
@@ -144,12 +150,13 @@ def _logits_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _choose_kernel(
-    parts, experts_out, weights_out, tokens,
+    parts, bias, experts_out, weights_out, tokens,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, NUM_ROWS: tl.constexpr, NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr, SHARED: tl.constexpr, RENORMALIZE: tl.constexpr, BINS: tl.constexpr, PLACES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts [SPLITS, tokens, NUM_ROWS] of logits, in order, and choose."""
+    """Add up the parts [SPLITS, tokens, NUM_ROWS] of logits, in order, and the bias [NUM_ROWS], if there is one, and
+    choose."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -164,13 +171,17 @@ def _choose_kernel(
         values += tl.load(of_token[:, None] + expert, mask=known, other=0.0)
         if SHARED > 0:
             gate += tl.load(of_token + NUM_EXPERTS, mask=inside, other=0.0)
+    if bias is not None:
+        values += tl.load(bias + expert, mask=expert < NUM_EXPERTS, other=0.0)
+        if SHARED > 0:
+            gate += tl.load(bias + NUM_EXPERTS)
     experts, weights = _choose(values, gate, TOKENS, NUM_EXPERTS, TOP_K, SHARED, RENORMALIZE, BINS, PLACES)
     _store_choice(experts, weights, experts_out, weights_out, token[:, None], tokens, TOP_K, SHARED, PLACES)
 
 
 def route(
     x: torch.Tensor, router: torch.Tensor, arrived: torch.Tensor, *, top_k: int, num_shared: int, renormalize: bool,
-    early: bool = False,
+    bias: torch.Tensor | None = None, early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Route tokens as `radixrt.layers.routing.route` does.
 
@@ -178,6 +189,7 @@ def route(
         x: [T, hidden] in any floating dtype, contiguous.
         router: float32 [num_experts, hidden], then the row of the shared expert's gate if there are shared experts.
         arrived: int32 [1], 0 between launches, for one stream at a time.
+        bias: float32, added to the logits, one for each row of the router.
         early: see `CudaOps`.
 
     Returns:
@@ -194,7 +206,7 @@ def route(
     if tokens <= MAX_FEW and size <= MAX_FEW_COLUMNS:
         logits = torch.empty(tokens, rows, dtype=torch.float32, device=x.device)
         _route_few_kernel[(rows,)](
-            x, router, logits, arrived, experts, weights,
+            x, router, bias, logits, arrived, experts, weights,
             size, triton.next_power_of_2(size), tokens, triton.next_power_of_2(tokens), *of_choice, *padded, early,
             num_warps=NUM_WARPS, launch_pdl=early,
         )  # fmt: skip
@@ -207,7 +219,7 @@ def route(
         num_warps=NUM_WARPS, num_stages=STAGES, launch_pdl=early,
     )  # fmt: skip
     _choose_kernel[(triton.cdiv(tokens, TOKENS_OF_CHOICE),)](
-        parts, experts, weights, tokens, TOKENS_OF_CHOICE, splits, rows, *of_choice, *padded, early,
+        parts, bias, experts, weights, tokens, TOKENS_OF_CHOICE, splits, rows, *of_choice, *padded, early,
         num_warps=NUM_WARPS, launch_pdl=early,
     )  # fmt: skip
     return experts, weights

@@ -23,6 +23,9 @@ class CheckpointTensor:
         index: the position along the first dimension that is meant, in a tensor that stacks several; None for all.
         alternative: the tensor that has these values in checkpoints of another layout, read where `name` is missing.
         offset: number that is added to the values.
+        transposed: whether what is taken is transposed before it fills rows.
+        alternating: dimension of what fills the rows along which a value of the parameter's first half and one of its
+            second half come in turn; None where they are in the parameter's order.
     """
 
     name: str
@@ -33,6 +36,13 @@ class CheckpointTensor:
     index: int | None = None
     alternative: CheckpointTensor | None = None
     offset: float = 0.0
+    transposed: bool = False
+    alternating: int | None = None
+
+    @property
+    def stored(self) -> dict[str, Shape]:
+        """Names and shapes of what the checkpoint holds for it."""
+        return {self.name: self.shape}
 
     @property
     def whole(self) -> bool:

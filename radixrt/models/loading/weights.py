@@ -138,15 +138,28 @@ class Checkpoint:
 
     def read(self, wanted: CheckpointTensor) -> torch.Tensor:
         """Read the slice that is wanted, and no other bytes of the tensor."""
-        file, stored = self._files[wanted.name]
         if wanted.whole:
+            file, stored = self._files[wanted.name]
             tensor: torch.Tensor = file.get_tensor(stored)
-            return tensor
-        part = file.get_slice(stored)
-        span = slice(wanted.taken.start, wanted.taken.stop)
-        where: tuple[int | slice, ...] = (span,) if wanted.dim == 0 else (slice(None), span)
-        sliced: torch.Tensor = part[where if wanted.index is None else (wanted.index, *where)]
+            return arranged(tensor, wanted)
+        return arranged(self._slice(wanted.name, wanted.index, wanted.dim, wanted.taken), wanted)
+
+    def _slice(self, name: str, index: int | None, dim: int, taken: range) -> torch.Tensor:
+        file, stored = self._files[name]
+        span = slice(taken.start, taken.stop)
+        where: tuple[int | slice, ...] = (span,) if dim == 0 else (slice(None), span)
+        sliced: torch.Tensor = file.get_slice(stored)[where if index is None else (index, *where)]
         return sliced
+
+
+def arranged(values: torch.Tensor, tensor: CheckpointTensor) -> torch.Tensor:
+    """Bring what was taken of a tensor into the order of the parameter's rows; a view where that is one."""
+    if tensor.transposed:
+        values = values.T
+    if tensor.alternating is not None:
+        values = torch.cat([values[(slice(None),) * tensor.alternating + (slice(i, None, 2),)] for i in (0, 1)],
+                           dim=tensor.alternating)  # fmt: skip
+    return values
 
 
 def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied: bool, show_progress: bool) -> None:
@@ -207,21 +220,23 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
 
 def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int) -> None:
     """Fill a parameter with slices of tensors of random numbers, each of which is drawn once."""
-    names = Counter(tensor.name for tensor in tensors)
-    drawn: dict[str, torch.Tensor] = {}
+    names = Counter((tensor.name, tensor.index) for tensor in tensors)
+    drawn: dict[tuple[str, int | None], torch.Tensor] = {}
     for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
-        digest = hashlib.sha256(f"{seed} {tensor.name}".encode()).digest()
+        key, shape = (tensor.name, tensor.index), tensor.shape if tensor.index is None else tensor.shape[1:]
+        name = tensor.name if tensor.index is None else f"{tensor.name} {tensor.index}"
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
         generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
-        if tensor.whole and rows.shape == tensor.shape:
+        if tensor.whole and tensor.alternating is None and rows.shape == tensor.shape:
             rows.normal_(0.0, DUMMY_STD, generator=generator)
             continue
-        whole = drawn.get(tensor.name)
+        whole = drawn.get(key)
         if whole is None:
-            whole = torch.empty(tensor.shape, dtype=rows.dtype, device=rows.device)
+            whole = torch.empty(shape, dtype=rows.dtype, device=rows.device)
             whole.normal_(0.0, DUMMY_STD, generator=generator)
-            if names[tensor.name] > 1:
-                drawn[tensor.name] = whole
-        _fill(rows, whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)))
+            if names[key] > 1:
+                drawn[key] = whole
+        _fill(rows, arranged(whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)), tensor))
 
 
 def _read_parameter(
@@ -250,7 +265,7 @@ def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
 
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: dict[str, tuple[CheckpointTensor, ...]]) -> None:
-    expected = {tensor.name: tensor.shape for tensors in sources.values() for tensor in tensors}
+    expected = {name: shape for each in sources.values() for tensor in each for name, shape in tensor.stored.items()}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
     problems = []
     if missing := sorted(expected.keys() - present):

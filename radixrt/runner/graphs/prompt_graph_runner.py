@@ -35,6 +35,7 @@ class _Piece:
         layer: layer of the attention or recurrence.
         q, k, v: inputs of the attention, in the graphs' memory; k and v are None if the graph has stored them. The
             input of a recurrence is q.
+        sinks: of the attention's heads, a parameter of the model; None for none.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -42,6 +43,7 @@ class _Piece:
     q: torch.Tensor
     k: torch.Tensor | None
     v: torch.Tensor | None
+    sinks: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class PromptGraphRunner:
                 self._mixed.of(piece.layer, count).copy_(mixed)
                 continue
             k, v = (None if x is None else x[:count] for x in (piece.k, piece.v))
-            self._attention.attend_into(piece.layer, piece.q[:count], k, v, batch, out)
+            self._attention.attend_into(piece.layer, piece.q[:count], k, v, batch, out, piece.sinks)
         captured.end.replay()
         return captured.hidden[:count]
 
@@ -203,10 +205,10 @@ class _Recorder(AttentionBackend):
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
-        batch: ForwardBatch,
+        batch: ForwardBatch, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         tokens = q.shape[0]
-        self._split(layer, q, k, v)
+        self._split(layer, q, k, v, sinks)
         return self._out[:tokens].view(tokens, -1)
 
     def mix_states(self, layer: RecurrentLayer, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -214,13 +216,14 @@ class _Recorder(AttentionBackend):
         return self._mixed.of(layer, x.shape[0])
 
     def _split(
-        self, layer: AttentionLayer | RecurrentLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> None:
+        self, layer: AttentionLayer | RecurrentLayer, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         """End the graph that computes these inputs, and begin the one after the layer's attention or recurrence."""
         if self._graph is not None:
             graph = self.end()
             k, v = (None if x is None else _unowned(x) for x in (k, v))
-            self.pieces.append(_Piece(graph, layer, _unowned(q), k, v))
+            self.pieces.append(_Piece(graph, layer, _unowned(q), k, v, sinks))
             self.begin()
 
 

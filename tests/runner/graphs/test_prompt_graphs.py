@@ -17,6 +17,7 @@ from radixrt.runner.graphs import prompt_graph_runner
 from radixrt.runner.graphs.captures import CAPTURE_AT_STEP
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 
+SINKS = torch.zeros(2)
 LAYERS = [AttentionLayer(i, 2, 1, 4, 0.5) for i in range(3)]
 
 
@@ -65,9 +66,11 @@ class Attention:
         return torch.full((x.shape[0], layer.mixed_features), 3.0)
 
     def attend_into(
-        self, layer: AttentionLayer, q: torch.Tensor, k: Any, v: Any, batch: ForwardBatch, out: torch.Tensor
-    ) -> None:
+        self, layer: AttentionLayer, q: torch.Tensor, k: Any, v: Any, batch: ForwardBatch, out: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> None:  # fmt: skip
         assert q.shape == out.shape
+        assert sinks is SINKS
         self.attended.append((layer.layer_id, q.shape[0]))
 
 
@@ -87,7 +90,7 @@ class Model:
         self.calls += 1
         self.inputs.append(batch)
         for layer in LAYERS:
-            out = attention.attend(layer, torch.zeros(len(ids), 2, 4), None, None, batch)
+            out = attention.attend(layer, torch.zeros(len(ids), 2, 4), None, None, batch, SINKS)
             assert out.shape == (len(ids), 8)
         if self.calls >= self._fails_from:
             raise RuntimeError("no memory")
