@@ -252,7 +252,7 @@ _text_decoder = msgspec.json.Decoder(str)
 
 
 def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
-    """Return the constraint of a request, or None if it has none.
+    """Return the constraint of a request, or None if it has none. The same constraint in several fields is one.
 
     Raises:
         RequestError: malformed, or a second constraint; names the field.
@@ -276,10 +276,27 @@ def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
         )
         if asked is not None
     ]
-    if len(found) > 1:
-        first, second = found[0].field, found[1].field
-        raise RequestError(f"{first} and {second} exclude each other; ask for one", param=second)
-    return found[0] if found else None
+    if not found:
+        return None
+    first, *others = found
+    for other in others:
+        if _meaning(other) != _meaning(first):
+            raise RequestError(
+                f"{first.field} and {other.field} state different constraints; ask for one", param=other.field
+            )
+        first = replace(first, options={**(other.options or {}), **(first.options or {})})
+    return first
+
+
+def _meaning(constraint: RequestedConstraint) -> tuple[Kind, str | tuple[str, ...] | bytes]:
+    """What is equal for equal constraints, wherever the client stated them: of JSON, the value."""
+    kind, source = constraint.kind, constraint.source
+    if kind in ("json_schema", "structural_tag") and isinstance(source, str):
+        value = _decoded(source, constraint.field)
+        if kind == "structural_tag" and isinstance(value, dict):
+            value.pop("type", None)  # response_format has it, the other fields need not
+        return kind, msgspec.json.encode(value, order="sorted")
+    return kind, source
 
 
 def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:

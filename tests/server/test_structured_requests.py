@@ -199,6 +199,46 @@ def test_what_is_wrong_is_named(caller: Caller, route: str, fields: dict, param:
 def test_two_constraints_are_both_named(caller: Caller) -> None:
     message = check_error(caller.chat(response_format={"type": "json_object"}, guided_regex="a"), 400, "guided_regex")
     assert "response_format and guided_regex" in message
+    other = {"properties": {"a": {"const": 1.0}}}
+    message = check_error(caller.chat(response_format=as_format(FORMER), guided_json=other), 400, "guided_json")
+    assert "response_format and guided_json state different constraints" in message
+
+
+FORMER = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+REORDERED = {"required": ["a"], "properties": {"a": {"const": 1}}, "type": "object"}
+TAG = {"format": {"type": "any_text"}}
+
+
+def as_format(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "options"),
+    [
+        ({"response_format": as_format(FORMER), "guided_json": FORMER}, "json_schema", {}),
+        ({"response_format": as_format(FORMER), "guided_json": json.dumps(REORDERED)}, "json_schema", {}),
+        ({"response_format": as_format(FORMER, strict=True), "structured_outputs": {"json": FORMER}}, "json_schema",
+         {"closed": True}),
+        ({"json_schema": FORMER, "structured_outputs": {"json": FORMER, "whitespace": 1}, "guided_json": FORMER},
+         "json_schema", {"whitespace": 1}),
+        ({"regex": "a+", "guided_regex": "a+"}, "regex", {}),
+        ({"choice": ["a", "b"], "guided_choice": ["a", "b"]}, "choices", {}),
+        ({"ebnf": 'root ::= "a"', "guided_grammar": 'root ::= "a"'}, "ebnf", {}),
+        ({"response_format": {"type": "structural_tag", **TAG}, "structural_tag": json.dumps(TAG)}, "structural_tag",
+         {}),
+    ],
+)  # fmt: skip
+def test_equal_constraints_in_several_fields_are_one(
+    caller: Caller, fields: dict[str, Any], kind: str, options: dict[str, Any]
+) -> None:
+    assert caller.chat(**fields).status_code == 200
+    sampling = caller.engine.requests[-1].sampling
+    assert sampling.constraint is not None
+    assert sampling.constraint.kind == kind
+    assert sampling.structured == StructuredOptions(**options)
+    assert caller.complete(**fields).status_code == 200
+    assert caller.engine.requests[-1].sampling.constraint == sampling.constraint
 
 
 def test_invalid_utf8_and_depth(caller: Caller) -> None:
