@@ -138,6 +138,10 @@ class ConstrainedConfig:
         "library that enforces constraints of requests that do not choose one; auto: llguidance",
         choices=("auto", "xgrammar", "llguidance"),
     )
+    closed_objects: bool = option(
+        False,
+        "objects of schemas that declare properties allow no others, where a request does not say (closed, strict)",
+    )
     compile_timeout_s: float = option(10.0, "a constraint that takes longer to compile is refused", low=0.01)
     grammar_cache_mb: int = option(256, "memory for compiled constraints, at most", low=1)
     grammar_disk_cache: bool = option(True, "keep compiled constraints on disk for the next start")

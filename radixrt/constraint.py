@@ -32,7 +32,9 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
 
     Attributes:
         whitespace: most whitespace characters at each position where JSON allows it; 0 is compact.
-        closed: objects of the schema that do not mention additional properties allow none (OpenAI's "strict").
+        closed: objects that declare properties allow no others (OpenAI's "strict"), as if
+            `unevaluatedProperties: false` stood beside all schemas that apply to an object; None: as the engine's
+            option `closed_objects` says.
         formats: "assert" holds strings to the formats that are known; "annotate" ignores `format`, as the standard
             does by default.
         on_unsupported: "error" refuses a schema with a keyword that cannot be enforced; "ignore" drops such keywords
@@ -46,7 +48,7 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     """
 
     whitespace: int = 0
-    closed: bool = False
+    closed: bool | None = None
     formats: Literal["assert", "annotate"] = "assert"
     on_unsupported: Literal["error", "ignore"] = "error"
     backend: BackendChoice = "auto"
@@ -63,9 +65,10 @@ class StructuredOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
                 f"whitespace must be an integer between 0 and {MAX_WHITESPACE}, not {shown(whitespace)}",
                 param="whitespace",
             )
-        for name in ("closed", "jump_forward"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false", param=name)
+        if not isinstance(self.jump_forward, bool):
+            raise RequestError("jump_forward must be true or false", param="jump_forward")
+        if self.closed is not None and not isinstance(self.closed, bool):
+            raise RequestError("closed must be true or false", param="closed")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 value = shown(getattr(self, name))
@@ -127,5 +130,14 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def key(self) -> str:
         """Identity for caches: equal for constraints that compile to the same grammar."""
         o = self.options
-        parts = (self.kind, o.whitespace, o.closed, o.formats, o.on_unsupported, o.backend, self.source, self.stop)
+        parts = (
+            self.kind,
+            o.whitespace,
+            bool(o.closed),
+            o.formats,
+            o.on_unsupported,
+            o.backend,
+            self.source,
+            self.stop,
+        )
         return hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()

@@ -194,6 +194,12 @@ def plan_constraint(
     combined = RequestedConstraint("structural_tag", "", "functions" if offered.legacy else "tools", options)
     fields = constraint_fields(combined, structured, **defaults)
     names = field_names(combined, **names)
+    tools = offered.tools
+    chosen = (structured or {}).get("closed")  # comes before `strict` of each schema
+    if chosen is not None:
+        tools = tuple(replace(tool, strict=chosen) for tool in tools)
+        if constraint is not None:
+            constraint = replace(constraint, options={**(constraint.options or {}), "closed": chosen})
     response = None
     if constraint is not None:
         tool_format = replace(tool_format, in_text=False)
@@ -201,7 +207,7 @@ def plan_constraint(
     if stops:
         fields["stop_scope"] = tool_format.free_text if response is None else NO_FREE_TEXT
     fields["structural_tag"] = tools_constraint(
-        offered.tools,
+        tools,
         tool_format,
         required=offered.required,
         parallel=offered.parallel,
@@ -220,7 +226,7 @@ def _as_format(constraint: RequestedConstraint, form: ToolFormat, stops: tuple[s
         return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
     if constraint.kind == "json_schema":
         _decoded(source, field)
-        closed = bool((constraint.options or {}).get("closed"))
+        closed = (constraint.options or {}).get("closed")
         return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
     if constraint.kind == "regex":
         # A text that begins like a call is a call.
@@ -284,7 +290,13 @@ def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
             raise RequestError(
                 f"{first.field} and {other.field} state different constraints; ask for one", param=other.field
             )
-        first = replace(first, options={**(other.options or {}), **(first.options or {})})
+        ours, theirs = first.options or {}, other.options or {}
+        differing = next((name for name in ours.keys() & theirs if ours[name] != theirs[name]), None)
+        if differing is not None:
+            raise RequestError(
+                f"{first.field} and {other.field} state different values of {differing}; ask for one", param=other.field
+            )
+        first = replace(first, options={**theirs, **ours})
     return first
 
 
@@ -323,7 +335,9 @@ def _response_format(raw: msgspec.Raw) -> RequestedConstraint | None:
         schema = None if named is None else raw_text(named.schema, f"{field}.json_schema.schema")
         if named is None or schema is None:
             raise _missing(f"{field}.json_schema.schema")
-        return RequestedConstraint("json_schema", schema, field, {"closed": True} if named.strict else None)
+        return RequestedConstraint(
+            "json_schema", schema, field, None if named.strict is None else {"closed": named.strict}
+        )
     if kind == "structural_tag":
         return RequestedConstraint("structural_tag", text, field)
     if kind == "regex":
@@ -367,8 +381,8 @@ def _structured_outputs(body: StructuredOutputs | None) -> RequestedConstraint |
         options["whitespace"] = body.whitespace
     if body.disable_any_whitespace:
         options["whitespace"] = 0
-    if body.disable_additional_properties:
-        options["closed"] = True
+    if body.disable_additional_properties is not None:
+        options["closed"] = body.disable_additional_properties
     return RequestedConstraint(asked.kind, asked.source, field, options)
 
 

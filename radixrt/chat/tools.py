@@ -119,7 +119,7 @@ def _checked(given: list[tuple[FunctionDefinition, str]], field: str, options: T
             raise RequestError(f"{param}: there are two tools of the name {function.name!r}", param=param)
         origin = f"{place}/{options.schema_field}"
         schema = _arguments_schema(function.parameters, origin, field)
-        tools[function.name] = Tool(function.name, schema, bool(function.strict), origin)
+        tools[function.name] = Tool(function.name, schema, function.strict, origin)
     return list(tools.values())
 
 

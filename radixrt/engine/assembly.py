@@ -172,6 +172,7 @@ def make_scheduler_loop(
         default_timeout_s=config.scheduler.request_timeout_s,
         cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
         backend=cast("BackendChoice", config.constrained.grammar_backend),
+        closed=config.constrained.closed_objects,
     )
     ready = executor.wait_ready(config.executor.start_timeout_s)
     page_size, policy = config.cache.page_size, config.cache.eviction_policy

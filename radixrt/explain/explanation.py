@@ -144,7 +144,7 @@ def _normalize_fields(constraint: Constraint) -> dict[str, Any]:
     try:
         schema = normalize(
             read_json(constraint.source, "json_schema"),
-            on_unsupported=options.on_unsupported, closed=options.closed, formats=options.formats,
+            on_unsupported=options.on_unsupported, closed=bool(options.closed), formats=options.formats,
         )  # fmt: skip
     except (SchemaRefused, Unsupported) as error:
         each = error.errors if isinstance(error, SchemaRefused) else [error]

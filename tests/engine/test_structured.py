@@ -107,7 +107,7 @@ def test_a_stream_takes_the_same() -> None:
         (None, {"regex": "a", "structured": {"white_space": 1}}, "structured"),
         (None, {"regex": "a", "structured": {"whitespace": -1}}, "whitespace"),
         ({"regex": "a", "structured": {"backend": "guess"}}, {}, "backend"),
-        ({"stop": "x"}, {"json_schema": SCHEMA}, "stop"),
+        ({"stop": "x"}, {"choices": ["axe"]}, "stop"),
         ({"max_tokens": 0, "prompt_logprobs": 0}, {"json_schema": SCHEMA}, "max_tokens"),
     ],
     ids=str,

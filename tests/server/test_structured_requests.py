@@ -119,13 +119,22 @@ def test_no_constraint(caller: Caller, route: str, fields: dict) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}}},
             {"closed": True},
         ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": False}}},
-            {},
-        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}}, {}),
         ({"structured_outputs": {"json": {}, "whitespace": 3}}, {"whitespace": 3}),
         ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}}, {}),
         ({"structured_outputs": {"json": {}, "disable_additional_properties": True}}, {"closed": True}),
+        ({"structured_outputs": {"json": {}, "disable_additional_properties": False}}, {"closed": False}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": False}}},
+            {"closed": False},
+        ),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": False}},
+                "structured": {"closed": True},
+            },
+            {"closed": True},
+        ),
         (
             {"json_schema": {}, "structured": {"on_length": "stop", "whitespace": 8, "backend": None}},
             {"on_length": "stop", "whitespace": 8},
@@ -239,6 +248,14 @@ def test_equal_constraints_in_several_fields_are_one(
     assert sampling.structured == StructuredOptions(**options)
     assert caller.complete(**fields).status_code == 200
     assert caller.engine.requests[-1].sampling.constraint == sampling.constraint
+
+
+def test_equal_constraints_with_different_options_are_refused(caller: Caller) -> None:
+    fields = {"structured_outputs": {"json": FORMER, "disable_additional_properties": False}}
+    message = check_error(
+        caller.chat(response_format=as_format(FORMER, strict=True), **fields), 400, "structured_outputs"
+    )
+    assert "response_format and structured_outputs state different values of closed" in message
 
 
 def test_invalid_utf8_and_depth(caller: Caller) -> None:

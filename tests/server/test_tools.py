@@ -124,9 +124,9 @@ def test_with_a_response_format_the_answer_is_one_or_the_other(ask: Any, engine:
         assert ask(dialect, **form).status_code == 200
         response = tag_of(engine.requests[-1])["elements"][0]
         assert response["type"] in ("json_schema", "regex", "or", "grammar", "const_string")
-    assert not tag_of(engine.requests[0])["elements"][0]["closed"]
+    assert tag_of(engine.requests[0])["elements"][0]["closed"] is None
     assert tag_of(engine.requests[1])["elements"][0]["closed"]
-    assert not engine.requests[1].sampling.structured.closed  # only of that schema
+    assert engine.requests[1].sampling.structured.closed is None  # only that schema
     assert ask(dialect, tool_choice="required", **formats[0]).status_code == 200
     assert "response_format" not in json.dumps(tag_of(engine.requests[-1]))
 
@@ -136,6 +136,15 @@ def test_strict_and_origin_of_each_tool(ask: Any, engine: FakeEngine) -> None:
     assert ask(tools=[GET, strict], tool_choice="required", parallel_tool_calls=False).status_code == 200
     first, second = (option["elements"][1] for option in tag_of(engine.requests[0])["elements"])
     assert ("closed" in first, second["closed"]) == (False, True)
+    open_ = {"type": "function", "function": {"name": "o", "parameters": CITY, "strict": False}}
+    for structured, expected in [
+        ({}, [None, True, False]),
+        ({"closed": False}, [False] * 3),
+        ({"closed": True}, [True] * 3),
+    ]:
+        sent = {"tools": [GET, strict, open_], "tool_choice": "required", "parallel_tool_calls": False}
+        assert ask(**sent, structured=structured).status_code == 200
+        assert [one["elements"][1].get("closed") for one in tag_of(engine.requests[-1])["elements"]] == expected
     assert (first["origin"], second["origin"]) == ("tools/0/function/parameters", "tools/1/function/parameters")
 
 

@@ -223,7 +223,7 @@ def _json_schema(constraint: Constraint, deadline: float | None) -> ParsedConstr
     normal = normalize(
         read_json(constraint.source, "json_schema"),
         on_unsupported=options.on_unsupported,
-        closed=options.closed,
+        closed=bool(options.closed),
         formats=options.formats,
         limits=limits,
     )

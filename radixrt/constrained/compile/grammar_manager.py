@@ -84,17 +84,19 @@ class GrammarManager:
         default_timeout_s: deadline of a request that names none.
         cache_bytes: memory for compiled constraints, about.
         backend: library for requests that leave the choice open.
+        closed: objects are closed for requests that leave this open.
     """
 
     def __init__(
         self, make_vocabulary: Callable[[], Vocabulary], *, inline: bool, worker: WorkerSettings | None = None,
         compile_timeout_s: float = 10.0, default_timeout_s: float = 600.0, cache_bytes: int = 256 * 1024 * 1024,
-        backend: BackendChoice = "auto",
+        backend: BackendChoice = "auto", closed: bool = False,
     ) -> None:  # fmt: skip
         self._make_vocabulary = make_vocabulary
         self._compile_timeout_s = compile_timeout_s
         self._default_timeout_s = default_timeout_s
         self._backend = backend
+        self._closed = closed
         self._templates = TemplateCache(cache_bytes)
         self._failures: OrderedDict[str, tuple[float, FinishError, str]] = OrderedDict()
         self._compilations: dict[str, _Compilation] = {}
@@ -225,10 +227,12 @@ class GrammarManager:
         constraint = message.sampling.constraint
         if constraint is None:
             raise ValueError("a request without a constraint needs no grammar")
-        if self._backend != "auto" and constraint.options.backend == "auto":
-            options = msgspec.structs.replace(constraint.options, backend=self._backend)
-            constraint = msgspec.structs.replace(constraint, options=options)
-        return constraint
+        options = constraint.options
+        if self._backend != "auto" and options.backend == "auto":
+            options = msgspec.structs.replace(options, backend=self._backend)
+        if options.closed is None and self._closed and constraint.kind in ("json_schema", "structural_tag"):
+            options = msgspec.structs.replace(options, closed=True)
+        return constraint if options is constraint.options else msgspec.structs.replace(constraint, options=options)
 
     def _client_for(self, constraint: Constraint) -> CompileClient | None:
         """The client that compiles a constraint; None for the calling thread."""

@@ -81,7 +81,7 @@ def normalize(
     Args:
         schema: the parsed schema.
         on_unsupported: "ignore" skips keywords that cannot be enforced, and lists them in `NormalSchema.ignored`.
-        closed: objects whose schema says nothing about further members have none.
+        closed: objects that declare members have no others; see `Graph`.
         formats: "annotate" leaves `format` unenforced, as the drafts do by default.
         limits: bounds on the work.
 

@@ -40,7 +40,7 @@ from radixrt.constrained.regex.derivatives import first as first_chars
 from radixrt.constrained.regex.json_text import without_following
 from radixrt.constrained.schema.errors import EmptySchema, MalformedSchema, SchemaRefused, Unsupported
 from radixrt.constrained.stop_strings import check_stops
-from radixrt.constrained.tags.fields import PARAM, Node, check_keys, refuse, text, texts
+from radixrt.constrained.tags.fields import PARAM, Node, check_keys, flag, refuse, text, texts
 from radixrt.constrained.tags.pieces import NO_CHARS, NUMBER_CHARS, Piece, constant, regular, token
 from radixrt.constraint import MAX_WHITESPACE, StructuredOptions
 from radixrt.errors import RequestError
@@ -74,17 +74,17 @@ class Embedding:
         self.rules: dict[str, Expr] = {}
         self.ignored: list[str] = []
 
-    def schema(self, schema: Any, *, origin: str, closed: bool, whitespace: int | None) -> Piece:
+    def schema(self, schema: Any, *, origin: str, closed: bool | None, whitespace: int | None) -> Piece:
         """The JSON texts of a schema.
 
         Args:
             origin: "<field>/<JSON pointer>": location of the schema in the client's request.
-            closed, whitespace: override the options, or add to them.
+            closed, whitespace: override the options; None: as these say.
 
         Raises:
             RequestError: names the JSON pointer in the field.
         """
-        closed = closed or self._options.closed
+        closed = bool(self._options.closed if closed is None else closed)
         whitespace = self._options.whitespace if whitespace is None else whitespace
         key = (json.dumps(schema), closed, whitespace)
         piece = self._schemas.get(key)
@@ -332,10 +332,9 @@ class Leaves:
         whitespace = node.get("max_whitespace_cnt")
         if whitespace is not None and (type(whitespace) is not int or not 0 <= whitespace <= MAX_WHITESPACE):
             refuse(f"{at}/max_whitespace_cnt", f"must be an integer between 0 and {MAX_WHITESPACE}")
+        closed = None if node.get("closed") is None else flag(node, at, "closed")
         origin = node.get("origin") or f"{PARAM}{at}/json_schema"
-        return self._embedding.schema(
-            node["json_schema"], origin=str(origin), closed=bool(node.get("closed")), whitespace=whitespace
-        )
+        return self._embedding.schema(node["json_schema"], origin=str(origin), closed=closed, whitespace=whitespace)
 
     def regex(self, node: Node, at: str) -> Piece:
         check_keys(node, at, "pattern", "without")

@@ -7,7 +7,7 @@ The format is xgrammar's ({"type": "structural_tag", "format": {...}}, and the o
   formats with triggers stand last in their tag or in the whole; elsewhere they are refused.
 - Parts whose end is ambiguous, and alternatives that begin alike, are refused, not guessed.
 - `token` names a control token of the vocabulary by its text. The text of a trigger token is kept out of free text.
-- `json_schema` takes "closed" (objects that do not mention additional properties allow none) and "origin" (where the
+- `json_schema` takes "closed" (objects that declare properties allow no others) and "origin" (where the
   schema came from, "<field>/<JSON pointer>", which errors name instead of its own pointer).
 """
 

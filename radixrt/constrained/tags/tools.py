@@ -94,13 +94,13 @@ class Tool:
 
     Attributes:
         parameters: JSON text of the schema of its arguments, which are an object.
-        strict: objects of the schema that do not mention additional properties allow none.
+        strict: objects of the schema that declare properties allow no others; None: as for all schemas of the request.
         origin: where the schema stands in the client's request, e.g. "tools/0/function/parameters"; refusals name it.
     """
 
     name: str
     parameters: str
-    strict: bool = False
+    strict: bool | None = None
     origin: str = ""
 
 
@@ -186,8 +186,8 @@ class _Calls:
 
     def _schema(self, tool: Tool) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
-        if tool.strict:
-            schema["closed"] = True
+        if tool.strict is not None:
+            schema["closed"] = tool.strict
         if tool.origin:
             schema["origin"] = tool.origin
         return schema

@@ -64,8 +64,8 @@ def response_format(constraint: Constraint) -> Format:
         )
     schema = json.loads(constraint.source)
     if isinstance(schema, dict) and schema.get("type") == "object":
-        return Format(_body(schema, constraint.options.closed))
-    return _wrapped(schema, constraint.options.closed)
+        return Format(_body(schema, bool(constraint.options.closed)))
+    return _wrapped(schema, bool(constraint.options.closed))
 
 
 def _wrapped(schema: Any, closed: bool, *, bare: bool = False) -> Format:

@@ -165,7 +165,7 @@ def _productions(constraint: Constraint) -> Productions:
             normal = normalize(
                 json.loads(constraint.source),
                 on_unsupported=options.on_unsupported,
-                closed=options.closed,
+                closed=bool(options.closed),
                 formats=options.formats,
             )
             return normal.productions(whitespace=0).prune()

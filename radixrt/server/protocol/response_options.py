@@ -95,7 +95,9 @@ def read_format(options: TextOptions | None) -> RequestedConstraint | None:
     schema = raw_text(form.schema, "text.format.schema")
     if schema is None:
         raise _missing("text.format.schema")
-    return RequestedConstraint("json_schema", schema, "text.format", {"closed": True} if form.strict else None)
+    return RequestedConstraint(
+        "json_schema", schema, "text.format", None if form.strict is None else {"closed": form.strict}
+    )
 
 
 def _missing(field: str) -> RequestError:

@@ -201,6 +201,46 @@ def test_the_engines_choice_of_backend_yields_to_the_requests(vocabulary: Vocabu
     assert [each.info.backend for each in manager.poll(0.0) if each.info] == ["xgrammar", "llguidance"]
 
 
+CLOSING = {
+    "type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": True,
+}  # fmt: skip
+DECLARING = {name: value for name, value in CLOSING.items() if name != "additionalProperties"}
+AS_TAG = {"format": {"type": "json_schema", "json_schema": DECLARING}}
+AS_OPEN_TAG = {"format": {"type": "json_schema", "json_schema": DECLARING, "closed": False}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "closed", "is_closed"),
+    [
+        ({"json_schema": DECLARING}, None, True),
+        ({"json_schema": DECLARING}, False, False),
+        ({"json_schema": DECLARING}, True, True),
+        ({"json_schema": CLOSING}, None, False),
+        ({"json_schema": {"type": "object"}}, None, False),
+        ({"structural_tag": AS_TAG}, None, True),
+        ({"structural_tag": AS_TAG}, False, False),
+        ({"structural_tag": AS_OPEN_TAG}, None, False),
+    ],
+)
+def test_the_engines_closed_objects_yield_to_the_requests(
+    vocabulary: Vocabulary, fields: dict[str, Any], closed: bool | None, is_closed: bool
+) -> None:
+    manager = GrammarManager(lambda: vocabulary, inline=True, closed=True)
+    manager.submit(request("r", **fields, structured=StructuredOptions(closed=closed)), 0.0)
+    grammar = drain(manager, Clock())["r"].grammar
+    assert grammar is not None
+    more = all(grammar.accept(token) for token in vocabulary.encode_bytes(b'{"a":null,"b":null}'))
+    assert (more, grammar.is_terminated()) == (not is_closed, not is_closed)
+
+
+def test_open_and_closed_schemas_are_different_grammars(vocabulary: Vocabulary) -> None:
+    manager = GrammarManager(lambda: vocabulary, inline=True)
+    for closed in (None, False, True):
+        manager.submit(request(str(closed), json_schema=DECLARING, structured=StructuredOptions(closed=closed)), 0.0)
+        drain(manager, Clock())
+    assert (manager.stats().cache_entries, manager.stats().hits) == (2, 1)
+
+
 def test_reasoning_comes_first_where_it_is_asked_for(inline: GrammarManager) -> None:
     options = StructuredOptions(reasoning_end="</think>", reasoning_budget=50)
     inline.submit(request("r", choices=["a", "b"], structured=options), 0.0)

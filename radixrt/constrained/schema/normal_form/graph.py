@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,12 @@ from radixrt.constrained.schema.limits import Budget, over_limit
 from radixrt.constrained.schema.normal_form.assertions import (
     AllOf,
     AnyOf,
+    Assertion,
     FalseSchema,
     Not,
-    OneOf,
     PropertyNames,
     Reference,
+    UnevaluatedProperties,
     in_place,
 )
 from radixrt.constrained.schema.normal_form.keywords import FormatMode, KeywordReader
@@ -35,8 +37,9 @@ class StaticFacts:
 
     types: dict[Located, int] = field(default_factory=dict)
     evaluates: dict[Located, bool] = field(default_factory=dict)
+    declares: dict[Located, bool] = field(default_factory=dict)
     disjoint: dict[tuple[Located, Located], bool] = field(default_factory=dict)
-    discriminated: dict[OneOf, bool] = field(default_factory=dict)
+    discriminated: dict[Assertion, bool] = field(default_factory=dict)
     contradict: dict[frozenset[Formula], bool] = field(default_factory=dict)
     implies: dict[tuple[Formulas, Formulas], bool] = field(default_factory=dict)
     candidates: dict[Formulas, list[Any] | None] = field(default_factory=dict)
@@ -52,13 +55,15 @@ class Graph:
         budget: bounds on the work.
         solve: computes the expansion of a node (`solver.expand`).
         formats: "assert" enforces the known formats.
-        closed: objects whose schema says nothing about further members have none.
+        closed: an object that declares members has no others that its schemas do not evaluate: as if
+            `unevaluatedProperties: false` stood beside all schemas that apply to the object together.
         ignored: keywords (pointer of their schema, name) that are skipped.
 
     Attributes:
         assertions: see `KeywordReader.assertions`.
         refusals: keywords that cannot be enforced, found while productions were emitted without them.
         facts: memoized answers of `static_checks`.
+        closing: the assertion that closes objects; None where they are open.
 
     Raises:
         MalformedSchema, Unsupported: see `Document`.
@@ -76,7 +81,6 @@ class Graph:
     ) -> None:
         self.budget = budget
         self.document = Document(schema, budget.limits)
-        self.closed = closed
         self.reader = KeywordReader(self.document, budget.limits, formats, ignored)
         self.assertions = self.reader.assertions
         self.refusals: list[Unsupported] = []
@@ -91,7 +95,35 @@ class Graph:
         self._conflict: tuple[str, str] | None = None
         self._conflicts: dict[Node, tuple[str, str]] = {}
         self._string_schema = self.document.synthetic({"type": "string"}, self.document.root)
+        self.closing = self._make_closing() if closed else None
+        self._open: Graph | None = None
         self.root = self.node(self.formulas(self.document.root))
+
+    @property
+    def open(self) -> Graph:
+        """The graph of the same schema whose objects are open: the one that `not` and `oneOf` are about."""
+        if self.closing is None:
+            return self
+        if self._open is None:
+            self._open = copy(self)
+            self._open._forget(closing=None)
+        return self._open
+
+    def _forget(self, *, closing: UnevaluatedProperties | None) -> None:
+        """Set the assertion that closes objects, and drop everything that depends on it."""
+        self.closing = closing
+        self.facts = StaticFacts()
+        self._nodes = {}
+        self._expansions = {}
+        self._other_names = {}
+        self._expanding = set()
+        self._conflicts = {}
+        self._conflict = None
+
+    def _make_closing(self) -> UnevaluatedProperties:
+        root = self.document.root
+        nothing = self.document.synthetic({"not": {}}, root)
+        return UnevaluatedProperties(root, "unevaluatedProperties", nothing)
 
     def refuse(self, refusal: Unsupported) -> None:
         """Note a keyword that cannot be enforced, and go on without it to find the others as well."""

@@ -49,6 +49,7 @@ from radixrt.constrained.schema.normal_form.conditions import (
     SomeMember,
     UnevaluatedFails,
 )
+from radixrt.constrained.schema.normal_form.graph import Graph
 from radixrt.constrained.schema.normal_form.negation import IS_OBJECT, refute, schema_of_value
 from radixrt.constrained.schema.normal_form.nodes import NONE, Either, Formulas, Is, ItemCount, Never
 from radixrt.constrained.schema.normal_form.static_checks import (
@@ -60,6 +61,9 @@ from radixrt.constrained.schema.normal_form.static_checks import (
 )
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, decimal_of, type_of
+
+MAX_COMBINED = 4
+"""Options of an `anyOf` whose sets are tried when an object is closed; of more options, each is decided."""
 
 
 def apply_all(branch: Branch, conditions: Iterable[Condition], frames: Frames = ()) -> bool:
@@ -123,6 +127,8 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
     """Choose an option; if evaluation is recorded, every alternative decides each option."""
     graph = branch.graph
     if frames and any(evaluates(graph, option) for option in a.options):
+        if graph.closing is not None and frames == (0,) and len(a.options) <= MAX_COMBINED:
+            return choose(branch, _combinations(graph, a.options), frames)
         return choose(branch, [_first_of(a.options, place) for place in range(len(a.options))], frames)
     live: list[Alternative] = []
     for option in a.options:
@@ -131,6 +137,20 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
         if possible_types(graph, option) & branch.types:
             live.append((Is(option, True),))
     return choose(branch, live)
+
+
+def _combinations(graph: Graph, options: tuple[Located, ...]) -> list[Alternative]:
+    """Return the sets of options that may hold together, of which one must.
+
+    That other options may hold too needs not be said where the frame only closes the object: what they evaluate would
+    admit more members, and those are in a larger set.
+    """
+    sets: list[tuple[Located, ...]] = [()]
+    for option in options:
+        sets += [
+            (*chosen, option) for chosen in sets if not any(are_disjoint(graph, option, other) for other in chosen)
+        ]
+    return [tuple(Is(option, True) for option in chosen) for chosen in sorted(sets[1:], key=len)]
 
 
 def _first_of(options: tuple[Located, ...], place: int) -> Alternative:
@@ -295,7 +315,7 @@ def _members_matching(branch: Branch, a: MembersMatching, frames: Frames) -> boo
 
 def add_rule(branch: Branch, keys: KeySet, formulas: Formulas) -> bool:
     """Every member whose name is in the set satisfies the formulas."""
-    if not branch.types & OBJECT or not (formulas or branch.graph.closed):
+    if not branch.types & OBJECT or not formulas:
         return True
     names = listed_names(branch.graph, keys)
     if names is not None:

@@ -21,7 +21,7 @@ from radixrt.constrained.schema.normal_form.assertions import (
     UnevaluatedProperties,
     in_place,
 )
-from radixrt.constrained.schema.normal_form.branch import Branch, Frame
+from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
 from radixrt.constrained.schema.normal_form.conditions import SomeMember
 from radixrt.constrained.schema.normal_form.graph import Graph, either
 from radixrt.constrained.schema.normal_form.keywords import FormatMode
@@ -39,9 +39,9 @@ from radixrt.constrained.schema.normal_form.nodes import (
 )
 from radixrt.constrained.schema.normal_form.numbers import ANY_NUMBER, NumberSet
 from radixrt.constrained.schema.normal_form.propagation import add_rule, apply_all, some_member
-from radixrt.constrained.schema.normal_form.static_checks import all_disjoint
+from radixrt.constrained.schema.normal_form.static_checks import all_disjoint, declares_members
 from radixrt.constrained.schema.normal_form.strings import ANY_STRING, RemainingKeys, StringSet
-from radixrt.constrained.schema.normal_form.validation import holds
+from radixrt.constrained.schema.normal_form.validation import Evaluated, holds, satisfies
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
 
 T = TypeVar("T")
@@ -77,12 +77,21 @@ def expand(graph: Graph, node: Node) -> Expansion:
     if union is not None:
         return Expansion(union=union)
     branch = Branch(graph)
-    if not apply_all(branch, node.formulas):
+    if not apply_all(branch, node.formulas, _closing_frame(branch, node)):
         return Expansion()
     found = _collected(graph, node, _solved(graph, node, branch))
     if isinstance(only, Type):
         _of_types[only.types, only.integer] = found
     return found
+
+
+def _closing_frame(branch: Branch, node: Node) -> Frames:
+    """Add the frame that records what all schemas of the node evaluate, if its objects are to be closed."""
+    closing = branch.graph.closing
+    if closing is None or not declares_members(branch.graph, node.formulas):
+        return ()
+    branch.frames.append(Frame((), (closing,), None))
+    return (0,)
 
 
 def _only_assertion(graph: Graph, node: Node) -> Assertion | None:
@@ -100,8 +109,12 @@ def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...]
     """Return the nodes of a node that is nothing but a choice between schemas, each of which keeps its own rule."""
     if len(node.formulas) == 1 and isinstance(node.formulas[0], Either):
         return tuple(dict.fromkeys(graph.node(option) for option in node.formulas[0].options))
-    if not isinstance(only, AnyOf) and not (isinstance(only, OneOf) and all_disjoint(graph, only)):
+    if not isinstance(only, AnyOf | OneOf):
         return None
+    if not all_disjoint(graph, only) and (
+        isinstance(only, OneOf) or (graph.closing is not None and declares_members(graph, node.formulas))
+    ):
+        return None  # a value for which two options hold may have the members of both
     found = [graph.formulas(option) for option in in_place(only)]
     return tuple(dict.fromkeys(graph.node(formulas) for formulas in found if formulas is not NONE))
 
@@ -178,7 +191,7 @@ def _settle(branch: Branch, place: int) -> bool:
 def _apply_deferred(branch: Branch, frame: Frame, assertion: Assertion) -> bool:
     graph = branch.graph
     if isinstance(assertion, UnevaluatedProperties):
-        if frame.all_members:
+        if frame.all_members or (assertion is graph.closing and not (frame.names or frame.tests)):
             return True
         for outer in frame.outer:
             branch.frames[outer] = replace(branch.frames[outer], all_members=True)
@@ -243,7 +256,9 @@ def _collected(graph: Graph, node: Node, branches: Iterator[Branch]) -> Expansio
     for branch in branches:
         if branch.finite is not None:
             for value in branch.finite:
-                if key(value) not in values and all(holds(graph, formula, value) for formula in node.formulas):
+                if key(value) in values or not all(holds(graph, formula, value) for formula in node.formulas):
+                    continue
+                if not _has_more_members(graph, node, value):
                     values[key(value)] = value
             continue
         types |= branch.types
@@ -256,8 +271,7 @@ def _collected(graph: Graph, node: Node, branches: Iterator[Branch]) -> Expansio
         if branch.types & ARRAY:
             arrays[branch.array] = None
         if branch.types & OBJECT:
-            shape = branch.object.shape()
-            objects[_closed(shape) if graph.closed else shape] = None
+            objects[branch.object.shape()] = None
     return Expansion(
         values,
         bool(types & NULL),
@@ -273,12 +287,15 @@ def _absorbed(found: dict[T, None], everything: T) -> tuple[T, ...]:
     return (everything,) if len(found) > 1 and everything in found else tuple(found)
 
 
-def _closed(shape: ObjectShape) -> ObjectShape:
-    """Return the shape with no members but those it names, if it says nothing about others."""
-    if shape.rules or shape.witnesses or not shape.members:
-        return shape
-    names = frozenset(name for name, _ in shape.members)
-    return replace(shape, rules=((RemainingKeys(names), NONE),))
+def _has_more_members(graph: Graph, node: Node, value: Any) -> bool:
+    """Return True if a listed value is an object with members that a closed object would not have."""
+    if graph.closing is None or type(value) is not dict or not declares_members(graph, node.formulas):
+        return False
+    evaluated = Evaluated()
+    for formula in node.formulas:
+        if isinstance(formula, Is) and formula.positive:
+            satisfies(graph, formula.located, value, evaluated=evaluated)
+    return not evaluated.names.issuperset(value)
 
 
 def _combining_keyword(graph: Graph, node: Node) -> str:

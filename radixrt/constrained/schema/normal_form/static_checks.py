@@ -17,6 +17,8 @@ from radixrt.constrained.schema.normal_form.assertions import (
     AllOf,
     AnyOf,
     Enum,
+    MembersMatching,
+    Not,
     OneOf,
     Properties,
     Reference,
@@ -97,6 +99,26 @@ def evaluates(graph: Graph, located: Located) -> bool:
     return found
 
 
+def declares_members(graph: Graph, formulas: Formulas) -> bool:
+    """Return True if a schema that the formulas apply to the value itself names members, one by one or by patterns."""
+    return any(
+        isinstance(formula, Is) and formula.positive and _declares(graph, formula.located) for formula in formulas
+    )
+
+
+def _declares(graph: Graph, located: Located) -> bool:
+    known = graph.facts.declares
+    found = known.get(located)
+    if found is None:
+        found = known[located] = any(
+            (isinstance(assertion, Properties) and bool(assertion.members))
+            or (isinstance(assertion, MembersMatching) and isinstance(assertion.keys, MatchingKeys))
+            or (not isinstance(assertion, Not) and any(_declares(graph, part) for part in in_place(assertion)))
+            for assertion in graph.assertions(located)
+        )
+    return found
+
+
 # Formulas
 
 
@@ -161,6 +183,8 @@ def implies(graph: Graph, known: Formulas, formulas: Formulas) -> bool:
 
 
 def _find_implication(graph: Graph, known: Formulas, formulas: list[Formula]) -> bool:
+    if graph.closing is not None and declares_members(graph, tuple(formulas)):
+        return False  # the members that they declare belong to a closed object
     try:
         values = _candidates(graph, known)
         if values is not None:
@@ -207,6 +231,7 @@ def listed_names(graph: Graph, keys: KeySet) -> list[str] | None:
 
 def are_disjoint(graph: Graph, left: Located, right: Located) -> bool:
     """Return True if no value satisfies both schemas."""
+    graph = graph.open
     known = graph.facts.disjoint
     found = known.get((left, right))
     if found is None:
@@ -225,7 +250,7 @@ def are_disjoint(graph: Graph, left: Located, right: Located) -> bool:
     return found
 
 
-def all_disjoint(graph: Graph, assertion: OneOf) -> bool:
+def all_disjoint(graph: Graph, assertion: AnyOf | OneOf) -> bool:
     """Return True if no value satisfies two options."""
     if is_discriminated(graph, assertion):
         return True
@@ -233,7 +258,7 @@ def all_disjoint(graph: Graph, assertion: OneOf) -> bool:
     return all(are_disjoint(graph, one, two) for place, one in enumerate(options) for two in options[place + 1 :])
 
 
-def is_discriminated(graph: Graph, assertion: OneOf) -> bool:
+def is_discriminated(graph: Graph, assertion: AnyOf | OneOf) -> bool:
     """Return True if all options are objects with one required member, whose listed values differ among the options."""
     found = graph.facts.discriminated.get(assertion)
     if found is None:
