@@ -170,7 +170,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _launch(args: argparse.Namespace) -> int:
     config = make_config(**_options(args))
-    configure_logging(config.server.log_level, "main")
+    configure_logging(config.server.log_level, "main", format=config.server.log_format)
     from radixrt.server.launch import launch
 
     return launch(config)

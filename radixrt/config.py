@@ -210,6 +210,11 @@ class ServerConfig:
         10.0, "log throughput, requests and cache use this often while there is work, at level info; 0: never", low=0.0
     )
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
+    otlp_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector for traces of requests; default: OTEL_EXPORTER_OTLP_ENDPOINT, else none",
+    )
+    log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ PEER_OPTIONS: dict[str, tuple[str, object]] = {
     "random_state": ("random_seed", None),
     "seed": ("random_seed", None),
     "threads": ("num_threads", None),
+    "otlp_traces_endpoint": ("otlp_endpoint", None),
     "disable_log_stats": ("log_stats_interval_s", 0),
     "decode_log_interval": ("log_stats_interval_s", None),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -35,3 +36,32 @@ def test_lines_carry_the_id_of_their_own_request() -> None:
     assert sorted(lines[1:-1]) == [
         "main: [a] works", "main: [a] works in a thread", "main: [b] works", "main: [b] works in a thread",
     ]  # fmt: skip
+
+
+JSON_LINES = """
+import logging, warnings
+from radixrt.logs import configure_logging, request_id, trace_id
+
+configure_logging("info", "main", format="json")
+log = logging.getLogger("some.name")
+log.info("a %s", 'line\\nof "text" \\udc80', extra={"fields": {"status": 200}})
+request_id.set("r1")
+trace_id.set("ab" * 16)
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed")
+warnings.warn("careful")
+"""
+
+
+def test_json_lines_are_one_object_each() -> None:
+    done = subprocess.run([sys.executable, "-c", JSON_LINES], stderr=subprocess.PIPE, text=True, check=True)
+    plain, failed, warned = map(json.loads, done.stderr.splitlines())
+    assert set(plain) == {"time", "level", "process", "logger", "message", "status"}
+    assert (plain["level"], plain["process"], plain["logger"], plain["status"]) == ("info", "main", "some.name", 200)
+    assert plain["message"] == 'a line\nof "text" \udc80'
+    assert (failed["request_id"], failed["trace_id"], failed["level"]) == ("r1", "ab" * 16, "error")
+    assert failed["exception"].startswith("Traceback")
+    assert failed["exception"].endswith("ZeroDivisionError: division by zero")
+    assert "careful" in warned["message"]

@@ -167,6 +167,7 @@ def make_scheduler_loop(
             settings.vocab_size,
             list(settings.eos_ids),
             settings.grammar_cache if config.constrained.grammar_disk_cache else None,
+            log_format=config.server.log_format,
         ),
         compile_timeout_s=config.constrained.compile_timeout_s,
         default_timeout_s=config.scheduler.request_timeout_s,

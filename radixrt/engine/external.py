@@ -68,7 +68,8 @@ def publish_addresses(rank_info: RankInfo, path: str) -> None:
 def serve_rank(config: Config) -> NoReturn:
     """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
     rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s)
-    configure_logging(config.server.log_level, f"ModelRunner {rank_info.rank}", force=True)
+    server, name = config.server, f"ModelRunner {rank_info.rank}"
+    configure_logging(server.log_level, name, format=server.log_format, force=True)
     try:
         _run(*resolve_settings(config, show_progress=False), rank_info)
         os._exit(0)

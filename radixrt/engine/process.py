@@ -206,7 +206,7 @@ def main(kind: str) -> int:
     name = process_name(kind)
     config = make_config(**given["config"])
     settings = EngineSettings.from_dict(given["settings"])
-    configure_logging(config.server.log_level, name)
+    configure_logging(config.server.log_level, name, format=config.server.log_format)
     base, _, rank = kind.partition("-")
     endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
     try:

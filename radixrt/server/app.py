@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -38,6 +39,9 @@ from radixrt.server.routes.messages import count_tokens, messages
 from radixrt.server.routes.native import generate
 from radixrt.server.routes.similarity import rerank, score
 from radixrt.server.routes.tokens import chat_template, detokenize, get_tokenizer_info, tokenize
+
+if TYPE_CHECKING:
+    from radixrt.server.spans import Tracing
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -80,6 +84,7 @@ def create_app(
     model_name: str,
     dialect: Dialect | None = None,
     keys: KeyRing | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Create the ASGI application.
 
@@ -90,12 +95,13 @@ def create_app(
         model_name: the name under which clients ask for the model.
         dialect: the model's support for tools and reasoning; neither by default.
         keys: default: those that the config names.
+        tracing: sends traces of requests; None for none. The caller closes it.
 
     Raises:
         ConfigError: the key file is not valid.
     """
     keys = keys or KeyRing(config)
-    service = Service(client, config, model_name, dialect)
+    service = Service(client, config, model_name, dialect, tracing)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.service = service
     for method, path, handler in ROUTES:
@@ -128,6 +134,7 @@ def create_app(
         metrics=service.metrics,
         routes=frozenset(path for _, path, _ in ROUTES),
         access_log=config.access_log,
+        tracing=tracing,
     )
     return app
 

@@ -40,11 +40,13 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
         from radixrt.server.http.listener import bind
         from radixrt.server.http.tls import make_certificate
         from radixrt.server.http.uvicorn_server import serve
+        from radixrt.server.tracing import start_tracing
     except ImportError as error:
         raise ConfigError(f"the server's packages are missing ({error}); pip install 'radixrt[server]'") from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
     # Mistakes in files, and a port in use, are found before minutes of loading.
     keys, certificate = KeyRing(config.server), make_certificate(config.server)
+    tracing = start_tracing(config.server.otlp_endpoint)
     listener = bind(config.server.host, config.server.port)
     config, settings = resolve_settings(config, show_progress=sys.stderr.isatty())
     launcher = Launcher(config, settings)
@@ -59,7 +61,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             reading = pool.submit(read_dialect, config, settings.folder)
             client = launcher.start()
             dialect = reading.result()
-        serve(client, config.server, settings.model_name, ready, dialect, listener, keys, certificate)
+        serve(client, config.server, settings.model_name, ready, dialect, listener, keys, certificate, tracing)
         if client.failure is None:
             return 0
         code = launcher.exit_code or ExitCode.FAILED

@@ -7,8 +7,12 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from radixrt.server.tenants import Tenant
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 MAX_REQUEST_ID_CHARS = 96
 """Longest id that a client may choose: the ids of the engine's requests, which begin with it, are bounded too."""
@@ -26,11 +30,13 @@ class RequestContext:
         rid: unique in this server, and begins with the request id. The ids of the engine's requests begin with it, and
             it is the request's `rid` if the body names none.
         tenant: whose API key the request carries.
+        span: of the request, if the server sends traces.
     """
 
     request_id: str
     rid: str
     tenant: Tenant
+    span: Span | None = None
 
 
 class RequestIds:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +32,9 @@ from radixrt.server.request_context import RequestContext
 from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Account, Accounts, Tenant
 from radixrt.server.throughput import Throughput
+
+if TYPE_CHECKING:
+    from radixrt.server.spans import Tracing
 
 Stream = AsyncGenerator[RequestOutput, None]
 """Outputs of one request of the engine."""
@@ -74,8 +78,9 @@ class Service:
     """
 
     def __init__(
-        self, client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None
-    ) -> None:
+        self, client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self.dialect = dialect or Dialect()
         self.client = client
         self.config = config
@@ -87,6 +92,7 @@ class Service:
         self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput)
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
+        self._tracing = tracing
         self.body_budget = BodyBudget(config.max_body_bytes)
         self.open_groups: dict[tuple[str, str], list[str]] = {}
 
@@ -150,7 +156,7 @@ class Service:
             for one, counts_prompt in completions:
                 own = tenant.own(one, context.rid + one.rid.removeprefix(rid))
                 record = RequestRecord(own, together, time.monotonic())
-                on_end = partial(self._ended, record, account, tenant, counts_prompt=counts_prompt)
+                on_end = partial(self._ended, record, account, context, counts_prompt=counts_prompt)
                 streams.append(self.client.astream(own, on_end))
                 sent.append(own.rid)
                 records.append(record)
@@ -163,11 +169,14 @@ class Service:
             del self.open_groups[key]
 
     def _ended(
-        self, record: RequestRecord, account: Account, tenant: Tenant, last: RequestOutput, *, counts_prompt: bool
-    ) -> None:
+        self, record: RequestRecord, account: Account, context: RequestContext, last: RequestOutput, *,
+        counts_prompt: bool,
+    ) -> None:  # fmt: skip
         """Count a request of the engine that has just ended, also if nobody waits for its output any more."""
-        account.end(tenant, last, counts_prompt=counts_prompt)
+        account.end(context.tenant, last, counts_prompt=counts_prompt)
         self.metrics.requests.observe(record, last)
+        if self._tracing is not None and context.span is not None:
+            self._tracing.record(context.span, record, last, self.model_name)
 
     def _check_finish(self, finish: Finish, names: FieldNames) -> None:
         try:

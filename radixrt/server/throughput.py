@@ -69,8 +69,8 @@ class Throughput:
         works = bool(stats.running or stats.waiting or stats.compiling or self.prompt_per_s or self.generation_per_s)
         if works and self._idle:
             self._idle = False
-            self._next_line = now + self._interval_s
-        elif not self._idle and now >= self._next_line:
+            self._next_line = now + self._interval_s - SAMPLE_S  # the work began after the sample before
+        if not self._idle and now >= self._next_line:
             self._next_line = now + self._interval_s
             self._idle = not works
             if self._logs and works:

@@ -21,6 +21,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
         tokenizer: folder or tokenizer.json.
         cache_folder: of the disk cache; None for none.
         cache_bytes: its size, at most.
+        log_format: see `radixrt.logs.configure_logging`.
     """
 
     tokenizer: str
@@ -28,6 +29,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, array_like=True):
     eos_ids: list[int]
     cache_folder: str | None = None
     cache_bytes: int = 256 * 1024 * 1024
+    log_format: str = "text"
 
 
 READY: Final = -1

@@ -158,10 +158,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the engine decides
     out = os.dup(1)
     os.dup2(2, 1)
-    configure_logging("warning", "grammar compiler")
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_stdin, args=(frames,), daemon=True).start()
     settings = msgspec.msgpack.decode(frames.get(), type=WorkerSettings)
+    configure_logging("warning", "grammar compiler", format=settings.log_format)
     try:
         worker = CompileWorker(settings, out)
     except Exception as error:  # the client logs it, once for all attempts

@@ -5,9 +5,11 @@ The middleware is plain ASGI because every event of a stream passes through it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import time
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +20,10 @@ from radixrt.server.http.errors import as_request_error, error_response, speaks_
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.metrics import Metrics
 from radixrt.server.request_context import RequestIds
-from radixrt.server.tenants import EVERYONE
+from radixrt.server.tenants import EVERYONE, Tenant
+
+if TYPE_CHECKING:
+    from radixrt.server.spans import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +32,9 @@ CLIENT_CLOSED = 499
 
 IGNORED_HEADER = b"x-radixrt-ignored-fields"
 MAX_LOGGED_PATH = 200
+
+UNTRACED_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Paths of probes, which would be most of the traces."""
 
 
 class Observe:
@@ -37,17 +45,20 @@ class Observe:
         keys: tells whose key a request carries.
         routes: paths that are counted by their own name.
         access_log: write a line for each response.
+        tracing: makes a span of each request; None for no traces.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, metrics: Metrics, routes: frozenset[str], *, access_log: bool = True
-    ) -> None:
+        self, app: ASGIApp, keys: KeyRing, metrics: Metrics, routes: frozenset[str], *, access_log: bool = True,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self.app = app
         self.keys = keys
         self.metrics = metrics
         self._routes = frozenset(path for path in routes if "{" not in path)
         self._patterns = [_pattern(path) for path in sorted(routes - self._routes)]
         self._access_log = access_log
+        self._tracing = tracing
         self._ids = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +71,11 @@ class Observe:
             *(headers.get(name, "").encode("latin-1") for name in ("authorization", "x-api-key"))
         )
         context = self._ids.context(headers.get("x-request-id", ""), tenant)
+        if self._tracing is not None and scope["path"] not in UNTRACED_PATHS:
+            route, path = self._route(scope["path"]), scope["path"][:MAX_LOGGED_PATH]
+            span = self._tracing.begin(scope["method"], route, path, headers, context.request_id)
+            context = dataclasses.replace(context, span=span)
+            logs.trace_id.set(f"{span.get_span_context().trace_id:032x}")
         scope.setdefault("state", {})["context"] = context
         logs.request_id.set(context.request_id)
         status = CLIENT_CLOSED
@@ -81,16 +97,26 @@ class Observe:
             await self.app(scope, receive, send_with_id)
         finally:
             self.metrics.count_http(self._route(scope["path"]), status)
+            if self._tracing is not None and context.span is not None:
+                self._tracing.end(context.span, status)
             if self._access_log:
-                path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()  # no line breaks
-                elapsed_ms = 1000 * (time.perf_counter() - started)
-                key = "" if tenant == EVERYONE else f" key={tenant.name}"
-                logger.info("%s %s %d %.0f ms%s", scope["method"], path, status, elapsed_ms, key)
+                _log(scope, status, 1000 * (time.perf_counter() - started), tenant)
 
     def _route(self, path: str) -> str:
         if path in self._routes:
             return path
         return next((name for pattern, name in self._patterns if pattern.fullmatch(path)), "other")
+
+
+def _log(scope: Scope, status: int, elapsed_ms: float, tenant: Tenant) -> None:
+    """Write the line of a response; in JSON its parts are fields too."""
+    path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()  # no line breaks
+    fields = {"method": scope["method"], "path": path, "status": status, "duration_ms": round(elapsed_ms, 1)}
+    key = ""
+    if tenant != EVERYONE:
+        key, fields["key"] = f" key={tenant.name}", tenant.name
+    extra = {"fields": fields}
+    logger.info("%s %s %d %.0f ms%s", scope["method"], path, status, elapsed_ms, key, extra=extra)
 
 
 def _pattern(route: str) -> tuple[re.Pattern[str], str]:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
@@ -28,6 +28,10 @@ from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.listener import BACKLOG, bind, listen, url_of
 from radixrt.server.http.tls import Certificate, make_certificate
 from radixrt.server.request_groups import Service
+from radixrt.server.tracing import start_tracing
+
+if TYPE_CHECKING:
+    from radixrt.server.spans import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ def serve(
     listener: socket.socket | None = None,
     keys: KeyRing | None = None,
     certificate: Certificate | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the engine has failed, then return. Runs its own event loop; call it in
     the main thread.
@@ -60,13 +65,15 @@ def serve(
         dialect: the model's support for tools and reasoning.
         listener: a socket from `bind`, which is closed at the end; default: one for the config's address.
         keys, certificate: default: those that the config names.
+        tracing: sends traces, and is closed at the end; default: by the config.
 
     Raises:
         ConfigError: the address cannot be listened on, or the certificate or the key file is not valid.
     """
     bound = listener or bind(config.host, config.port)
     keys, certificate = keys or KeyRing(config), certificate or make_certificate(config)
-    app = create_app(client, config, model_name, dialect, keys)
+    tracing = tracing or start_tracing(config.otlp_endpoint)
+    app = create_app(client, config, model_name, dialect, keys, tracing)
     reloads = [] if config.api_key_file is None else [keys.reload]
     if certificate is not None:
         reloads.append(certificate.reload)
@@ -93,6 +100,8 @@ def serve(
         DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
     finally:
         bound.close()
+        if tracing is not None:
+            tracing.close()
 
 
 def http_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
