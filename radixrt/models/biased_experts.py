@@ -19,17 +19,22 @@ def biased_experts(spec: ExpertsSpec, part: Partition, hidden: int, module: str)
     """
     count, columns, taken = spec.num_experts, spec.intermediate_size, part.expert_intermediate
     both, experts = range(2 * taken.start, 2 * taken.stop), f"{module}.experts"
-    gate_up = [
-        CheckpointTensor(
-            f"{experts}.gate_up_proj", (count, hidden, 2 * columns), 1, both, len(both), index=i, transposed=True,
-            alternating=0,
+    gate_up, down = [], []
+    for i in range(count):
+        # As MXFP4 numbers the weights have a row for each output, else one for each input.
+        shape, dim = ((count, 2 * columns, hidden), 0) if spec.mxfp4 else ((count, hidden, 2 * columns), 1)
+        gate_up.append(
+            CheckpointTensor(
+                f"{experts}.gate_up_proj", shape, dim, both, len(both), index=i, transposed=not spec.mxfp4,
+                alternating=0, mxfp4=spec.mxfp4,
+            )
+        )  # fmt: skip
+        shape, dim = ((count, hidden, columns), 1) if spec.mxfp4 else ((count, columns, hidden), 0)
+        down.append(
+            CheckpointTensor(
+                f"{experts}.down_proj", shape, dim, taken, hidden, index=i, transposed=not spec.mxfp4, mxfp4=spec.mxfp4
+            )
         )
-        for i in range(count)
-    ]  # fmt: skip
-    down = [
-        CheckpointTensor(f"{experts}.down_proj", (count, columns, hidden), 0, taken, hidden, index=i, transposed=True)
-        for i in range(count)
-    ]
     gate_up_bias = CheckpointTensor(f"{experts}.gate_up_proj_bias", (count, 2 * columns), 1, both, count, alternating=1)
     experts_with_bias = range(count if part.rank == 0 else 0)
     return {

@@ -18,7 +18,7 @@ from radixrt.models.classifier_spec import ClassifierSpec, parse_classifier
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.experts_spec import parse_experts
-from radixrt.models.gpt_oss_config import GPT_OSS, parse_gpt_oss
+from radixrt.models.gpt_oss_config import GPT_OSS, is_mxfp4, parse_gpt_oss
 from radixrt.models.hybrid_config import HYBRID_ARCHITECTURES, parse_hybrid, text_fields
 
 DECODER_ARCHITECTURES = (
@@ -119,8 +119,9 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ModelLoadError(f"config.json: architectures must name one model class, not {architectures!r}")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    quantization = config.get("quantization_config")
+    if quantization and not (architectures[0] == GPT_OSS and is_mxfp4(quantization)):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise ModelLoadError(f"config.json: quantization_config ({method}) is not supported; use unquantized weights")
     known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
     architecture = known.get(architectures[0], architectures[0])

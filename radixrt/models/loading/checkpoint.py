@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+GROUP = 32
+"""Values along a row that share a scale in MXFP4."""
+
 
 @dataclass(frozen=True)
 class CheckpointTensor:
@@ -26,6 +29,8 @@ class CheckpointTensor:
         transposed: whether what is taken is transposed before it fills rows.
         alternating: dimension of what fills the rows along which a value of the parameter's first half and one of its
             second half come in turn; None where they are in the parameter's order.
+        mxfp4: whether the checkpoint has the tensor as MXFP4 numbers, in `name`_blocks and `name`_scales; see
+            `radixrt.models.loading.mxfp4`.
     """
 
     name: str
@@ -38,15 +43,19 @@ class CheckpointTensor:
     offset: float = 0.0
     transposed: bool = False
     alternating: int | None = None
+    mxfp4: bool = False
 
     @property
     def stored(self) -> dict[str, Shape]:
         """Names and shapes of what the checkpoint holds for it."""
-        return {self.name: self.shape}
+        if not self.mxfp4:
+            return {self.name: self.shape}
+        groups = (*self.shape[:-1], self.shape[-1] // GROUP)
+        return {f"{self.name}_blocks": (*groups, GROUP // 2), f"{self.name}_scales": groups}
 
     @property
     def whole(self) -> bool:
-        return self.index is None and len(self.taken) == self.shape[self.dim]
+        return self.index is None and not self.mxfp4 and len(self.taken) == self.shape[self.dim]
 
 
 ParameterSources = dict[str, tuple[CheckpointTensor, ...]]

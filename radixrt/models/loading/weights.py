@@ -21,7 +21,8 @@ from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.checkpoint import CheckpointTensor
+from radixrt.models.loading.checkpoint import GROUP, CheckpointTensor
+from radixrt.models.loading.mxfp4 import dequantize
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import DTYPES, ModelSpec
 from radixrt.models.precision import choose_precision, torch_dtype
@@ -136,13 +137,28 @@ class Checkpoint:
             return wanted
         return other
 
-    def read(self, wanted: CheckpointTensor) -> torch.Tensor:
-        """Read the slice that is wanted, and no other bytes of the tensor."""
+    def read(self, wanted: CheckpointTensor, device: torch.device) -> torch.Tensor:
+        """Read the slice that is wanted, and no other bytes of the tensor but the rest of a group of MXFP4 numbers,
+        which are dequantized on the device."""
+        if wanted.mxfp4:
+            return arranged(self._read_mxfp4(wanted, device), wanted)
         if wanted.whole:
             file, stored = self._files[wanted.name]
             tensor: torch.Tensor = file.get_tensor(stored)
             return arranged(tensor, wanted)
         return arranged(self._slice(wanted.name, wanted.index, wanted.dim, wanted.taken), wanted)
+
+    def _read_mxfp4(self, wanted: CheckpointTensor, device: torch.device) -> torch.Tensor:
+        taken, first = wanted.taken, 0
+        if wanted.dim == 1:  # groups lie along rows; those at the ends may be another rank's in part
+            taken = range(wanted.taken.start // GROUP, -(-wanted.taken.stop // GROUP))
+            first = wanted.taken.start - taken.start * GROUP
+        parts = [self._slice(name, wanted.index, wanted.dim, taken) for name in wanted.stored]
+        for name, part in zip(wanted.stored, parts, strict=True):
+            if part.dtype != torch.uint8:
+                raise ModelLoadError(f"{name} holds {part.dtype}, but MXFP4 numbers are stored as torch.uint8")
+        values = dequantize(*(part.to(device) for part in parts))
+        return values.narrow(1, first, len(wanted.taken)) if wanted.dim == 1 else values
 
     def _slice(self, name: str, index: int | None, dim: int, taken: range) -> torch.Tensor:
         file, stored = self._files[name]
@@ -244,7 +260,7 @@ def _read_parameter(
 ) -> nn.Parameter:
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
-        _fill(rows, checkpoint.read(tensor))
+        _fill(rows, checkpoint.read(tensor, device))
         if tensor.offset:
             rows += tensor.offset
     return nn.Parameter(values, requires_grad=False)
