@@ -96,8 +96,8 @@ def test_a_rank_reads_its_slices_alone(tmp_path: Path, monkeypatch: pytest.Monke
     parts: list[tuple[CheckpointTensor, torch.Tensor]] = []
     read = Checkpoint.read
 
-    def noted(self: Checkpoint, wanted: CheckpointTensor) -> torch.Tensor:
-        parts.append((wanted, read(self, wanted)))
+    def noted(self: Checkpoint, wanted: CheckpointTensor, device: torch.device) -> torch.Tensor:
+        parts.append((wanted, read(self, wanted, device)))
         return parts[-1][1]
 
     whole = held(folder, None)
