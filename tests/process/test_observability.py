@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deploy.prometheus import DASHBOARD, binary, queries, running
 from tests.process.helpers import generate, workers
 from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for, wait_idle
 
@@ -176,6 +177,28 @@ def test_every_line_is_json_and_requests_are_found_in_it(server: ServerProcess) 
 def test_throughput_is_logged(server: ServerProcess) -> None:
     generate(server, sampling_params={"temperature": 0, "max_tokens": 200, "ignore_eos": True})
     assert wait_for(lambda: any("Avg generation throughput" in line["message"] for line in lines(server)))
+
+
+def test_every_query_of_the_dashboard_has_a_result(server: ServerProcess) -> None:
+    """In a real Prometheus, where there is one; the alerts of deploy/ are evaluated too."""
+    program = binary()
+    if program is None:
+        pytest.skip("there is no prometheus on the PATH, and PROMETHEUS does not name one")
+    with running(program, server.url) as prometheus:
+        assert wait_for(lambda: prometheus.scrapes() >= 2)
+        for i in range(3):
+            body = {"prompt": "x y z", "max_tokens": 20, "structured_outputs": {"regex": f"a{{2,9}}{i}"}}
+            assert post(server, "/v1/completions", body).status_code == 200
+            hint = {"program": {"id": f"p{i}"}}
+            assert generate(server, sampling_params={"temperature": 0, "max_tokens": 8}, **hint).status_code == 200
+        wait_idle(server.url)
+        seen = prometheus.scrapes()
+        assert wait_for(lambda: prometheus.scrapes() >= seen + 2)
+        found = {query: prometheus.series(query, "60s") for query in queries(json.loads(DASHBOARD.read_text()))}
+        empty = [query.expr for query, count in found.items() if not count and "> 0" not in query.expr]
+        assert not empty, "\n".join(empty)
+        rules = prometheus.get("rules")["groups"][0]["rules"]
+        assert {rule["health"] for rule in rules} == {"ok"}, rules
 
 
 def test_metrics_of_processes_follow_a_restart(server: ServerProcess) -> None:

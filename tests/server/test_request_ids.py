@@ -69,6 +69,8 @@ def test_each_response_is_logged_with_its_id(caller: Caller, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, ACCESS):
         chat(caller, "abc")
         caller.get("/a%0Ab\u00e9" + "c" * 300 + "?secret=1")
+        caller.get("/metrics")
+        caller.get("/health")
     first, second = access_lines(caplog)
     assert re.fullmatch(r"POST /v1/chat/completions 200 \d+ ms", first)
     assert re.fullmatch(r"GET /a\\nb\\xe9c{195} 404 \d+ ms", second)

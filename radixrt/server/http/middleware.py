@@ -33,8 +33,8 @@ CLIENT_CLOSED = 499
 IGNORED_HEADER = b"x-radixrt-ignored-fields"
 MAX_LOGGED_PATH = 200
 
-UNTRACED_PATHS = frozenset({"/health", "/ready", "/metrics"})
-"""Paths of probes, which would be most of the traces."""
+PROBE_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that are asked every few seconds, which would be most of the traces and most lines of the log."""
 
 
 class Observe:
@@ -71,7 +71,7 @@ class Observe:
             *(headers.get(name, "").encode("latin-1") for name in ("authorization", "x-api-key"))
         )
         context = self._ids.context(headers.get("x-request-id", ""), tenant)
-        if self._tracing is not None and scope["path"] not in UNTRACED_PATHS:
+        if self._tracing is not None and scope["path"] not in PROBE_PATHS:
             route, path = self._route(scope["path"]), scope["path"][:MAX_LOGGED_PATH]
             span = self._tracing.begin(scope["method"], route, path, headers, context.request_id)
             context = dataclasses.replace(context, span=span)
@@ -109,14 +109,16 @@ class Observe:
 
 
 def _log(scope: Scope, status: int, elapsed_ms: float, tenant: Tenant) -> None:
-    """Write the line of a response; in JSON its parts are fields too."""
+    """Write the line of a response, at level debug if a probe was answered; in JSON its parts are fields too."""
+    probe = scope["path"] in PROBE_PATHS and status < 400
     path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()  # no line breaks
     fields = {"method": scope["method"], "path": path, "status": status, "duration_ms": round(elapsed_ms, 1)}
     key = ""
     if tenant != EVERYONE:
         key, fields["key"] = f" key={tenant.name}", tenant.name
     extra = {"fields": fields}
-    logger.info("%s %s %d %.0f ms%s", scope["method"], path, status, elapsed_ms, key, extra=extra)
+    level = logging.DEBUG if probe else logging.INFO
+    logger.log(level, "%s %s %d %.0f ms%s", scope["method"], path, status, elapsed_ms, key, extra=extra)
 
 
 def _pattern(route: str) -> tuple[re.Pattern[str], str]:

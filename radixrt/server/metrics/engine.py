@@ -35,7 +35,7 @@ class EngineCollector(Collector):
             states.add_metric([state], float(state == status.state))
         yield states
         restarts = CounterMetricFamily("radixrt_restarts", "Processes started anew, by name.", labels=["process"])
-        for name, count in sorted(client.restarts.items()):
+        for name, count in sorted({**dict.fromkeys(client.worker_pids(), 0), **client.restarts}.items()):
             restarts.add_metric([name], count)
         yield restarts
         yield GaugeMetricFamily("radixrt_open_requests", "Requests not yet answered.", value=client.open_requests)
