@@ -50,6 +50,8 @@ PEER_OPTIONS: dict[str, tuple[str, object]] = {
     "seed": ("random_seed", None),
     "threads": ("num_threads", None),
     "otlp_traces_endpoint": ("otlp_endpoint", None),
+    "disable_log_requests": ("access_log", False),
+    "disable_uvicorn_access_log": ("access_log", False),
     "disable_log_stats": ("log_stats_interval_s", 0),
     "decode_log_interval": ("log_stats_interval_s", None),
 }
