@@ -51,6 +51,7 @@ LONGEST = (
     "tests/equivalence/test_tensor_parallel.py",
     "tests/test_cli.py",
     "tests/process/test_load.py",
+    "tests/process/test_observability.py",
     "tests/doctor/test_probes.py",
     "tests/scheduler/test_overload.py",
     "tests/lang/backends/test_endpoint.py",
