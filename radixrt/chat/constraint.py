@@ -16,6 +16,7 @@ import msgspec
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.unsupported_fields import UnsupportedFields
+from radixrt.chat.whitespace import check_whitespace_pattern
 from radixrt.constrained.tags.fields import from_legacy
 from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
@@ -355,10 +356,7 @@ def _structured_outputs(body: StructuredOutputs | None) -> RequestedConstraint |
         return None
     field = "structured_outputs"
     if body.whitespace_pattern is not None:
-        raise RequestError(
-            f"{field}.whitespace_pattern is not supported; whitespace takes a number",
-            param=f"{field}.whitespace_pattern",
-        )
+        check_whitespace_pattern(body.whitespace_pattern, body.whitespace, field)
     found = {
         "json": _json("json_schema", body.json, field),
         "json_object": RequestedConstraint("json_schema", ANY_OBJECT, field) if body.json_object else None,

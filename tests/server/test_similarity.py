@@ -16,10 +16,11 @@ from tests.server.helpers import Caller, check_error
 USAGE = {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
-def test_rerank(caller: Caller) -> None:
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_rerank(caller: Caller, path: str) -> None:
     """The score of the fake engine's pair i is i / 10."""
     body = {"query": "q", "documents": ["a", {"text": "b"}, "c"], "rid": "r", "model": "fake"}
-    answer = caller.post("/v1/rerank", body).json()
+    answer = caller.post(path, body).json()
     scores = [each.pop("relevance_score") for each in answer["results"]]
     assert scores == pytest.approx([0.2, 0.1, 0.0])
     texts = [{"index": i, "document": {"text": text}} for i, text in ((2, "c"), (1, "b"), (0, "a"))]
@@ -29,6 +30,11 @@ def test_rerank(caller: Caller) -> None:
     assert question == RelevanceReq(rid, ["q"], ["a", "b", "c"], retrieves=True)
     best = caller.post("/v1/rerank", {**body, "top_n": 2, "return_documents": False}).json()["results"]
     assert best == [{"index": i, "relevance_score": pytest.approx(i / 10)} for i in (2, 1)]
+
+
+def test_score_without_a_version(caller: Caller) -> None:
+    answers = [caller.post(path, {"text_1": "a", "text_2": "b"}).json()["data"] for path in ("/v1/score", "/score")]
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

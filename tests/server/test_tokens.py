@@ -30,8 +30,9 @@ def test_tokenize(caller: Caller, body: dict[str, Any], sent: dict[str, Any]) ->
     assert question == TokenizeReq(question.rid, **sent)
 
 
-def test_tokenize_a_conversation(caller: Caller) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False}
+@pytest.mark.parametrize("field", ["messages", "prompt"])  # lm-eval sends messages as the prompt
+def test_tokenize_a_conversation(caller: Caller, field: str) -> None:
+    body = {field: [{"role": "user", "content": "hi"}], "add_generation_prompt": False}
     assert caller.post("/tokenize", body).json()["count"] == 10
     (question,) = caller.engine.questions
     assert question.chat.messages == b'[{"role":"user","content":"hi"}]'

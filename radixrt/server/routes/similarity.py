@@ -7,9 +7,10 @@
                 -> {"id", "object": "list", "created", "model", "data": [{"index", "object": "score", "score"}, ...],
                     "usage"}
 
-Results of /v1/rerank are in descending order. Both take instruction (the task, for models whose template has one),
-use_activation (false for logits), and model, rid, priority, cache_salt, timeout and program as /generate does. The
-model decides how a pair is scored; see `radixrt.tokenizer.relevance`.
+For clients of vLLM they are also served as /rerank, /v2/rerank and /score. Results of /v1/rerank are in descending
+order. Both take instruction (the task, for models whose template has one), use_activation (false for logits), and
+model, rid, priority, cache_salt, timeout and program as /generate does. The model decides how a pair is scored; see
+`radixrt.tokenizer.relevance`.
 """
 
 from __future__ import annotations

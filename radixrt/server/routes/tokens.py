@@ -1,6 +1,7 @@
 """Routes about tokens: POST /tokenize, POST /detokenize, GET /tokenizer_info (as vLLM has them), GET /chat_template.
 
     /tokenize       {"prompt": str, "add_special_tokens": bool} or {"messages": [...], ...} or {"input_parts": [...]}
+                    (messages may be the prompt too, as lm-eval sends them)
                     -> {"tokens": [int], "count": int, "max_model_len": int}
     /detokenize     {"tokens": [int], "skip_special_tokens": bool} -> {"prompt": str}
     /tokenizer_info -> tokenizer_config.json as it is in use: eos_token, ..., tokenizer_class, chat_template
@@ -37,7 +38,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize"""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: str | list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     input_parts: list[str | list[int] | TemplateText] | None = None
     messages: list[ChatMessage] | None = None
@@ -65,13 +66,14 @@ async def tokenize(service: Service, request: Request) -> Response:
     body, info = await receive(service, request, tokenize_decoder)
     if [body.prompt, body.input_parts, body.messages].count(None) != 2:
         raise RequestError("exactly one of prompt, messages and input_parts is needed", param="prompt")
-    question = TokenizeReq(context.rid, prompt=body.prompt)
-    if body.prompt is not None and body.add_special_tokens is False:
-        question = TokenizeReq(context.rid, parts=[TemplateText(body.prompt)])
+    if isinstance(body.prompt, str):
+        text = body.prompt
+        raw = body.add_special_tokens is False
+        question = TokenizeReq(context.rid, **({"parts": [TemplateText(text)]} if raw else {"prompt": text}))
     elif body.input_parts is not None:
         question = TokenizeReq(context.rid, parts=read_parts(body.input_parts, info, "input_parts"))
-    elif body.messages is not None:
-        chat = read_conversation(body.messages, body, service.config)
+    else:
+        chat = read_conversation(body.messages or body.prompt or [], body, service.config)
         question = TokenizeReq(context.rid, chat=chat_prompt(chat, None, service.dialect))
     names = {} if body.input_parts is not None else {"input_parts": "prompt"}
     (delta,) = await service.ask(context, context.rid, [question], names)
