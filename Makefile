@@ -4,6 +4,7 @@
 # make check  ruff, import-linter and mypy
 # make mutate send 10,000 mutated requests to a server; the suite sends 300
 # make chaos  kill processes of a server under load 1,000 times; the suite does so eight times
+# make clients  install each client in an environment of its own, try it on a server, record its requests
 # make bench  the benchmarks whose tables stand in docs/benchmarks.md
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ PORT ?= 30000
 JOBS ?= 2
 READY := $(VENV)/.ready
 
-.PHONY: run test setup check mutate chaos bench clean
+.PHONY: run test setup check mutate chaos clients bench clean
 
 run: setup
 	$(BIN)/python -m radixrt.server.demo --port $(PORT)
@@ -46,9 +47,12 @@ mutate: setup
 chaos: setup
 	$(BIN)/python -m tests.process.chaos --kills 1000
 
+clients: setup
+	$(BIN)/python -m tests.clients $(CLIENTS)
+
 bench: setup
 	$(BIN)/python -m benchmarks.cache.radix_cache
 	$(BIN)/python -m benchmarks.cache.hybrid
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

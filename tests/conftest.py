@@ -33,6 +33,7 @@ LONGEST = (
     "tests/examples/test_programs.py",
     "tests/kernels/test_triton_tensor_parallel.py",
     "tests/server/test_pooling_servers.py",
+    "tests/clients/test_replay.py",
     "tests/server/test_openai_client.py",
     "tests/server/test_messages_client.py",
     "tests/process/test_tensor_parallel.py",

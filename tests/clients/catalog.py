@@ -1,0 +1,91 @@
+"""Clients that `make clients` tries: their packages, each in an environment of its own, and their scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPENAI = "openai==3.54.0"
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client.
+
+    Attributes:
+        name: of its environment and of the file of its requests.
+        packages: pinned requirements of pip or npm; the first is the one whose version is reported.
+        script: in tests/clients/scripts; one that ends with .mjs is run by Node.
+        requirements: installed after the packages, which are then installed without what they depend on; pip runs in
+            the environment's site-packages.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    script: str
+    requirements: tuple[str, ...] = ()
+
+    @property
+    def in_node(self) -> bool:
+        return self.script.endswith(".mjs")
+
+    @property
+    def version(self) -> str:
+        return self.packages[0].rsplit("==" if not self.in_node else "@", 1)[1]
+
+
+CLIENTS = (
+    Client("openai-3", (OPENAI,), "openai_python.py"),
+    Client("openai-2", ("openai==2.54.0",), "openai_python.py"),
+    Client("openai-1", ("openai==1.109.1",), "openai_python.py"),
+    Client("anthropic-2", ("anthropic==2.12.0",), "anthropic_python.py"),
+    Client("anthropic-1", ("anthropic==1.17.0",), "anthropic_python.py"),
+    Client("anthropic-0", ("anthropic==0.125.0",), "anthropic_python.py"),
+    Client(
+        "langchain",
+        ("langchain==1.4.7", "langchain-openai==1.7.3", "langchain-anthropic==1.7.7", OPENAI, "anthropic==2.12.0"),
+        "langchain_python.py",
+    ),
+    Client(
+        "llama-index",
+        (
+            "llama-index-core==0.14.25",
+            "llama-index-llms-openai-like==0.8.1",
+            "llama-index-embeddings-openai-like==0.4.0",
+        ),
+        "llama_index_python.py",
+    ),
+    Client("instructor", ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.12.0"), "instructor_python.py"),
+    Client("litellm", ("litellm==1.106.2", "mcp"), "litellm_python.py"),
+    Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0", OPENAI), "pydantic_ai_python.py"),
+    Client("outlines", ("outlines==1.3.3", OPENAI), "outlines_python.py"),
+    Client("guidance", ("guidance==0.3.1", OPENAI), "guidance_python.py"),
+    Client("dspy", ("dspy[numpy]==3.4.1", "litellm==1.106.2", "mcp"), "dspy_python.py"),
+    Client("lm-eval", ("lm-eval[api]==0.4.13",), "lm_eval_python.py"),
+    Client("openai-node", ("openai@6.49.0", "zod@4.6.7"), "openai_node.mjs"),
+    Client(
+        "ai-sdk",
+        (
+            "ai@6.0.326",
+            "@ai-sdk/openai@3.0.141",
+            "@ai-sdk/openai-compatible@2.0.92",
+            "@ai-sdk/anthropic@3.0.140",
+            "zod@4.6.7",
+        ),
+        "ai_sdk.mjs",
+    ),
+    # All that Open WebUI names would be torch and more; its wheel has a shorter list, which lacks four packages.
+    Client(
+        "open-webui",
+        ("open-webui==0.12.4",),
+        "open_webui_python.py",
+        (
+            "-r",
+            "requirements-slim.txt",
+            "chromadb==1.5.9",
+            "pydub==0.25.1",
+            "azure-storage-blob==12.29.0",
+            "google-cloud-storage==3.9.0",
+        ),
+    ),
+    Client("anthropic-node", ("@anthropic-ai/sdk@1.12.0",), "anthropic_node.mjs"),
+)

@@ -1,0 +1,73 @@
+"""Requests of real clients, as `make clients` recorded them, against one real server of a tiny model.
+
+The server has the name of the model with which they were recorded. All requests are sent before the first test, many at
+a time; each test checks the answers of one case of one client. docs/clients.md lists the clients.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients import recordings
+from tests.clients.__main__ import MODEL
+from tests.clients.catalog import CLIENTS
+from tests.clients.recordings import Recorded
+from tests.clients.replay import LIMIT_S, Session, check
+from tests.server_process import ServerProcess
+from tests.tiny_models import make_tiny_model
+
+CONTEXT = 8192
+CASES = {(file.stem, case): each for file in sorted(recordings.FOLDER.glob("*.json"))
+         for case, each in recordings.read(file).items()}  # fmt: skip
+DOCUMENT = Path(__file__).parents[2] / "docs/clients.md"
+Answers = dict[tuple[str, str], Future[list[httpx.Response]]]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+    folder = make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", "llama", num_hidden_layers=1, max_position_embeddings=CONTEXT
+    )
+    server = ServerProcess(
+        "--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32", "--num-threads", "1",
+        "--kv-cache-tokens", str(4 * CONTEXT), "--max-running-requests", "32",
+    ).wait_ready()  # fmt: skip
+
+    def send(requests: list[Recorded]) -> list[httpx.Response]:
+        session = Session(http)
+        return [session.send(each) for each in requests]
+
+    with httpx.Client(base_url=server.url, timeout=LIMIT_S) as http, ThreadPoolExecutor(16) as pool:
+        yield {name: pool.submit(send, requests) for name, requests in CASES.items()}
+    assert server.stop() == 0, "".join(server.lines[-50:])
+
+
+@pytest.mark.parametrize(("client", "case"), CASES, ids=["-".join(name) for name in CASES])
+def test_recorded_requests_are_answered_in_form(answers: Answers, client: str, case: str) -> None:
+    for recorded, answer in zip(CASES[client, case], answers[client, case].result(), strict=True):
+        check(recorded, answer)
+
+
+def test_every_client_is_recorded_and_documented() -> None:
+    """A row of docs/clients.md has each client's name in `make clients` and the version that was recorded."""
+    assert {client for client, _ in CASES} == {client.name for client in CLIENTS}
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
+    for client in CLIENTS:
+        content = json.loads((recordings.FOLDER / f"{client.name}.json").read_text())
+        assert content["version"] == client.version
+        assert any(f"`{client.name}`" in row and client.version in row for row in rows), client
+
+
+def test_recordings_hold_nothing_of_a_machine() -> None:
+    for file in recordings.FOLDER.glob("*.json"):
+        text = file.read_text()
+        assert not re.search(
+            r"/(home|root|tmp|work|usr|opt)/|site-packages|registry\.|pypi|127\.0\.0\.1|localhost", text
+        )
