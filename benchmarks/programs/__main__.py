@@ -85,7 +85,7 @@ def measured(url: str, run: Callable[[], None]) -> Side:
     def spent(name: str) -> float:
         return after[f"radixrt_{name}_total"] - before[f"radixrt_{name}_total"]
 
-    return Side(wall, spent("prompt_tokens"), spent("cached_tokens"), spent("generated_tokens"))
+    return Side(wall, spent("prompt_tokens"), spent("cached_tokens"), spent("generation_tokens"))
 
 
 # --- in the language ---
