@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from benchmarks.cache.hybrid_workloads import END, Request
 from radixrt.config import SchedulerConfig
 from radixrt.mem_cache import RadixCache, ReqToTokenPool, StateSlotAllocator, TokenToKVPoolAllocator
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler import TokenizedReq
-from radixrt.messages.wire import pack_i32
+from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import ScheduleBatch
@@ -61,8 +63,8 @@ class HybridEngine:
         while not self.scheduler.is_idle:
             while len(inflight) < 2 and (batch := self.scheduler.next_batch(0.0)) is not None:
                 inflight.append(batch)
-                if batch.step.extend_lens:
-                    self.computed_tokens += batch.num_tokens - sum(req.num_output > 0 for req in batch.requests)
+                # A row that decodes has a token that is not known here.
+                self.computed_tokens += int(np.count_nonzero(unpack_i32(batch.step.input_ids) >= 0))
             batch = inflight.popleft()
             tokens = []
             for req in batch.sampled:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from radixrt.forward_batch.padding import bucket_for, padded
-from radixrt.forward_batch.state_rows import StateRows
+from radixrt.forward_batch.state_rows import StateColumns, StateRows
 from radixrt.forward_batch.upload import Uploader
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.state_slots import SCRATCH_STATE
@@ -121,7 +121,8 @@ class ForwardBatch:
             that sample, or whose last token is pooled or scored, in the order of logits_index, whose queries are their
             last positions and whose keys and values are stored with this batch's; and of padding rows, one token in row
             and slot 0 each. None if the hidden states of other tokens are needed too.
-        states: the rows' slots of recurrent states; None for a model without recurrent layers, and in a narrowed batch.
+        states: the slots of recurrent states, whose rows are those of the batch, divided where they leave states; None
+            for a model without recurrent layers, and in a narrowed batch.
         sample_index: [S or more, then padding], entries of logits_index that sample, where some do not; else None.
         wanted_tokens: int32 on the host, ascending, the tokens of a narrowed step; None where it is not narrowed.
     """
@@ -257,10 +258,10 @@ class BatchBuilder:
         """Return the slots of states of a step whose rows have so many new tokens, int32 [B]; None if it names none."""
         if not step.state_src:
             return None
-        src, dst, starts = self._upload(
-            unpack_i32(step.state_src), unpack_i32(step.state_dst), np.concatenate([[0], np.cumsum(lens)])
-        )
-        return StateRows(src, dst, starts, None if (lens == 1).all() else lens)
+        cuts = unpack_i32(step.state_cuts).reshape(-1, 3)
+        found = StateColumns.of(unpack_i32(step.state_src), unpack_i32(step.state_dst), lens, cuts)
+        src, dst, starts = self._upload(found.src, found.dst, found.starts)
+        return StateRows(src, dst, starts, found.lens, found.chains)
 
     def build_extend(
         self, input_ids: Int32Array, req_pool_idx: Int32Array, seq_lens: Int32Array, extend_lens: Int32Array,

@@ -2,6 +2,10 @@
 // convolutions. Row i has the tokens [starts[i], starts[i + 1]), reads its state from slot src[i] and writes it to slot
 // dst[i], which may be the same one. All numbers are float32, but weights of convolutions may be bfloat16.
 //
+// The rows [chains[i], chains[i + 1]) go on from one another: each reads the slot that the one before it writes. One
+// thread computes a head, or a block of channels, of all rows of a chain, in this order. Without chains (null) each row
+// stands alone.
+//
 // The delta rule goes through the tokens one by one, in prompts too: sixteen rows of a state stay in the L1 cache for all
 // tokens of a row, and a token passes over them once, which updates them by the token before and reads two dot products.
 // By chunks of 64 tokens, as matrix products, there would be half as much arithmetic again.
@@ -22,8 +26,11 @@ constexpr int64_t SCRATCH = 1;  // the slot of padding rows, which read zeros (s
 constexpr float NORM_EPS = 1e-6f;
 
 struct Rows {
-    const int64_t *src, *dst, *starts;
-    int count;
+    const int64_t *src, *dst, *starts, *chains;
+    int count;  // of chains, or of rows where there are none
+
+    int first(int chain) const { return chains ? int(chains[chain]) : chain; }
+    int tokens() const { return int(starts[first(count)]); }
 
     int64_t source(int row) const { return dst[row] == SCRATCH ? 0 : src[row]; }
     bool writes(int row) const { return dst[row] != SCRATCH; }
@@ -202,9 +209,13 @@ void gated_delta_net(const Net& n, const W* weight) {
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic)
-        for (int i = 0; i < n.rows.count * heads; i++) convolve_head(n, weight, i / heads, i % heads);
+        for (int i = 0; i < n.rows.count * heads; i++)
+            for (int row = n.rows.first(i / heads); row < n.rows.first(i / heads + 1); row++)
+                convolve_head(n, weight, row, i % heads);
 #pragma omp for schedule(dynamic)
-        for (int i = 0; i < n.rows.count * n.v_heads; i++) mix_head(n, i / n.v_heads, i % n.v_heads);
+        for (int i = 0; i < n.rows.count * n.v_heads; i++)
+            for (int row = n.rows.first(i / n.v_heads); row < n.rows.first(i / n.v_heads + 1); row++)
+                mix_head(n, row, i % n.v_heads);
     }
 }
 
@@ -212,8 +223,7 @@ void gated_delta_net(const Net& n, const W* weight) {
 template <typename W>
 void short_conv(const float* x, int64_t stride, const W* weight, float* pool, float* out, int size, int taps, const Rows& rows) {
     const int blocks = (size + MAX_DIM - 1) / MAX_DIM;
-    const int64_t tokens = rows.starts[rows.count];
-#pragma omp parallel for schedule(dynamic) if (tokens * size > 1 << 14)
+#pragma omp parallel for schedule(dynamic) if (int64_t(rows.tokens()) * size > 1 << 14)
     for (int i = 0; i < rows.count * blocks; i++) {
         const int first = i % blocks * MAX_DIM, width = std::min(MAX_DIM, size - first);
         auto load_input = [&](int64_t token, int d) {
@@ -224,7 +234,8 @@ void short_conv(const float* x, int64_t stride, const W* weight, float* pool, fl
             for (int d = 0; d < width; d += LANES)
                 store(out + token * size + first + d, load(results + d) * load(x + token * stride + size + first + d));
         };
-        convolve(weight, taps, pool, size, first, width, rows, i / blocks, load_input, finish);
+        for (int row = rows.first(i / blocks); row < rows.first(i / blocks + 1); row++)
+            convolve(weight, taps, pool, size, first, width, rows, row, load_input, finish);
     }
 }
 
@@ -237,16 +248,17 @@ int radixrt_recurrence_max_taps() { return MAX_TAPS; }
     void radixrt_gated_delta_net_##SUFFIX(                                                                           \
         const float* x, int64_t stride, const void* conv, const float* a_log, const float* dt_bias,                  \
         const float* norm, float eps, float* conv_pool, float* states, const int64_t* src, const int64_t* dst,       \
-        const int64_t* starts, float* mixed, float* out, int rows, int k_heads, int v_heads, int k_dim, int v_dim,   \
-        int taps) {                                                                                                  \
+        const int64_t* starts, const int64_t* chains, int count, float* mixed, float* out, int k_heads, int v_heads, \
+        int k_dim, int v_dim, int taps) {                                                                            \
         gated_delta_net({x, a_log, dt_bias, norm, stride, eps, conv_pool, states, mixed, out, k_heads, v_heads,      \
-                         k_dim, v_dim, taps, {src, dst, starts, rows}},                                              \
+                         k_dim, v_dim, taps, {src, dst, starts, chains, count}},                                     \
                         static_cast<const TYPE*>(conv));                                                             \
     }                                                                                                                \
     void radixrt_short_conv_##SUFFIX(const float* x, int64_t stride, const void* weight, float* pool,                \
-                                     const int64_t* src, const int64_t* dst, const int64_t* starts, float* out,      \
-                                     int rows, int size, int taps) {                                                 \
-        short_conv(x, stride, static_cast<const TYPE*>(weight), pool, out, size, taps, {src, dst, starts, rows});    \
+                                     const int64_t* src, const int64_t* dst, const int64_t* starts,                  \
+                                     const int64_t* chains, int count, float* out, int size, int taps) {             \
+        short_conv(x, stride, static_cast<const TYPE*>(weight), pool, out, size, taps,                               \
+                   {src, dst, starts, chains, count});                                                               \
     }
 RADIXRT_RECURRENCE(bf16, bf16)
 RADIXRT_RECURRENCE(f32, float)

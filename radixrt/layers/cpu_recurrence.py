@@ -26,9 +26,9 @@ class CpuRecurrence(RecurrenceOps):
         self._net, self._short = {}, {}
         for dtype, suffix in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
             self._net[dtype] = net = library[f"radixrt_gated_delta_net_{suffix}"]
-            net.argtypes = [pointer, i64, *[pointer] * 4, f32, *[pointer] * 7, *[i32] * 6]
+            net.argtypes = [pointer, i64, *[pointer] * 4, f32, *[pointer] * 6, i32, *[pointer] * 2, *[i32] * 5]
             self._short[dtype] = short = library[f"radixrt_short_conv_{suffix}"]
-            short.argtypes = [pointer, i64, *[pointer] * 6, *[i32] * 3]
+            short.argtypes = [pointer, i64, *[pointer] * 6, i32, pointer, *[i32] * 2]
             net.restype = short.restype = None
 
     def short_conv(self, bcx: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor, rows: StateRows) -> torch.Tensor:
@@ -38,8 +38,8 @@ class CpuRecurrence(RecurrenceOps):
             return super().short_conv(bcx, weight, pool, rows)
         out = torch.empty(bcx.shape[0], size)
         kernel(
-            bcx.data_ptr(), bcx.stride(0), weight.data_ptr(), pool.data_ptr(), rows.src.data_ptr(),
-            rows.dst.data_ptr(), rows.starts.data_ptr(), out.data_ptr(), len(rows.src), size, taps,
+            bcx.data_ptr(), bcx.stride(0), weight.data_ptr(), pool.data_ptr(), *_arguments(rows), out.data_ptr(), size,
+            taps,
         )  # fmt: skip
         return out
 
@@ -58,10 +58,16 @@ class CpuRecurrence(RecurrenceOps):
         kernel(
             projected.data_ptr(), projected.stride(0), weights.conv.data_ptr(), weights.a_log.data_ptr(),
             weights.dt_bias.data_ptr(), weights.norm.data_ptr(), weights.eps, conv_pool.data_ptr(),
-            state_pool.data_ptr(), rows.src.data_ptr(), rows.dst.data_ptr(), rows.starts.data_ptr(), mixed.data_ptr(),
-            out.data_ptr(), len(rows.src), shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim, taps,
+            state_pool.data_ptr(), *_arguments(rows), mixed.data_ptr(), out.data_ptr(), shape.k_heads, shape.v_heads,
+            shape.k_dim, shape.v_dim, taps,
         )  # fmt: skip
         return out
+
+
+def _arguments(rows: StateRows) -> tuple[int | None, ...]:
+    """Return src, dst, starts, chains and their number, as the kernels take them."""
+    chains, count = (None, len(rows.src)) if rows.chains is None else (rows.chains.ctypes.data, len(rows.chains) - 1)
+    return rows.src.data_ptr(), rows.dst.data_ptr(), rows.starts.data_ptr(), chains, count
 
 
 def _float32_rows(x: torch.Tensor, weight: torch.Tensor, *pools: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ Chunks = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class RowLists:
-    """Lists of a step's rows and of the chunks of their tokens, on the device.
+    """Lists of the rows of a wave (`StateRows.waves`) and of the chunks of their tokens, on the device.
 
     Attributes:
         singles: int32, the rows of one token.
@@ -42,11 +43,9 @@ class RowLists:
     all_chunks: Chunks
 
 
-def list_rows(lens: Int32Array, chunk: int, uploader: Uploader) -> RowLists:
-    """List the rows of a step, int32 [B] numbers of tokens, and their chunks of so many tokens."""
-    rows = np.arange(len(lens), dtype=np.int32)
-    singles = rows[lens == 1]
-    longer = np.flatnonzero(lens > 1).astype(np.int32)
+def list_rows(lens: Int32Array, rows: Int32Array, chunk: int, uploader: Uploader) -> RowLists:
+    """List some rows of a step, whose numbers of tokens are `lens`, int32 [B], and their chunks of so many tokens."""
+    singles, longer = rows[lens[rows] == 1], rows[lens[rows] > 1]
     longer = longer[np.argsort(-lens[longer], kind="stable")]
     every = *_chunks_of(lens, longer, chunk), *_chunks_of(lens, rows, chunk)
     found = uploader.upload([singles, longer, *every])
@@ -61,8 +60,8 @@ def _chunks_of(lens: Int32Array, rows: Int32Array, chunk: int) -> tuple[Int32Arr
 
 
 class CudaRecurrence(RecurrenceOps):
-    """A layer is one launch where each row has one token. A shape or layout that the kernels do not support goes to the
-    reference.
+    """A layer is one launch where each row has one token. The waves of chained rows are launched one after another. A
+    shape or layout that the kernels do not support goes to the reference.
 
     Args:
         early: see `CudaOps`.
@@ -77,7 +76,7 @@ class CudaRecurrence(RecurrenceOps):
         self._conv, self._chunks, self._decode = causal_conv, gated_delta_chunks, gated_delta_decode
         self._early = early
         self._uploader: Uploader | None = None
-        self._listed: tuple[StateRows, RowLists] | None = None
+        self._listed: tuple[StateRows, list[RowLists]] | None = None
         self._arrived: dict[int, torch.Tensor] = {}
         self._prompts_by_reference = False
 
@@ -97,8 +96,11 @@ class CudaRecurrence(RecurrenceOps):
     def short_conv(self, bcx: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor, rows: StateRows) -> torch.Tensor:
         if bcx.stride(1) != 1 or not weight.is_contiguous() or not pool.is_contiguous():
             return super().short_conv(bcx, weight, pool, rows)
-        chunks = None if rows.lens is None else self._lists(rows).all_chunks
-        return self._conv.short_conv(bcx, weight, pool, rows.src, rows.dst, rows.starts, chunks, early=self._early)
+        out = torch.empty(len(bcx), len(weight), dtype=bcx.dtype, device=bcx.device)
+        for lists in self._waves(rows):
+            chunks = None if lists is None else lists.all_chunks
+            self._conv.short_conv(bcx, weight, pool, rows.src, rows.dst, rows.starts, chunks, out, early=self._early)
+        return out
 
     def gated_delta_net(
         self, projected: torch.Tensor, shape: GatedDeltaShape, weights: GatedDeltaWeights, conv_pool: torch.Tensor,
@@ -109,31 +111,35 @@ class CudaRecurrence(RecurrenceOps):
             return super().gated_delta_net(projected, shape, weights, conv_pool, state_pool, rows)
         tokens, k_heads, v_heads = len(projected), shape.k_heads, shape.v_heads
         out = torch.empty(tokens, v_heads * shape.v_dim, dtype=projected.dtype, device=projected.device)
-        lists = None if rows.lens is None else self._lists(rows)
-        if lists is None or len(lists.singles):
-            self._decode.gated_delta_decode(
-                projected, k_heads, v_heads, weights.conv, weights.a_log, weights.dt_bias, weights.norm, weights.eps,
-                conv_pool, state_pool, rows.src, rows.dst, rows.starts, None if lists is None else lists.singles,
-                self._counters(len(rows.src) * k_heads, out.device), out, early=self._early,
-            )  # fmt: skip
-        if lists is not None and len(lists.longer):
-            qkv = torch.empty(tokens, shape.channels, dtype=projected.dtype, device=projected.device)
-            self._conv.convolve_heads(
-                projected, k_heads, v_heads, shape.k_dim, weights.conv, conv_pool, rows.src, rows.dst, rows.starts,
-                lists.chunks, qkv,
-            )  # fmt: skip
-            self._chunks.gated_delta_chunks(
-                qkv, projected, k_heads, v_heads, weights.a_log, weights.dt_bias, weights.norm, weights.eps,
-                state_pool, rows.src, rows.dst, rows.starts, lists.longer, lists.chunks, out,
-            )  # fmt: skip
+        for lists in self._waves(rows):
+            if lists is None or len(lists.singles):
+                self._decode.gated_delta_decode(
+                    projected, k_heads, v_heads, weights.conv, weights.a_log, weights.dt_bias, weights.norm,
+                    weights.eps, conv_pool, state_pool, rows.src, rows.dst, rows.starts,
+                    None if lists is None else lists.singles, self._counters(len(rows.src) * k_heads, out.device), out,
+                    early=self._early,
+                )  # fmt: skip
+            if lists is not None and len(lists.longer):
+                qkv = torch.empty(tokens, shape.channels, dtype=projected.dtype, device=projected.device)
+                self._conv.convolve_heads(
+                    projected, k_heads, v_heads, shape.k_dim, weights.conv, conv_pool, rows.src, rows.dst, rows.starts,
+                    lists.chunks, qkv,
+                )  # fmt: skip
+                self._chunks.gated_delta_chunks(
+                    qkv, projected, k_heads, v_heads, weights.a_log, weights.dt_bias, weights.norm, weights.eps,
+                    state_pool, rows.src, rows.dst, rows.starts, lists.longer, lists.chunks, out,
+                )  # fmt: skip
         return out
 
-    def _lists(self, rows: StateRows) -> RowLists:
-        """Return the lists of a step, which all of its layers share."""
+    def _waves(self, rows: StateRows) -> Sequence[RowLists | None]:
+        """Return the lists of each wave of a step, which all of its layers share; None in place of the lists of one
+        wave in which each row has one token."""
+        if rows.lens is None:
+            return [None]
         if self._listed is None or self._listed[0] is not rows:
-            assert rows.lens is not None
-            self._uploader = self._uploader or Uploader(rows.src.device)
-            self._listed = rows, list_rows(rows.lens, self._conv.CHUNK, self._uploader)
+            uploader = self._uploader = self._uploader or Uploader(rows.src.device)
+            waves = [wave.astype(np.int32) for wave in rows.waves()]
+            self._listed = rows, [list_rows(rows.lens, wave, self._conv.CHUNK, uploader) for wave in waves]
         return self._listed[1]
 
     def _counters(self, count: int, device: torch.device) -> torch.Tensor:

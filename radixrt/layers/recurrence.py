@@ -2,7 +2,8 @@
 
 The tokens of a step's rows stand one behind the other; `StateRows` says which tokens are whose, and which slots of the
 pools each row reads and writes. A kernel for a device overrides the two operations of whole layers, or the parts that
-they are composed of. All of them read a row's state before they write any.
+they are composed of. All of them read a row's state before they write any; the two operations of whole layers compute
+the rows of a chain in order, and their parts get rows without chains.
 
     short_conv        [B | C | x] -> C * conv(B * x)                                             LFM2
     gated_delta_net   [q | k | v | z | b | a] -> norm(delta rule(silu(conv(q, k, v)))) * silu(z)   Qwen3-Next, Qwen3.5
@@ -74,6 +75,11 @@ class RecurrenceOps:
         Returns:
             [T, channels], in bcx's dtype.
         """
+        if rows.chains is not None:
+            out = bcx.new_empty(len(bcx), bcx.shape[1] // 3)
+            for tokens, wave in rows.divided():
+                out[tokens] = self.short_conv(bcx[tokens], weight, pool, wave)
+            return out
         before, behind, x = bcx.chunk(3, dim=-1)
         return behind * self.causal_conv(before * x, weight, pool, rows, silu=False)
 
@@ -92,6 +98,12 @@ class RecurrenceOps:
             [T, v_heads * v_dim], contiguous, in projected's dtype.
         """
         tokens, value_size = projected.shape[0], shape.v_heads * shape.v_dim
+        if rows.chains is not None:
+            mixed = projected.new_empty(tokens, value_size)
+            for at, wave in rows.divided():
+                part = projected[at]
+                mixed[at] = self.gated_delta_net(part, shape, weights, conv_pool, state_pool, wave)
+            return mixed
         qkv, z, b, a = torch.split(projected, [shape.channels, value_size, shape.v_heads, shape.v_heads], dim=-1)
         qkv = self.causal_conv(qkv, weights.conv, conv_pool, rows, silu=True)
         key_size = shape.k_heads * shape.k_dim

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from radixrt.errors import InvariantError
 from radixrt.mem_cache.state_slots import StateSlotAllocator
-from radixrt.mem_cache.tree_node import NodeState, TreeNode
+from radixrt.mem_cache.tree_node import RETAIN_NORMAL, NodeState, TreeNode
 
 if TYPE_CHECKING:
     from radixrt.mem_cache.cache_journal import CacheJournal
@@ -44,6 +44,7 @@ class NodeStates:
         leaves: evictable leaves of the cache in an order that depends on whether a node has a state.
 
     Attributes:
+        clock: value of the last state that was evicted; read only.
         evicted: number of states evicted so far.
         journal: the cache's.
     """
@@ -51,7 +52,7 @@ class NodeStates:
     def __init__(self, slots: StateSlotAllocator, leaves: MutableSet[TreeNode]) -> None:
         self.slots = slots
         self._leaves = leaves
-        self._clock = 0.0
+        self.clock = 0.0
         self._heap: list[tuple[Rank, int, TreeNode]] = []  # ranks at the time of the push; the entry tells which counts
         self._entries = 0
         self._count = 0
@@ -70,18 +71,19 @@ class NodeStates:
 
     # --- attach, use and detach ---
 
-    def attach(self, node: TreeNode, slot: int, uses: int = 1) -> bool:
+    def attach(self, node: TreeNode, slot: int, uses: int = 1, clock: float | None = None) -> bool:
         """Give a node the state in `slot`, which belongs to the cache from now on.
 
         Args:
             uses: number of uses that are expected.
+            clock: clock at the time from which the state ages; None: now.
 
         Returns:
             False, with nothing changed, if the node has a state already or is a root.
         """
         if node.state is not None or node.parent is None:
             return False
-        self._set(node, NodeState(slot, uses))
+        self._set(node, NodeState(slot, uses, self.clock if clock is None else clock))
         self._count += 1
         self._push(node)
         above, _ = state_above(node)
@@ -93,7 +95,7 @@ class NodeStates:
         """Count a use of the node's state."""
         state = _state(node)
         state.uses += 1
-        state.clock = self._clock
+        state.clock = self.clock
 
     def pin(self, node: TreeNode) -> None:
         """Protect the node's state from eviction until the matching unpin."""
@@ -147,7 +149,7 @@ class NodeStates:
                 aside.append(pushed)
                 break
             else:
-                self._clock = max(self._clock, now[1])
+                self.clock = max(self.clock, now[1])
                 self.drop(node)
                 found = True
         for pushed in aside:
@@ -182,6 +184,10 @@ class NodeStates:
         uses = state.uses if len(node.children) != 1 else max(state.uses - 2, 0) + PASSED_USES
         return node.retention, state.clock + uses * tokens_since_state(node)
 
+    def rank_of(self, tokens: int, uses: int, clock: float) -> Rank:
+        """Rank of a new state that saves so many tokens, for so many uses, and ages from `clock` on."""
+        return RETAIN_NORMAL, clock + uses * tokens
+
     def _push(self, node: TreeNode) -> None:
         if len(self._heap) > 2 * self._count + 64:  # mostly entries that no longer count
             self._heap = [pushed for pushed in self._heap if _counts(pushed[2], pushed[1])]
@@ -195,8 +201,6 @@ class NodeStates:
         self._count -= 1
 
     def _set(self, node: TreeNode, state: NodeState | None) -> None:
-        if state is not None:
-            state.clock = self._clock
         is_listed = node in self._leaves
         if is_listed:
             self._leaves.discard(node)

@@ -24,17 +24,17 @@ class NodeState:
         slot: the state slot, which the cache owns.
         uses: number of requests that have continued from it, or are expected to; at least 1.
         pins: number of requests that are about to read it; while it is not 0 the state is not evicted.
-        clock: eviction clock at its last use.
+        clock: eviction clock at its last use, or when the state was made.
         entry: number of its entry in the eviction order that counts.
     """
 
     __slots__ = ("clock", "entry", "pins", "slot", "uses")
 
-    def __init__(self, slot: int, uses: int) -> None:
+    def __init__(self, slot: int, uses: int, clock: float) -> None:
         self.slot = slot
         self.uses = uses
         self.pins = 0
-        self.clock = 0.0
+        self.clock = clock
         self.entry = 0
 
 

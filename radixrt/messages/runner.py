@@ -87,8 +87,10 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
             recurrent layers. Slot 0 is all zeros and never written: a fresh sequence reads it. Slot 1 is scratch:
             padding rows read and write it. Several rows may read one slot.
         state_dst: int32[B], state slot that each row writes after its last new token. It may equal the row's own
-            state_src. Except for scratch, no two rows of a step write one slot, and no row reads a slot that another
-            row of the step writes.
+            state_src.
+        state_cuts: int32[C * 3], (row, count, slot) in ascending order: the row also writes its state after its first
+            `count` new tokens, fewer than all, into `slot`. Except for scratch, no slot is written twice in a step, and
+            no row reads a slot that another row of the step writes.
 
     Replay: new tokens of a model with recurrent layers whose out_cache_loc is 0 already have keys and values in the
     slots that row_writes gave to their positions. They are computed for the state alone: their keys and values are
@@ -116,6 +118,7 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     shared_rows: bytes = b""
     state_src: bytes = b""
     state_dst: bytes = b""
+    state_cuts: bytes = b""
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):

@@ -109,12 +109,10 @@ class Admission:
     def _add_chunk(self, req: Req, budget: int, chunks: list[Chunk]) -> int:
         """Append the request's next chunk; returns its tokens, 0 if there is no room for it."""
         start = self._kv.computed_len(req)
-        end = min(req.known_len, start + budget)
-        if req.kv.cuts:
-            end = min([end, *(cut for cut in req.kv.cuts if cut > start)])
-        slots = self._kv.extend_chunk(req, end - start)
+        slots = self._kv.extend_chunk(req, min(req.known_len - start, budget))
         if slots is None:
             return 0
+        end = start + len(slots.slots)
         chunks.append(Chunk(req, start, slots.slots, end == req.known_len, slots.state))
         return end - start
 

@@ -1,7 +1,7 @@
 """`Checkpoints`: positions at which prompts leave a state of the recurrent layers to the cache.
 
 A state is exact to the token and serves only requests that have the same tokens up to there, so it is placed where
-requests part. A chunk ends at each of these positions (`KVState.cuts`), which costs a step with a short chunk:
+requests part. A chunk leaves its state at each of these positions (`KVState.cuts`), inside or at its end:
 
 - the length that a program's hint or a scoring request says its siblings share;
 - the end of a conversation's last message, behind which chat templates may render the next request differently;
@@ -27,9 +27,9 @@ from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.req import Req, ReqState
 
 MIN_GAP = 32
-"""A state that saves fewer tokens than this is not worth its slot and its step."""
+"""A state that saves fewer tokens than this is not worth its slot."""
 MAX_CUTS = 8
-"""Maximum number of places ahead of a request, for each costs a step: many waiting requests may part from it."""
+"""Maximum number of places ahead of a request, for each costs a slot: many waiting requests may part from it."""
 
 
 class Checkpoints:
@@ -79,9 +79,8 @@ class Checkpoints:
         if parting < cached + self.min_gap:
             return False
         self._add(active, parting, 2)
-        # At a cut that it has just reached, its state is left once the step is decided.
-        first = max(active.kv.state_len, cached + self.min_gap)
-        return any(first <= cut <= parting for cut in active.kv.cuts)
+        # Cuts of the chunk that has been planned for this step are among these: their states are left with the step.
+        return any(cached + self.min_gap <= cut <= parting for cut in active.kv.cuts)
 
     def _parting(self, req: Req, other: Req, start: int) -> int:
         """Length of the prefix that a waiting request `other` could reuse of `req`; 0 if it is not min_gap tokens

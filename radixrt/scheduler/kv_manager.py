@@ -125,18 +125,24 @@ class KVManager:
             self.states.admitted(req.kv)
 
     def extend_chunk(self, req: Req, num_new: int) -> ChunkSlots | None:
-        """Slots for the next num_new tokens to compute, evicting if needed; None if there is no room."""
-        if self.states is None:
+        """Slots for the next tokens to compute, num_new or, where a checkpoint among them has no slot of its own, those
+        up to there; evicting if needed; None if there is no room."""
+        states, kv = self.states, req.kv
+        if states is None:
             slots = self.extend(req, num_new)
             return None if slots is None else ChunkSlots(slots, None)
-        if not self.states.make_room(req.kv):
+        if not states.make_room(kv):
             return None
-        replayed = min(num_new, req.kv.length - req.kv.state_len)
+        cuts = states.cut(kv, num_new)
+        reached = cuts[-1].length if cuts else kv.state_len
+        num_new = min([num_new, *(cut - kv.state_len for cut in kv.cuts if cut > reached)])
+        replayed = min(num_new, kv.length - kv.state_len)
         slots = self.extend(req, num_new - replayed)
         if slots is None:
+            states.drop_cuts(cuts)
             return None
         slots = np.concatenate([np.zeros(replayed, np.int32), slots]) if replayed else slots
-        return ChunkSlots(slots, self.states.extend(req.kv, num_new))
+        return ChunkSlots(slots, states.extend(kv, num_new, cuts))
 
     def extend(self, req: Req, num_new: int) -> Int32Array | None:
         """Slots for positions [length, length + num_new), evicting if needed; None if there is no room."""
@@ -228,13 +234,19 @@ class KVManager:
         req.kv.length = req.kv.protected_len = 0
         return node
 
-    def checkpoint(self, req: Req) -> None:
-        """Leave the state behind a chunk that was just published to the cache, if it is wanted there.
+    def checkpoint(self, req: Req, step: StateStep | None) -> None:
+        """Leave the states of a chunk that was just published to the cache: those inside, and the one behind it if it
+        is wanted there.
 
         A state that is not wanted in particular is left while slots are free, for long prompts.
         """
         kv, states = req.kv, self.states
-        if states is None or kv.state_len == req.known_len:
+        if states is None or step is None:
+            return
+        for cut in step.cuts:
+            node = self.cache.node_at(req.ids[: cut.length], req.namespace)
+            states.keep_cut(node, cut, kv.cuts.pop(cut.length))
+        if kv.state_len == req.known_len:
             return  # the next step decodes in place
         node, uses = self._state_node(req), kv.cuts.pop(kv.state_len, 0)
         if uses or (node is not None and states.slots.available() and tokens_since_state(node) >= FREE_GAP):

@@ -45,8 +45,8 @@ class KVState:
         state_node: node whose state that is, pinned; None if the slot is the request's own, or slot 0.
         spare_slot: second slot of its own, between which and `state_slot` decode steps alternate; 0 for none.
         spare_len: number of tokens after which the spare slot holds the state.
-        cuts: lengths at which a chunk ends and leaves its state to the cache -> number of requests that are expected
-            to use it. Written by `Checkpoints`.
+        cuts: lengths at which a chunk leaves its state to the cache -> number of requests that are expected to use it.
+            Written by `Checkpoints`.
     """
 
     req_pool_idx: int = 0

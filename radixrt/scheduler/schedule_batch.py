@@ -176,6 +176,7 @@ def extend_batch(
         shared_rows=shared.rows,
         state_src=pack_i32([state.src for state in states]) + pack_i32(slots.state_src),
         state_dst=pack_i32([state.dst for state in states]) + pack_i32(slots.state_dst),
+        state_cuts=_state_cuts(chunks),
     )
     return ScheduleBatch(
         step_id, step, sampled, [chunks[i].req for i in scored], reqs, now, grammar_rows, scores.rows, pooled.rows
@@ -263,6 +264,17 @@ class _Pooled:
                     spans += [first + position - chunk.start, 1]
             first += len(chunk.slots)
         self.spans = pack_i32(spans)
+
+
+def _state_cuts(chunks: list[Chunk]) -> bytes:
+    """Column of `ForwardStep`: the states that chunks leave inside."""
+    cuts = [
+        number
+        for row, chunk in enumerate(chunks)
+        for cut in (chunk.state.cuts if chunk.state is not None else ())
+        for number in (row, cut.length - chunk.start, cut.slot)
+    ]
+    return pack_i32(cuts)
 
 
 def _chunk_ids(chunk: Chunk) -> Int32Array:

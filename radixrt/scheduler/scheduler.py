@@ -281,7 +281,7 @@ class Scheduler:
                 req.state = RUNNING  # also a row of a group, which samples nothing
             # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(req)
-            self._kv.checkpoint(req)
+            self._kv.checkpoint(req, chunk.state)
             if req.call is not None:
                 self.programs.lease_fork(req.call, req.known_ids, req.namespace, req.kv.length)
         self.counters.step_tokens.observe(batch.num_tokens)

@@ -9,7 +9,9 @@ copied. `req.kv.state_slot` holds the state after `state_len` tokens. The slot i
     its own       the next step reads and writes it, in place
 
 A checkpoint hands the request's own slot to a node (`checkpoint`): the request goes on from there as after a match. So
-a request needs one slot at any time, and a second one only within the step that reads a node's.
+a request needs one slot at any time, and a second one only within the step that reads a node's. States inside a chunk
+are written to more slots (`cut`), which nodes get as soon as they exist (`keep_cut`). These slots are free ones or
+those of states that are worth less; where there is none, the chunk ends at its checkpoint.
 
 A step never writes a slot that another row of it reads: pins that a step has used end when the step is decided, so what
 is evicted meanwhile is not read by it. Steps in flight do not matter: they run before.
@@ -35,11 +37,28 @@ from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.req import KVState, Req
 
 
+class StateCut(NamedTuple):
+    """A state that a chunk leaves inside: that after the sequence's first `length` tokens, in a slot of its own.
+
+    Attributes:
+        clock: `NodeStates.clock` before anything was evicted for states of the chunk.
+    """
+
+    length: int
+    slot: int
+    clock: float
+
+
 class StateStep(NamedTuple):
-    """State slots of one row of a step: the one that it reads, and the one that it writes."""
+    """State slots of one row of a step: the one that it reads, and the one that it writes.
+
+    Attributes:
+        cuts: states that it also writes, in ascending order.
+    """
 
     src: int
     dst: int
+    cuts: list[StateCut]
 
 
 class StateManager:
@@ -115,7 +134,40 @@ class StateManager:
         kv.state_node = None
         return True
 
-    def extend(self, kv: KVState, num_new: int) -> StateStep:
+    def cut(self, kv: KVState, num_new: int) -> list[StateCut]:
+        """Allocate slots for the checkpoints inside a chunk, for which `make_room` has returned True.
+
+        Returns:
+            The states to leave, in ascending order, up to the first one for which there is no slot.
+        """
+        needs_slot = kv.state_node is not None or kv.state_slot == ZERO_STATE
+        before = kv.state_len if needs_slot else deepest_state(kv.last_node, kv.protected_len, kv.state_len)[1]
+        cuts: list[StateCut] = []
+        clock = self.nodes.clock
+        for length in sorted(kv.cuts):
+            if not kv.state_len < length < kv.state_len + num_new:
+                continue
+            rank = self.nodes.rank_of(length - before, kv.cuts[length], clock)
+            if self.slots.available() <= needs_slot and not self.nodes.evict(below=rank):
+                break
+            slot = self.slots.alloc()
+            assert slot is not None  # one is free
+            cuts.append(StateCut(length, slot, clock))
+            before = length
+        return cuts
+
+    def drop_cuts(self, cuts: list[StateCut]) -> None:
+        """Free the slots of states that are not computed after all."""
+        for cut in cuts:
+            self.slots.free(cut.slot)
+
+    def keep_cut(self, node: TreeNode | None, cut: StateCut, uses: int) -> None:
+        """Give the node in which a cut's tokens end its state; the slot is free again if there is no such node, or it
+        has a state already."""
+        if node is None or not self.nodes.attach(node, cut.slot, uses, cut.clock):
+            self.slots.free(cut.slot)
+
+    def extend(self, kv: KVState, num_new: int, cuts: list[StateCut]) -> StateStep:
         """Advance the state by a chunk, for which `make_room` has returned True; returns the chunk's slots."""
         src = kv.state_slot
         if kv.state_node is not None or src == ZERO_STATE:
@@ -126,7 +178,7 @@ class StateManager:
                 kv.state_node = None
             kv.state_slot = dst
         kv.state_len += num_new
-        return StateStep(src, kv.state_slot)
+        return StateStep(src, kv.state_slot, cuts)
 
     def decode(self, reqs: list[Req]) -> tuple[Int32Array, Int32Array]:
         """Advance the states of decode rows by a token each; returns the slots that they read and write, int32[rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from msgspec.structs import replace
 
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardMode
 from radixrt.messages.runner import ForwardStep
@@ -33,6 +34,23 @@ def test_rows_of_a_step() -> None:
         assert states is not None
         assert states.lens is None, "as in a captured step"
         assert states.starts.tolist() == [0, 1, 2]
+
+
+def test_rows_are_divided_where_they_leave_states() -> None:
+    builder = BatchBuilder(4, 16, torch.device("cpu"))
+    cuts = pack_i32([0, 1, 4, 0, 3, 5, 1, 1, 6])
+    states = builder.build(replace(step(ForwardMode.EXTEND, [4, 2]), state_cuts=cuts)).states
+    assert states is not None
+    assert states.src.tolist() == [0, 4, 5, 7, 6]
+    assert states.dst.tolist() == [4, 5, 3, 6, 7]
+    assert states.starts.tolist() == [0, 1, 3, 4, 5, 6]
+    assert states.lens is not None
+    assert states.lens.tolist() == [1, 2, 1, 1, 1]
+    assert states.chains is not None
+    assert states.chains.tolist() == [0, 3, 5]
+    assert [wave.tolist() for wave in states.waves()] == [[0, 3], [1, 4], [2]]
+    waves = [(tokens.tolist(), rows.src.tolist(), rows.starts.tolist()) for tokens, rows in states.divided()]
+    assert waves == [([0, 4], [0, 7], [0, 1, 2]), ([1, 2, 5], [4, 6], [0, 2, 3]), ([3], [5], [0, 1])]
 
 
 def test_a_capture_has_the_scratch_slot_or_static_buffers() -> None:

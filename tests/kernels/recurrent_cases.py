@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -131,3 +131,29 @@ def check_short_conv(ops: RecurrenceOps, device: str, lens: list[int], *, decode
         expected = RecurrenceOps().short_conv(bcx, weight, pool, rows)
         torch.testing.assert_close(ops.short_conv(bcx, weight, found_pool, rows), expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found_pool, pool)
+
+
+def check_chains(ops: RecurrenceOps, device: str, dtype: torch.dtype, dim: int = 16) -> None:
+    """Rows that go on from one another leave exactly the states, and have exactly the results, of separate steps."""
+    lens, src, dst, chains = [1, 40, 2, 33, 1, 5], [3, 4, 5, 0, 6, 7], [4, 5, 3, 2, 7, 6], [0, 3, 4, 6]
+    rows = replace(make_rows(device, lens, src, dst), chains=np.array(chains))
+    case = make_case(device, (1, 2), dim, dtype, rows, 9)
+    generator, channels = torch.Generator().manual_seed(3), 64
+    weight = torch.randn(channels, 3, generator=generator).to(device, dtype)
+    short_pool = torch.randn(9, channels, 2, generator=generator).to(device, dtype)
+    bcx = torch.randn(sum(lens), 3 * channels, generator=generator).to(device, dtype)
+
+    def compute(at: torch.Tensor, part: StateRows, pools: list[torch.Tensor]) -> list[torch.Tensor]:
+        net = ops.gated_delta_net(case.projected[at], case.shape, case.weights, pools[0], pools[1], part)
+        return [net, ops.short_conv(bcx[at], weight, pools[2], part)]
+
+    pools, expected_pools = ([x.clone() for x in (case.conv_pool, case.states, short_pool)] for _ in range(2))
+    found = compute(torch.arange(sum(lens), device=device), rows, pools)
+    expected = [torch.empty_like(x) for x in found]
+    for wave in ([0, 3, 4], [1, 5], [2]):
+        part = make_rows(device, *([column[row] for row in wave] for column in (lens, src, dst)))
+        at = torch.cat([torch.arange(sum(lens[:row]), sum(lens[: row + 1]), device=device) for row in wave])
+        for to, result in zip(expected, compute(at, part, expected_pools), strict=True):
+            to[at] = result
+    for mine, theirs in zip([*found, *pools], [*expected, *expected_pools], strict=True):
+        assert torch.equal(mine, theirs)

@@ -15,6 +15,7 @@ from tests.kernels.recurrent_cases import (
     F32,
     LENGTHS,
     Case,
+    check_chains,
     check_short_conv,
     check_step,
     make_case,
@@ -64,3 +65,8 @@ def test_dims_without_a_kernel(ops: RecurrenceOps) -> None:
 @pytest.mark.parametrize("decode", [True, False])
 def test_short_conv(ops: RecurrenceOps, decode: bool) -> None:
     check_short_conv(ops, "cpu", [1, 1, 1] if decode else [1, 20, 2], decode=decode)
+
+
+@pytest.mark.usefixtures("no_reference")
+def test_rows_that_go_on_from_one_another(ops: RecurrenceOps) -> None:
+    check_chains(ops, "cpu", F32)

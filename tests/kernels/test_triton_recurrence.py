@@ -12,6 +12,7 @@ from tests.kernels.recurrent_cases import (
     F32,
     LENGTHS,
     TAPS,
+    check_chains,
     check_short_conv,
     check_step,
     make_case,
@@ -71,3 +72,7 @@ def test_verified(triton_device: str, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("decode", [True, False])
 def test_short_conv(triton_device: str, decode: bool) -> None:
     check_short_conv(make_ops(), triton_device, [1, 1, 1] if decode else [1, 20, 2], decode=decode)
+
+
+def test_rows_that_go_on_from_one_another(triton_device: str) -> None:
+    check_chains(make_ops(), triton_device, F16 if triton_device == "cpu" else BF16)

@@ -11,6 +11,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from radixrt.forward_batch.state_rows import StateRows
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights, RecurrenceOps
 from radixrt.messages.state_slots import SCRATCH_STATE, ZERO_STATE
+from tests.kernels.recurrent_cases import check_chains
 
 SHAPE = GatedDeltaShape(k_heads=2, v_heads=4, k_dim=16, v_dim=8)
 TAPS, SLOTS = 4, 12
@@ -123,3 +124,8 @@ def test_short_conv_gates_before_and_behind() -> None:
     expected = behind * theirs.causal_conv1d_fn((before * x).T[None], weight)[0].T
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(pool[2], (before * x)[-2:].T)
+
+
+@torch.inference_mode()
+def test_rows_that_go_on_from_one_another() -> None:
+    check_chains(RecurrenceOps(), "cpu", torch.float32)

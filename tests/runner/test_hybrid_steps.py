@@ -32,6 +32,7 @@ class Row:
     Attributes:
         slots: KV slots of all its positions; those of new tokens from `stored` on are written.
         state: slots that are read and written.
+        cuts: numbers of new tokens after which the state is also written, and the slots.
     """
 
     place: int
@@ -40,6 +41,7 @@ class Row:
     state: tuple[int, int]
     slots: list[int] = field(default_factory=list)
     stored: int = 0
+    cuts: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Steps:
@@ -74,6 +76,7 @@ class Steps:
             samples=b"" if decode else bytes([1] * len(rows)), row_writes=writes,
             sampling_rows=[greedy(r.place) for r in rows if r.place not in self._begun],
             state_src=pack_i32([r.state[0] for r in rows]), state_dst=pack_i32([r.state[1] for r in rows]),
+            state_cuts=pack_i32([n for i, r in enumerate(rows) for cut in r.cuts for n in (i, *cut)]),
         )  # fmt: skip
         self._begun |= {row.place for row in rows}
         for row in rows if decode else ():
@@ -151,6 +154,28 @@ def test_a_fork_and_replayed_tokens(folder: Path) -> None:
         expect(made.run(rows, decode=True), folder, [row.tokens for row in rows])
         pools = [tensor for layer in states_of(made) for tensor in (layer.conv, layer.recurrent)]
         assert not any(pool[ZERO_STATE].any() for pool in pools)
+
+
+@pytest.mark.parametrize("backend", ["torch_native", "cpu"])
+def test_states_inside_a_chunk_are_those_of_separate_steps(folder: Path, backend: str) -> None:
+    """One row leaves three states, from each of which another row goes on."""
+    with steps(folder, attention_backend=backend) as made:
+        row = None
+        for end, slot in ((30, 2), (31, 3), (60, 4), (79, 5), (80, 6)):
+            row = made.row(1, TOKENS[:end], row, (slot - 1 if row else ZERO_STATE, slot))
+            made.run([row])
+        whole = made.row(2, TOKENS[:80], None, (ZERO_STATE, 7))
+        other = made.row(3, TOKENS[5:25], None, (ZERO_STATE, 8))
+        whole.cuts = [(30, 9), (60, 10), (79, 11)]
+        expect(made.run([whole, other]), folder, [whole.tokens, other.tokens])
+        for layer in states_of(made):
+            for pool in (layer.conv, layer.recurrent):
+                for found, wanted in ((9, 2), (10, 4), (11, 5), (7, 6)):
+                    torch.testing.assert_close(pool[found], pool[wanted], atol=TOLERANCE, rtol=0)
+        forks = [made.row(i, [*TOKENS[:n], 9, i], whole, (slot, slot)) for i, (n, slot) in enumerate(whole.cuts, 4)]
+        for row, (n, _) in zip(forks, whole.cuts, strict=True):
+            row.slots, row.new = [*whole.slots[:n], *range(900 + 2 * row.place, 902 + 2 * row.place)], 2
+        expect(made.run(forks), folder, [row.tokens for row in forks])
 
 
 def states_of(made: Steps) -> list[Any]:

@@ -167,7 +167,7 @@ class FakeRunner:
         assert self.states or len(stored) == len(locs), "slot 0 is padding"
         assert len(set(idx.tolist())) == len(idx), "a row twice in one step"
         assert len(set(stored.tolist())) == len(stored), "a slot twice in one step"
-        src, dst = self._check_states(step, len(idx))
+        src, dst, cuts = self._check_states(step, extends)
         sampled: list[int] = []
         scored = unpack_i32(step.logprob_rows).tolist()
         prompt_logprobs = []
@@ -181,9 +181,11 @@ class FakeRunner:
             assert state is not None, "read a slot that was never written"
             self._check_prefix(row, length - new)
             row_slots = self.mirror[row, length - new : length]
-            for loc, slot, token in zip(
-                new_locs.tolist(), row_slots.tolist(), ids[at : at + new].tolist(), strict=True
+            for number, (loc, slot, token) in enumerate(
+                zip(new_locs.tolist(), row_slots.tolist(), ids[at : at + new].tolist(), strict=True)
             ):
+                if (i, number) in cuts:
+                    self.states[cuts[i, number]] = state
                 if token < 0:
                     token = self.future[row]
                     assert token >= 0, "a future token that was never sampled"
@@ -215,17 +217,23 @@ class FakeRunner:
             hidden=pack_f32(hidden),
         )  # fmt: skip
 
-    def _check_states(self, step: ForwardStep, rows: int) -> tuple[list[int], list[int]]:
-        """The columns of states are there if the model has any, no two rows write a slot, and none reads a slot that
-        another row writes."""
+    def _check_states(
+        self, step: ForwardStep, extends: np.ndarray
+    ) -> tuple[list[int], list[int], dict[tuple[int, int], int]]:
+        """The columns of states are there if the model has any, no slot is written twice, and no row reads a slot that
+        another row writes. The cuts are slots by row and number of new tokens."""
         src, dst = unpack_i32(step.state_src).tolist(), unpack_i32(step.state_dst).tolist()
-        assert len(src) == len(dst) == (rows if self.states else 0)
-        assert len(set(dst)) == len(dst), "a state slot is written twice in one step"
-        assert all(slot >= RESERVED_STATES for slot in dst), "a reserved state slot is written"
+        cuts = unpack_i32(step.state_cuts).reshape(-1, 3).tolist()
+        assert len(src) == len(dst) == (len(extends) if self.states else 0)
+        writers = dict(zip(dst, range(len(dst)), strict=True)) | {slot: row for row, _, slot in cuts}
+        assert len(writers) == len(dst) + len(cuts), "a state slot is written twice in one step"
+        assert all(slot >= RESERVED_STATES for slot in writers), "a reserved state slot is written"
         assert SCRATCH_STATE not in src, "the scratch slot is read"
-        writers = {slot: row for row, slot in enumerate(dst)}
         assert all(writers.get(slot, row) == row for row, slot in enumerate(src)), "a row reads what another one writes"
-        return src, dst
+        assert not {slot for _, _, slot in cuts} & set(src), "a cut overwrites a state before it is read"
+        assert [cut[:2] for cut in cuts] == sorted(cut[:2] for cut in cuts)
+        assert all(0 < count < extends[row] for row, count, _ in cuts)
+        return src, dst, {(row, count): slot for row, count, slot in cuts}
 
     def _check_order(self, seq_lens: np.ndarray, extends: np.ndarray) -> None:
         """Rows stand as `split_extend` cuts: no row is in a part before one that it should be behind."""

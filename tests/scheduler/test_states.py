@@ -62,6 +62,49 @@ def test_branches_of_a_hinted_fork_compute_their_prefix_once() -> None:
     assert computed(h, *(PREFIX + branch for branch in BRANCHES), program=hint) == 300 + 8 * 50
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_states_inside_a_prompt_cost_no_step(depth: int) -> None:
+    h = make(depth=depth)
+    run(h, PREFIX + BRANCHES[0], max_tokens=1, program=ProgramHint("p", fork_len=300, siblings=8))
+    assert h.scheduler.counters.extend_steps == 1
+    assert cuts_of(h) == [(0, 300), (0, 349)]
+    assert computed(h, PREFIX + BRANCHES[0], PREFIX + BRANCHES[1]) == 1 + 50
+
+
+def test_replayed_tokens_and_new_ones_are_one_chunk() -> None:
+    """The second branch leaves the state where the first one's keys end, and that before its own last token."""
+    h = make()
+    computed(h, PREFIX + BRANCHES[0], PREFIX + BRANCHES[1])
+    assert h.scheduler.counters.extend_steps == 2
+    assert cuts_of(h)[1:] == [(0, 300), (0, 349)]
+    assert replayed(h) == 300
+
+
+def test_a_chunk_ends_where_there_is_no_slot_for_a_second_state() -> None:
+    """One slot: the request needs it for itself. Two: one of them is for the state that saves most."""
+    one = make(num_states=2 + 1)
+    computed(one, *[PREFIX] * 3)
+    assert one.scheduler.counters.extend_steps == 2 * 3
+    assert one.runner.tokens_computed == 3 * 300
+    assert cuts_of(one) == []
+    two = make(num_states=2 + 2, max_running_requests=1)
+    assert computed(two, *[PREFIX] * 3) == 300 + 2
+    assert computed(two, tokens(1, 64)) == 64
+    assert cuts_of(two) == [(0, 299)], "64 tokens are not worth the state of 299"
+    assert computed(two, PREFIX) == 1
+
+
+def cuts_of(h: Harness) -> list[tuple[int, int]]:
+    """Rows and lengths of the states that chunks have left inside."""
+    found = []
+    for step in h.steps:
+        before = unpack_i32(step.seq_lens) - (unpack_i32(step.extend_lens) if step.extend_lens else 1)
+        found += [
+            (row, int(before[row]) + count) for row, count, _ in unpack_i32(step.state_cuts).reshape(-1, 3).tolist()
+        ]
+    return found
+
+
 def test_without_a_hint_the_second_branch_leaves_the_state_for_all_later_ones() -> None:
     h = make()
     prompts = [PREFIX + branch for branch in BRANCHES]
@@ -247,7 +290,7 @@ def test_a_token_that_is_taken_back_costs_nothing_while_there_are_spare_slots() 
     assert replayed(spare) == 0
     # Without a spare slot a request goes on from the state behind its prompt of 100 tokens, not from the beginning.
     assert replayed(none) > 0
-    assert max(max(unpack_i32(step.extend_lens), default=0) for step in none.steps) < 100
+    assert max(max(unpack_i32(step.extend_lens), default=0) for step in none.steps[1:]) < 100
     one_step = jumping(2 + 16 + 6, depth=1)
     assert replayed(one_step) == 0
     decodes = [step for step in one_step.steps if step.mode == DECODE]

@@ -160,20 +160,20 @@ def convolve_heads(
 
 def short_conv(
     bcx: torch.Tensor, weight: torch.Tensor, pool: torch.Tensor, src: torch.Tensor, dst: torch.Tensor,
-    starts: torch.Tensor, chunks: tuple[torch.Tensor, torch.Tensor] | None, *, early: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    starts: torch.Tensor, chunks: tuple[torch.Tensor, torch.Tensor] | None, out: torch.Tensor, *, early: bool = False,
+) -> None:  # fmt: skip
     """Compute `RecurrenceOps.short_conv`; nothing is read by the host.
 
     Args:
         bcx: [T, 3 * channels], the features of a token contiguous.
         weight, pool, src, dst, starts, chunks: as for `convolve_heads`; chunks is None if each row has one token.
+        out: [T, channels], contiguous; the tokens of the chunks are written.
         early: see `CudaOps`.
     """
     size, taps = weight.shape
-    out = torch.empty(bcx.shape[0], size, dtype=bcx.dtype, device=bcx.device)
     programs = len(src if chunks is None else chunks[0])
     if not programs:
-        return out
+        return
     tokens, block = (1, SINGLE_CHANNELS) if chunks is None else (TOKENS, CHANNELS)
     parts = 1 if chunks is None else CHUNK // TOKENS
     _short_conv_kernel[(triton.cdiv(size, block), programs, parts)](
@@ -181,4 +181,3 @@ def short_conv(
         triton.next_power_of_2(taps), tokens, block, chunks is not None, early,
         num_warps=max(1, tokens * block // ELEMENTS_PER_WARP), launch_pdl=early,
     )  # fmt: skip
-    return out
