@@ -1,4 +1,4 @@
-"""A real server that tells all it can: lines of JSON, a throughput line, traces by OTLP, metrics of its processes."""
+"""A real server that tells all it can: JSON lines, a throughput line, traces by OTLP, and metrics for a dashboard."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from tests.deploy.prometheus import DASHBOARD, binary, queries, running
-from tests.process.helpers import generate, workers
-from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for, wait_idle
+from tests.process.helpers import generate
+from tests.server_process import LIMIT_S, ServerProcess, wait_for, wait_idle
 
 pytest.importorskip("opentelemetry.sdk", reason="the traces are an extra: pip install 'radixrt[otel]'")
 
@@ -199,24 +199,3 @@ def test_every_query_of_the_dashboard_has_a_result(server: ServerProcess) -> Non
         assert not empty, "\n".join(empty)
         rules = prometheus.get("rules")["groups"][0]["rules"]
         assert {rule["health"] for rule in rules} == {"ok"}, rules
-
-
-def test_metrics_of_processes_follow_a_restart(server: ServerProcess) -> None:
-    def pids() -> dict[str, float]:
-        pattern = re.compile(r'radixrt_process_start_time_seconds\{process="(.+)"\} (\S+)')
-        return {found[1]: float(found[2]) for found in map(pattern.fullmatch, metrics(server.url)) if found}
-
-    generate(server)
-    wait_idle(server.url)
-    before = pids()
-    assert set(before) == {"main", "tokenizer", "scheduler", "ModelRunner"}
-    assert "radixrt_generation_tokens_total 0.0" not in metrics(server.url)
-    workers(server)["scheduler"].kill()
-    assert wait_for(lambda: pids().get("scheduler", 0) > before["scheduler"])
-    assert wait_for(lambda: httpx.get(f"{server.url}/ready", timeout=LIMIT_S).status_code == 200)
-    assert generate(server).status_code == 200
-    assert wait_for(lambda: "radixrt_generation_tokens_total 4.0" in metrics(server.url))  # from zero again
-    assert "radixrt_inter_token_latency_seconds_count 3.0" in metrics(server.url)
-    assert pids()["ModelRunner"] == before["ModelRunner"]
-    failure = next(line for line in lines(server) if line["level"] == "error")
-    assert "the scheduler process" in failure["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import radixrt
 from radixrt.engine.restarts import ExitCode
 from radixrt.errors import EngineError
 from tests.process.helpers import generate, gone, wait_requests, workers
-from tests.server_process import LIMIT_S, ServerProcess, wait_for, wait_idle
+from tests.server_process import LIMIT_S, ServerProcess, metrics, wait_for, wait_idle
 
 PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
 LONG = {"temperature": 0, "max_tokens": 1500, "ignore_eos": True}
@@ -88,13 +89,19 @@ def ready(server: ServerProcess) -> bool:
     return httpx.get(f"{server.url}/ready", timeout=LIMIT_S).status_code == 200
 
 
+def start_times(server: ServerProcess) -> dict[str, float]:
+    """Return when each process was started, by its name in the metrics."""
+    pattern = re.compile(r'radixrt_process_start_time_seconds\{process="(.+)"\} (\S+)')
+    return {found[1]: float(found[2]) for found in map(pattern.fullmatch, metrics(server.url)) if found}
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("kind", list(NAMES))
 def test_a_failed_process_is_started_anew(
     server: ServerProcess, expected: list[int], kind: str, how: signal.Signals
 ) -> None:
     seen = len(server.lines)
-    before = workers(server)
+    before, started = workers(server), start_times(server)
     stream = Streaming(server)
     stream.start()
     assert stream.begun.wait(LIMIT_S)
@@ -117,6 +124,11 @@ def test_a_failed_process_is_started_anew(
     assert how_seen in line
     assert f"restarting {' and '.join(NAMES[name] for name in restarted)}" in line
     assert line.rstrip().endswith(": 1") or ": 1;" in line, "one open request"
+    now = start_times(server)
+    assert {name for name in now if now[name] > started[name]} == {NAMES[name] for name in restarted}
+    if "scheduler" in restarted:  # its counters began at zero
+        assert wait_for(lambda: f"radixrt_generation_tokens_total {SHORT['max_tokens']}.0" in metrics(server.url))
+        assert f"radixrt_inter_token_latency_seconds_count {SHORT['max_tokens'] - 1}.0" in metrics(server.url)
 
 
 def test_stopped_child_of_a_killed_worker_goes_with_it(server: ServerProcess) -> None:

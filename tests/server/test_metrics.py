@@ -114,7 +114,8 @@ def test_processes_are_shown_by_name(caller: Caller, engine: FakeEngine) -> None
     assert value(caller, 'process_resident_memory_bytes{process="main"}') > 2**20
     text = caller.metrics()
     assert 'radixrt_process_cpu_seconds_total{process="scheduler"}' in text
-    assert "gone" not in text
+    assert 'start_time_seconds{process="gone"}' not in text
+    assert 'radixrt_restarts_total{process="gone"} 0.0' in text  # so that its first restart is an increase
     assert re.search(r"^process_resident_memory_bytes \d", text, re.MULTILINE)
     assert re.search(r'^radixrt_build_info{python="3[^"]+",torch="\d[^"]+",version="[^"]+"} 1.0$', text, re.MULTILINE)
     assert 'radixrt_engine_info{device="cpu",dtype="float32",model="/models/fake"} 1.0' in text
