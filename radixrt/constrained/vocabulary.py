@@ -61,6 +61,7 @@ class Vocabulary:
         self._texts: list[str | None] = [None] * vocab_size  # of those seen; strings, which the collector never walks
         self._parts: dict[int, tuple[str | None, bytes]] = {}
         self._token_sets: dict[CharSet, TokenSet] = {}
+        self._longest_runs: dict[CharSet, int] = {}
         self._guard_ids = self._find_guard()
 
     @classmethod
@@ -187,6 +188,25 @@ class Vocabulary:
             while len(self._token_sets) >= MAX_TOKEN_SETS:
                 self._token_sets.pop(next(iter(self._token_sets)))
             found = self._token_sets[chars] = good.astype(np.uint8).tobytes()
+        return found
+
+    def longest_run(self, chars: CharSet) -> int:
+        """Return a bound on the characters of these that a text token begins with, however many tokens there are.
+
+        A character outside of ASCII counts as one of these if any is, and as each of its bytes.
+        """
+        found = self._longest_runs.get(chars)
+        if found is None:
+            table = np.zeros(256, bool)
+            for first, last in chars.pairs():
+                table[first : min(last, LAST_ASCII) + 1] = True
+            table[LAST_ASCII + 1 :] = bool(chars & _NOT_ASCII)
+            data, starts = self._joined
+            others = np.append(np.flatnonzero(~table[data]), len(data))
+            ends = np.minimum(others[np.searchsorted(others, starts[:-1])], starts[1:])
+            while len(self._longest_runs) >= MAX_TOKEN_SETS:
+                self._longest_runs.pop(next(iter(self._longest_runs)))
+            found = self._longest_runs[chars] = int((ends - starts[:-1]).max(initial=0))
         return found
 
     @cached_property

@@ -73,6 +73,14 @@ class Completions:
         chars = CharSet(()) if pending else self._recognizer.looping_chars(state)
         return self._vocabulary.tokens_of(chars)
 
+    def with_small_counts(self, parser_state: ParserState) -> ParserState:
+        """A parser state with the same mask, common to all that differ in counts beyond the length of a token."""
+        state, pending = parser_state
+        if pending:
+            return parser_state
+        small = self._recognizer.with_small_counts(state, self._vocabulary.longest_run)
+        return parser_state if small is state else (small, b"")
+
     def closing(self, parser_state: ParserState) -> list[int]:
         """Tokens of a shortest completion; read-only."""
         state, pending = parser_state

@@ -29,6 +29,7 @@ class CachedState:
     Attributes:
         state: the parser state; None at the beginning of a text.
         row: the mask, read only.
+        row_bytes: its size, 0 where it is another state's.
         forced: the tokens that the grammar forces.
         may_end, must_end: see `Matcher`.
         safe: with this many remaining tokens or more the text can be completed; an upper bound until `is_exact`.
@@ -36,11 +37,12 @@ class CachedState:
         loops: the text tokens that the mask allows and that lead back to this state.
     """
 
-    __slots__ = ("after", "forced", "is_exact", "loops", "may_end", "must_end", "row", "safe", "state")
+    __slots__ = ("after", "forced", "is_exact", "loops", "may_end", "must_end", "row", "row_bytes", "safe", "state")
 
     def __init__(self, state: ParserState | None) -> None:
         self.state = state
         self.row: Bitmask | None = None
+        self.row_bytes = 0
         self.forced: list[int] | None = None
         self.may_end: bool | None = None
         self.must_end: bool | None = None
@@ -96,10 +98,18 @@ class MaskCache:
     def put(self, state: ParserState, row: Bitmask) -> CachedState:
         """Store the mask of a parser state; returns its entry."""
         known = self.at(state)
-        self._num_bytes += row.nbytes if known.row is None else 0
+        if known.row is None:
+            known.row_bytes = row.nbytes
+            self._num_bytes += row.nbytes
         known.remember(row)
         self._shrink()
         return known
+
+    def share(self, state: CachedState, other: CachedState) -> None:
+        """Give a state the mask of another one that allows the same tokens."""
+        assert other.row is not None
+        state.remember(other.row)
+        state.may_end = other.may_end
 
     def connect(self, state: CachedState, token: int, after: CachedState) -> None:
         """Remember the state after a token that the mask of the first state allows."""
@@ -125,9 +135,10 @@ class MaskCache:
     def _shrink(self) -> None:
         while self._num_bytes > self._max_bytes and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
-            self._num_bytes -= STATE_BYTES + (0 if oldest.row is None else oldest.row.nbytes)
+            self._num_bytes -= STATE_BYTES + oldest.row_bytes
             self._num_bytes -= 0 if oldest.loops is None else len(oldest.loops)
             oldest.row = oldest.loops = None  # transitions to it may be remembered for some time
+            oldest.row_bytes = 0
 
     @property
     def num_bytes(self) -> int:

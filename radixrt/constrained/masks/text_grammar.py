@@ -175,18 +175,22 @@ class TextGrammar(Grammar):
 
     def _find_mask(self) -> Bitmask:
         """The mask of this parser state, common to all requests of the constraint."""
-        state = self._path[-1].state
-        if state is not None:
-            known = self._path[-1] = self._template.masks.at(state)  # this entry may have been evicted
-            if known.row is not None:
-                return known.row
-        row, may_end = self._asking(self._template.mask_of)
+        template, state = self._template, self._path[-1].state
         if state is None:
+            row, self._path[-1].may_end = self._asking(template.mask_of)
             self._path[-1].remember(row)
-        else:
-            self._template.masks.put(state, row)
-        self._path[-1].may_end = may_end
-        return row
+            return row
+        known = self._path[-1] = template.masks.at(state)  # this entry may have been evicted
+        if known.row is None:
+            small = template.completions.with_small_counts(state)
+            common = known if small is state else template.masks.at(small)
+            if common.row is None:
+                row, common.may_end = self._asking(template.mask_of)
+                common = template.masks.put(small, row)
+            if common is not known:
+                template.masks.share(known, common)
+        assert known.row is not None
+        return known.row
 
     def accept(self, token: int) -> bool:
         if self._ended:

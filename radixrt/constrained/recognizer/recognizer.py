@@ -11,7 +11,7 @@ pattern jumps to the next character that matters.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from radixrt.constrained.recognizer.frames import Closure, Frame, Item, Recogniz
 from radixrt.constrained.recognizer.pushdown import SPECIAL, TEXT, Pieces, Program, Spelling, joined
 from radixrt.constrained.regex import EMPTY, EPSILON, CharSet, Regex, RegexTooComplex, derive, is_empty
 from radixrt.constrained.regex.charset import partition
+from radixrt.constrained.regex.counts import small_counts
 from radixrt.errors import InvariantError
 
 __all__ = ["Closing", "Recognizer", "RecognizerTooComplex", "State"]
@@ -195,6 +196,26 @@ class Recognizer:
             if self._step(state, chr(one.edges[0])) is state:
                 found = found | one
         return found
+
+    def with_small_counts(self, state: State, longest: Callable[[CharSet], int]) -> State:
+        """Return a state that allows the same next tokens, in which repetitions count no further than a token can.
+
+        Which tokens may come next does not depend on how many more than a token's length of items are still to come.
+
+        Args:
+            longest: a bound on the characters of a set that a token can begin with.
+        """
+        items = []
+        for node, progress, frame in state.items:
+            small = small_counts(progress, longest) if isinstance(progress, Regex) else progress
+            items.append((node, small, frame))
+        if all(small is progress for (_, small, _), (_, progress, _) in zip(items, state.items, strict=True)):
+            return state
+        content = frozenset(items), state.complete
+        small_state = self._states.get(content)
+        if small_state is None:
+            small_state = self._states[content] = State(*content)
+        return small_state
 
     def first_char(self, state: State, low: int, high: int) -> str | None:
         """A character from code point low to high that may come next, one with the shortest completion."""

@@ -507,6 +507,47 @@ def test_what_is_remembered_changes_nothing(name: str, backend: BackendName, bac
     assert cold.masks.num_bytes < 2 * STATE_BYTES + one.mask().nbytes + len(backends.vocabulary.table)
 
 
+COUNTED = {
+    "at least": r"[a-z]{60,}[0-9]",
+    "at most": r'"[^"\\]{0,250}"',
+    "between": r"[a-z]{3,50}[a-m]{20}!?",
+    "other letters": r"[é-ú日-本]{100,105}x",
+    "several characters": r"([a-c][0-9]|zz){30,40}[0-9]*",
+    "one string": r"(ab){80}c",
+    "escapes": r'"([a-z]|\\[nrt"]){0,64}"',
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_longer_than_a_token_share_masks(name: str, backend: BackendName, backends: Backends) -> None:
+    """Each mask is that of a matcher that shares nothing; and most of them are one and the same array."""
+    vocabulary = backends.vocabulary
+    productions = Productions({"start": Term(parse_regex(COUNTED[name], search=False))})
+    common, alone = template(productions, backends, backend), template(productions, backends, backend)
+    rows: dict[int, Bitmask] = {}
+    states = set()
+    for seed in (1,) if backend == "xgrammar" else (0, 1):
+        grammar, matcher = common.new(), alone.matcher()
+        generator = random.Random(seed)
+        while not grammar.is_terminated():
+            row = grammar.mask()
+            np.testing.assert_array_equal(row, alone.mask_of(matcher)[0])
+            rows[id(row)] = row
+            states.add(grammar._path[-1].state)
+            choices = np.flatnonzero(np.unpackbits((row & ~vocabulary.eos_mask).view(np.uint8), bitorder="little"))
+            if not len(choices):
+                break
+            short = [token for token in choices if len(vocabulary.table[token]) <= 3] if seed else []
+            token = int(generator.choice(short or list(choices)))
+            assert grammar.accept(token)
+            assert matcher.accept(token)
+            if len(grammar._path) > 150:
+                break
+    if name != "one string":
+        assert len(rows) < 0.8 * len(states)
+
+
 def test_tokens_within_a_string_lead_back_to_its_state(backends: Backends) -> None:
     """After the first of them, none is looked up in the recognizer any more."""
     vocabulary = backends.vocabulary
