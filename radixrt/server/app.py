@@ -28,8 +28,9 @@ from radixrt.server.http.errors import (
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
+from radixrt.server.openapi.description import describe
 from radixrt.server.request_groups import Service
-from radixrt.server.routes import management, probes, responses
+from radixrt.server.routes import documentation, management, probes, responses
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classify
 from radixrt.server.routes.completions import completions
@@ -78,6 +79,9 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/abort", management.abort),
     ("POST", "/release", management.release),
     ("POST", "/flush_cache", management.flush_cache),
+    ("GET", "/openapi.json", documentation.openapi),
+    ("GET", "/docs", documentation.docs),
+    ("GET", "/docs/{file}", documentation.docs_file),
 ]
 
 
@@ -107,6 +111,7 @@ def create_app(
     service = Service(client, config, model_name, dialect, tracing)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.service = service
+    app.state.describe = lambda: describe(ROUTES, needs_key=keys.has_keys)
     for method, path, handler in ROUTES:
         methods = ["GET", "HEAD"] if method == "GET" else [method]
         app.add_api_route(path, _bind(handler, service), methods=methods, response_model=None)

@@ -12,12 +12,13 @@ import httpx
 from radixrt.chat.dialect import Dialect
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
+from tests.server.conformance import check_exchange
 from tests.server.fake_engine import MODEL, FakeEngine
 from tests.server_process import without_model
 
 
 class Caller:
-    """Calls the application in-process, without sockets."""
+    """Calls the application in-process, without sockets. Every exchange is held to the OpenAPI description."""
 
     def __init__(self, engine: FakeEngine, config: ServerConfig | None = None, dialect: Dialect | None = None) -> None:
         self.engine = engine
@@ -29,7 +30,10 @@ class Caller:
             async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
                 return await client.request(method, path, **options)
 
-        return asyncio.run(go())
+        answer = asyncio.run(go())
+        if method != "HEAD":
+            check_exchange(method, answer.request.url.path, options.get("json"), answer)
+        return answer
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)

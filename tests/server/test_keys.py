@@ -187,8 +187,18 @@ def test_aborting_all_needs_an_admin(keyed: Caller) -> None:
 
 
 def test_unknown_path_needs_a_key_too(keyed: Caller) -> None:
-    check_error(keyed.get("/docs"), 401)
-    check_error(keyed.get("/docs", headers=ALICE), 404)
+    check_error(keyed.get("/unknown"), 401)
+    check_error(keyed.get("/unknown", headers=ALICE), 404)
+
+
+def test_the_description_needs_no_key(keyed: Caller) -> None:
+    """A browser has none to send with an address; the description says no more than radixrt's source."""
+    for path in ("/docs", "/docs/page.js", "/docs/page.css", "/openapi.json"):
+        assert keyed.get(path).status_code == 200
+    check_error(keyed.get("/docs/other"), 401)
+    paths = keyed.get("/openapi.json").json()["paths"]
+    assert paths["/v1/chat/completions"]["post"]["security"] == [{"bearer": []}, {"key": []}]
+    assert paths["/health"]["get"]["security"] == paths["/docs"]["get"]["security"] == []
 
 
 # --- isolation ---

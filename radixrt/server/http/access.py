@@ -5,8 +5,9 @@ from __future__ import annotations
 from radixrt.errors import RequestError
 from radixrt.server.tenants import NOBODY, Tenant
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Paths served without a key, which probes do not have."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css"})
+"""Paths served without a key, which probes and the address line of a browser do not have. The description of the routes
+says nothing that is not in radixrt's source."""
 
 ADMIN_PATHS = frozenset({"/metrics", "/flush_cache"})
 """Paths that show or change what concerns all tenants; they need the key of an admin."""

@@ -80,6 +80,11 @@ class KeyRing:
         self._known = self._read()
         logger.info("API keys reloaded: %s", ", ".join(tenant.name for _, tenant in self._known))
 
+    @property
+    def has_keys(self) -> bool:
+        """True if requests need a key."""
+        return bool(self._known)
+
     def identify(self, authorization: bytes, api_key: bytes = b"") -> Tenant:
         """Return the tenant whose key a request carries; `NOBODY` if it carries none that is known.
 
