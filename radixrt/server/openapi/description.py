@@ -19,11 +19,31 @@ from radixrt.sampling_params import SamplingParams
 from radixrt.server.http.access import ADMIN_PATHS, OPEN_PATHS
 from radixrt.server.http.errors import speaks_anthropic
 from radixrt.server.openapi.answer_types import ErrorBody, MessagesErrorBody
-from radixrt.server.openapi.operations import OPERATIONS, TAGS, Operation
+from radixrt.server.openapi.operations import ALIASES, OPERATIONS, TAGS, Operation
 from radixrt.server.openapi.schemas import Json, Schemas
 
 PARSED_LATER = {"response_format": ResponseFormat, "structured": StructuredOptions}
 """Types that parse fields whose JSON the body's own type keeps as it is."""
+
+_SCHEMA, _GRAMMAR = "JSON Schema of the output, as a value or as its text", "grammar whose sentence the output is"
+_REGEX, _CHOICES = "regular expression that matches the whole output", "texts of which the output is one"
+CONSTRAINTS = {
+    "response_format": "form of the output; all fields that state a constraint must state the same one",
+    "json_schema": _SCHEMA,
+    "guided_json": _SCHEMA,
+    "regex": _REGEX,
+    "guided_regex": _REGEX,
+    "choice": _CHOICES,
+    "choices": _CHOICES,
+    "guided_choice": _CHOICES,
+    "ebnf": _GRAMMAR,
+    "grammar": _GRAMMAR,
+    "guided_grammar": _GRAMMAR,
+    "structural_tag": "free text with structured parts, in xgrammar's format",
+    "structured_outputs": "a constraint in vLLM's form",
+    "structured": "options for enforcing the constraint",
+}
+"""Texts about fields that state constraints."""
 
 ABOUT = """Routes of this server. Unknown fields of a request are ignored, and named in the header
 `X-Radixrt-Ignored-Fields` of the answer, except on `/v1/responses`; null means "not given". Streams are server-sent
@@ -45,7 +65,8 @@ def describe(routes: Iterable[tuple[str, str, Any]], *, needs_key: bool) -> Json
     paths: Json = {}
     for method, path, handler in routes:
         one = OPERATIONS[method, path]
-        described = _operation(path, one, handler.__name__, schemas, needs_key=needs_key)
+        name = handler.__name__ + (path.replace("/", "_") if path in ALIASES else "")
+        described = _operation(path, one, name, schemas, needs_key=needs_key)
         paths.setdefault(path.replace(":path", ""), {})[method.lower()] = described
     _complete(schemas)
     return {
@@ -67,7 +88,7 @@ def _operation(path: str, one: Operation, name: str, schemas: Schemas, *, needs_
     made: Json = {
         "tags": [one.tag],
         "summary": one.summary,
-        "operationId": f"{name}_v1" if name == "classify" and path.startswith("/v1") else name,
+        "operationId": name,
         "parameters": [
             {"name": found, "in": "path", "required": True, "schema": {"type": "string"}}
             for found in re.findall(r"{(\w+)", path)
@@ -121,7 +142,7 @@ def _complete(schemas: Schemas) -> None:
     options = schemas.components[StructuredOptions.__name__]["properties"]
     for name, schema in options.items():
         options[name] = {"anyOf": [schema, {"type": "null"}]}
-    described = {**field_texts(StructuredOptions), **field_texts(SamplingParams)}
+    described = {**field_texts(StructuredOptions), **field_texts(SamplingParams), **CONSTRAINTS}
     refusing = {kind.__name__ for kind in _subclasses(UnsupportedFields)}
     for name, component in schemas.components.items():
         properties = component["properties"]

@@ -69,10 +69,6 @@ _PAGE: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
     "order": {"enum": ["asc", "desc"], "default": "desc"},
 }
-_CLASSIFY = Operation(
-    POOLING, "Scores of the labels of a classification model", classification_decoder, answers.Classification,
-    example={"input": "The food was cold."},
-)  # fmt: skip
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -126,8 +122,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         POOLING, "Relevance of documents to queries", score_decoder, answers.Scores,
         example={"text_1": "capital of France", "text_2": ["Paris", "London"]},
     ),
-    ("POST", "/classify"): _CLASSIFY,
-    ("POST", "/v1/classify"): _CLASSIFY,
+    ("POST", "/classify"): Operation(
+        POOLING, "Scores of the labels of a classification model", classification_decoder, answers.Classification,
+        example={"input": "The food was cold."},
+    ),
     ("POST", "/tokenize"): Operation(
         TOKENS, "Token ids of a prompt or a conversation", tokenize_decoder, answers.Tokens,
         example={"prompt": "Hello!"},
@@ -167,3 +165,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         MANAGEMENT, "Script and style of the page", media_type=("text/javascript", "text/css")
     ),
 }  # fmt: skip
+
+ALIASES = {
+    "/rerank": "/v1/rerank",
+    "/v2/rerank": "/v1/rerank",
+    "/score": "/v1/score",
+    "/v1/classify": "/classify",
+}
+"""Paths that are served as another one is."""
+
+OPERATIONS |= {("POST", alias): OPERATIONS["POST", path] for alias, path in ALIASES.items()}
