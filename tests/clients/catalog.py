@@ -37,6 +37,7 @@ CLIENTS = (
     Client("openai-3", (OPENAI,), "openai_python.py"),
     Client("openai-2", ("openai==2.54.0",), "openai_python.py"),
     Client("openai-1", ("openai==1.109.1",), "openai_python.py"),
+    Client("openai-agents", ("openai-agents==0.24.0", OPENAI), "openai_agents_python.py"),
     Client("anthropic-2", ("anthropic==2.12.0",), "anthropic_python.py"),
     Client("anthropic-1", ("anthropic==1.17.0",), "anthropic_python.py"),
     Client("anthropic-0", ("anthropic==0.125.0",), "anthropic_python.py"),

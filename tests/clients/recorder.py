@@ -66,7 +66,10 @@ class Recorder:
         exchange = Exchange(self._case, request.method, path, kept, await request.body())
         self.exchanges.append(exchange)
         asked = self._http.build_request(request.method, path, content=exchange.body, headers=headers)
-        answer = await self._http.send(asked, stream=True)
+        try:
+            answer = await self._http.send(asked, stream=True)
+        except httpx.TransportError as error:
+            return PlainTextResponse(f"the server cannot be reached: {error}", 502)
         exchange.status = answer.status_code
 
         async def pieces() -> AsyncIterator[bytes]:

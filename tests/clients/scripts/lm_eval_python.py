@@ -86,6 +86,13 @@ def completions_rolling():
 
 
 @case
+def completions_batches():
+    """Several prompts in a request, and several requests at a time."""
+    more = {**REMOTE, "num_concurrent": 2}
+    assert evaluate("local-completions", "completions", "colours", "--batch_size", "2", **more)["colours"]
+
+
+@case
 def chat_generate():
     assert evaluate("local-chat-completions", "chat/completions", "words", "--apply_chat_template")["words"]
 
