@@ -16,6 +16,9 @@ from radixrt.lang.core.state import State
 from radixrt.lang.errors import ProgramError, describe, hand_over
 from radixrt.lang.observe.run_log import ProgramUsage
 
+RETRY_S = 0.25
+"""Seconds before a failed item is run again; twice as many before each further time."""
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -50,16 +53,17 @@ class BatchItem:
 
 async def run_batch(
     name: str, one: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[State]], items: Iterable[Any], *,
-    concurrency: int, progress: bool | None, output: Any, resume: bool,
+    concurrency: int, progress: bool | None, output: Any, resume: bool, retries: int,
 ) -> list[BatchItem]:  # fmt: skip
     """See `Function.batch`."""
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise ProgramError(f"concurrency must be a whole number above 0, not {concurrency!r}")
+    for argument, number, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ProgramError(f"{argument} must be a whole number from {least} on, not {number!r}")
     results: dict[int, BatchItem] = {}
     done = {} if output is None else _read_back(Path(output), resume)
     remaining = enumerate(items)
     total = len(items) if isinstance(items, Sized) else None
-    with _Output(output) as file, _bar(name, total, progress) as bar:
+    with _Output(output) as file, _Bar(name, total, progress) as bar:
 
         async def work() -> None:
             for index, item in remaining:  # all workers share one iterator
@@ -67,8 +71,13 @@ async def run_batch(
                 if before is not None and before.input == _plain(item):
                     results[index] = before
                 else:
-                    results[index] = file.add(await _one(one, index, item))
-                bar.update()
+                    for attempt in range(retries + 1):
+                        result = await _one(one, index, item)
+                        if result.error is None or attempt == retries:
+                            break
+                        await asyncio.sleep(RETRY_S * 2**attempt)
+                    results[index] = file.add(result)
+                bar.add(results[index])
 
         workers = [
             asyncio.ensure_future(work()) for _ in range(concurrency if total is None else min(concurrency, total))
@@ -180,7 +189,29 @@ def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
     return found
 
 
-def _bar(name: str, total: int | None, wanted: bool | None) -> Any:
-    from tqdm import tqdm
+class _Bar:
+    """The progress bar: items done, and of those that ran here the errors and the prompt tokens that were cached."""
 
-    return tqdm(total=total, desc=name, unit="item", disable=None if wanted is None else not wanted)
+    def __init__(self, name: str, total: int | None, wanted: bool | None) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, desc=name, unit="item", disable=None if wanted is None else not wanted)
+        self._errors = self._resumed = self._prompt = self._cached = 0
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, item: BatchItem) -> None:
+        self._errors += item.error is not None
+        self._resumed += item.resumed
+        if item.usage is not None:
+            self._prompt += item.usage.prompt_tokens
+            self._cached += item.usage.cached_tokens
+        if not self._bar.disable:
+            shown = {"reused": f"{self._cached / max(self._prompt, 1):.0%}"}
+            shown |= {name: str(n) for name, n in (("resumed", self._resumed), ("errors", self._errors)) if n}
+            self._bar.set_postfix(shown, refresh=False)
+        self._bar.update()

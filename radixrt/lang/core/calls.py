@@ -15,13 +15,14 @@ import msgspec
 from radixrt.client.collector import OutputCollector
 from radixrt.lang.backends.base import Call, ChatOutput, EmbedCall
 from radixrt.lang.core.branch import Branch, Failure, Step
+from radixrt.lang.core.corrections import correction, resampled
 from radixrt.lang.core.embedding import EmbedTexts
 from radixrt.lang.core.primitives import Gen, Select
 from radixrt.lang.core.prompt import Composed
 from radixrt.lang.core.streaming import Streamed
 from radixrt.lang.core.tools import constrained as constrained_by_tools
 from radixrt.lang.core.tools import read_calls as read_tool_calls
-from radixrt.lang.core.transcript import Answer, Known, append, last_call
+from radixrt.lang.core.transcript import Answer, Known, Transcript, append, last_call
 from radixrt.lang.core.values import Meta, Slot
 from radixrt.lang.errors import describe
 from radixrt.lang.observe.run_log import CallRecord
@@ -59,16 +60,30 @@ class Generate(CallStep):
         self._sampling = sampling
 
     async def run(self, branch: Branch) -> None:
-        composed = await branch.program.compose(branch.transcript)
+        transcript, attempt = branch.transcript, 0
         dialect = None if self._gen.tools is None else await branch.program.dialect()
         if self._gen.tools is not None and dialect is not None:
             self._sampling = constrained_by_tools(self._sampling, self._gen.tools, dialect)
-        made = [self._record(branch, composed, index) for index in range(self._gen.n)]
-        outputs = await self._all(branch, composed, made)
-        read = [self._read(output, record, dialect) for output, record in zip(outputs, made, strict=True)]
-        known = _known(composed, outputs[0], made[0])
+        while True:
+            composed = await branch.program.compose(transcript)
+            made = [self._record(branch, transcript, composed, index) for index in range(self._gen.n)]
+            outputs = await self._all(branch, composed, made)
+            known = _known(composed, outputs[0], made[0])
+            try:
+                read = [self._read(branch, each, record, dialect) for each, record in zip(outputs, made, strict=True)]
+                break
+            except ValueError as error:
+                attempt += 1
+                if attempt > self._gen.retries:
+                    raise
+                refused = Answer(outputs[0].text, made[0].id, known)
+                corrected = correction(transcript, refused, error)
+                self._sampling = resampled(self._sampling, attempt, told=corrected is not transcript)
+                transcript = corrected
         calls = read[0][1].tool_calls
-        branch.transcript = append(branch.transcript, Answer(outputs[0].text, made[0].id, known, calls))
+        # Token ids that a corrected answer is known by include what is left out here.
+        answer = Answer(outputs[0].text, made[0].id, None if attempt else known, calls)
+        branch.transcript = append(branch.transcript, answer)
         branch.joined = []
         values = [value for value, _ in read]
         branch.program.publish(made[0], branch.record, self._gen.type, Streamed.done(values))
@@ -87,8 +102,11 @@ class Generate(CallStep):
             for record in made:  # a call that was cancelled before it began has recorded nothing
                 _failed(branch, record, asyncio.CancelledError())
 
-    def _read(self, output: RequestOutput, record: CallRecord, dialect: Dialect | None) -> tuple[Any, Meta]:
-        """The value and its meta; raises ValueError if the text is not a value of the type."""
+    def _read(
+        self, branch: Branch, output: RequestOutput, record: CallRecord, dialect: Dialect | None
+    ) -> tuple[Any, Meta]:
+        """The value and its meta; raises ValueError if the text is not a value of the type, or the program's check does
+        not accept it. A placeholder of `explain` is not checked."""
         if self._gen.tools is not None and dialect is not None:
             said, calls = read_tool_calls(output.text, self._gen.tools, dialect)
             return said, _meta(output, record, calls)
@@ -96,16 +114,19 @@ class Generate(CallStep):
         text = output.text if marker is None else output.text.partition(marker)[2]
         tool_calls = output.tool_calls if isinstance(output, ChatOutput) else ()
         try:
-            return self._gen.type.read(text), _meta(output, record, tool_calls)
+            value = self._gen.type.read(text)
+            if self._gen.check is not None and not branch.program.log.dry_run:
+                self._gen.check(value)
+            return value, _meta(output, record, tool_calls)
         except ValueError as error:
             record.error = describe(error)
             raise
 
-    def _record(self, branch: Branch, composed: Composed, index: int) -> CallRecord:
+    def _record(self, branch: Branch, transcript: Transcript, composed: Composed, index: int) -> CallRecord:
         sampling = self._sampling
         if sampling.seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
-        record = _record(branch, composed, self._slot.name, "gen", self._queued)
+        record = _record(branch, composed, self._slot.name, "gen", self._queued, transcript)
         record.index, record.type, record.sampling = index, self._gen.type.name, sampling
         return record
 
@@ -222,9 +243,12 @@ class Embed(CallStep):
         )
 
 
-def _record(branch: Branch, composed: Composed | None, name: str | None, kind: str, queued: float) -> CallRecord:
+def _record(
+    branch: Branch, composed: Composed | None, name: str | None, kind: str, queued: float,
+    transcript: Transcript = None,
+) -> CallRecord:  # fmt: skip
     log = branch.program.log
-    before = last_call(branch.transcript)
+    before = last_call(transcript or branch.transcript)
     depends = (*(() if before is None else (before,)), *branch.joined)
     record = CallRecord(len(log.calls), branch.id, name or "", kind, "", queued, depends=depends)  # type: ignore[arg-type]
     if composed is not None:

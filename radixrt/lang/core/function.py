@@ -215,6 +215,7 @@ class Function:
     def batch(
         self, items: Iterable[Any], *, backend: Any = None, sampling: Mapping[str, Any] | None = None,
         concurrency: int = DEFAULT_CONCURRENCY, progress: bool | None = None, output: Any = None, resume: bool = False,
+        retries: int = 0,
     ) -> list[BatchItem]:  # fmt: skip
         """Run the program for each item, several at once.
 
@@ -224,6 +225,7 @@ class Function:
             progress: show a progress bar; default: on a terminal.
             output: a file to which each result is appended as a line of JSON when its run ends.
             resume: skip items that the file has results of, except failed ones; otherwise the file must not exist.
+            retries: number of times that an item is run again after an error.
 
         Returns:
             One BatchItem for each item, in their order. A failed item has an `error` and the state of its run, and does
@@ -234,7 +236,7 @@ class Function:
         """
         coroutine = self.async_batch(
             items, backend=backend, sampling=sampling, concurrency=concurrency, progress=progress, output=output,
-            resume=resume,
+            resume=resume, retries=retries,
         )  # fmt: skip
         future = runtime().submit(coroutine)
         try:
@@ -246,6 +248,7 @@ class Function:
     async def async_batch(
         self, items: Iterable[Any], *, backend: Any = None, sampling: Mapping[str, Any] | None = None,
         concurrency: int = DEFAULT_CONCURRENCY, progress: bool | None = None, output: Any = None, resume: bool = False,
+        retries: int = 0,
     ) -> list[BatchItem]:  # fmt: skip
         """`batch` for an event loop; cancelling it cancels the running items; the output file keeps the others."""
         chosen = await asyncio.to_thread(as_backend, backend)
@@ -254,8 +257,9 @@ class Function:
             return await self.async_run(*args, backend=chosen, sampling=sampling, **kwargs)
 
         return await run_batch(
-            self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume
-        )
+            self.name, one, items, concurrency=concurrency, progress=progress, output=output, resume=resume,
+            retries=retries,
+        )  # fmt: skip
 
     def explain(
         self, *args: Any, backend: Any = None, sampling: Mapping[str, Any] | None = None, **kwargs: Any

@@ -30,6 +30,9 @@ ToolGiven = Mapping[str, Any] | Callable[..., Any]
 SELECT_METHODS: tuple[SelectMethod, ...] = get_args(SelectMethod)
 
 
+MAX_RETRIES = 16
+
+
 class Expr:
     """A primitive that can be appended to a state. `a + b` is a, and then b; either may be a text.
 
@@ -85,6 +88,8 @@ class Gen(Expr):
     n: int = 1
     timeout_s: float | None = None
     tools: Offer | None = None
+    retries: int = 0
+    check: Callable[[Any], object] | None = None
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Sampling parameters of the request: the type's constraint, this gen's own parameters, and then the defaults.
@@ -282,6 +287,8 @@ def gen(
     structural_tag: Any = None,
     tools: Sequence[ToolGiven] = (),
     tool_choice: str = "auto",
+    retries: int = 0,
+    check: Callable[[Any], object] | None = None,
     timeout_s: float | None = None,
     **sampling: Any,
 ) -> Expr:
@@ -297,7 +304,11 @@ def gen(
             beside the calls, which are `state.meta[name].tool_calls`; `state.run_tools(name)` runs them. From here on
             the conversation's prompt describes these tools.
         tool_choice: "auto", "required", or the name of the tool that must be called.
-        timeout_s: seconds after which the call fails.
+        retries: number of further attempts after an answer that breaks a rule which its type has beyond the schema (a
+            pydantic validator), or that `check` does not accept. The model is told the error; refused answers leave the
+            conversation. Without roles it is only asked again, with a temperature.
+        check: is given the value, and raises ValueError if it is not acceptable.
+        timeout_s: seconds after which the call fails; each attempt has them.
         sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... The default of
             max_tokens is 256 for a text, and what the type needs, at most 1024, for a value.
 
@@ -311,13 +322,26 @@ def gen(
         if reserved in sampling:
             raise RequestError(f"{reserved} is no sampling parameter of gen", param=reserved)
     kind = answer_type(T, constraint)
-    one = Gen(_checked(name), kind, dict(sampling), n, timeout_s, _offer(kind, tools, tool_choice, sampling))
+    _check_retries(retries, n, tools)
+    offer = _offer(kind, tools, tool_choice, sampling)
+    one = Gen(_checked(name), kind, dict(sampling), n, timeout_s, offer, retries, check)
     params = as_sampling_params(
         {**msgspec.structs.asdict(one.params({})), "n": n}
     )  # so that what is wrong is seen here
     if params.constraint is not None:
         check_well_formed(params.constraint)
     return one
+
+
+def _check_retries(retries: int, n: int, tools: Sequence[ToolGiven]) -> None:
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
+        raise RequestError(f"retries must be a whole number from 0 to {MAX_RETRIES}, not {shown(retries)}",
+                           param="retries")  # fmt: skip
+    if retries and (n > 1 or tools):
+        other = (
+            "tools, whose calls are valid as they are" if tools else "n > 1: several samples have no one conversation"
+        )
+        raise RequestError(f"retries cannot be used with {other}", param="retries")
 
 
 def _offer(kind: AnswerType, tools: Sequence[ToolGiven], choice: str, sampling: Mapping[str, Any]) -> Offer | None:

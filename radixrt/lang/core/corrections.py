@@ -1,0 +1,58 @@
+"""Corrections: the conversation in which a model is told why its answer was not accepted, and answers again.
+
+It continues from the refused answer, so that nothing of it is computed twice. It is used for the next attempt only: the
+program's own conversation goes on with the answer that was accepted, as if it had been the first.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pydantic_core
+
+from radixrt.lang.core.transcript import Answer, Begin, End, Text, Transcript, append, backwards
+from radixrt.lang.errors import describe
+from radixrt.sampling_params import SamplingParams
+
+MAX_REASON_CHARS = 1_000
+LEAST_TEMPERATURE = 0.7
+"""Of a further attempt in a program without roles, which has nobody to tell the model about the error."""
+
+
+def correction(transcript: Transcript, answer: Answer, error: ValueError) -> Transcript:
+    """The conversation of the next attempt, whose message begins in the same way; in a program without roles it is the
+    transcript itself."""
+    begun: list[str] = []
+    role = None
+    for entry in backwards(transcript):
+        if isinstance(entry, Begin):
+            role = entry.role
+            break
+        if isinstance(entry, End):
+            break
+        if isinstance(entry, Text | Answer):
+            begun.append(entry.text)
+    if role is None:
+        return transcript
+    after: Transcript = append(append(transcript, answer), End())
+    told = f"This answer is not accepted: {_reason(error)[:MAX_REASON_CHARS]}\nAnswer again."
+    for entry in (Begin("user"), Text(told), End(), Begin(role)):
+        after = append(after, entry)
+    start = "".join(reversed(begun))
+    return append(after, Text(start)) if start else after
+
+
+def _reason(error: ValueError) -> str:
+    """The error for the model: of a pydantic type, each field with its rule."""
+    if isinstance(error, pydantic_core.ValidationError):
+        found = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
+        return "; ".join(f"{field}: {message}" if field else message for field, message in found)
+    return describe(error).removeprefix("ValueError: ")
+
+
+def resampled(sampling: SamplingParams, attempt: int, *, told: bool) -> SamplingParams:
+    """Sampling parameters of a further attempt: another seed; randomness where the model is not told of the error."""
+    if sampling.seed is not None:
+        sampling = msgspec.structs.replace(sampling, seed=sampling.seed + attempt)
+    if not told and sampling.temperature < LEAST_TEMPERATURE:
+        sampling = msgspec.structs.replace(sampling, temperature=LEAST_TEMPERATURE)
+    return sampling
