@@ -12,27 +12,21 @@ import argparse
 import asyncio
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 import radixrt as rt
 from benchmarks.common import machine
 from benchmarks.common.servers import served_model, started
 from benchmarks.common.tables import table
+from benchmarks.programs.measure import Side, measured
 from benchmarks.programs.optimal_cache import Traced, best_hit_rate
-from benchmarks.programs.workloads import Ask, Messages, Workload, workloads
+from benchmarks.programs.workloads import NAMES, Ask, Messages, Workload, workloads
 from radixrt.lang.observe.run_log import Event, Record, RunLog, observe
-
-NAMES = ("judge", "tree", "agent", "documents")
-SETTLE_S = 0.6
-"""The scheduler's last snapshot of a burst has come by then."""
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,46 +40,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="times that each side runs")
     parser.add_argument("--options", default="", help="further options of `radixrt launch`")
     return parser.parse_args(argv)
-
-
-@dataclass(frozen=True)
-class Side:
-    """One run of a workload, as the server counted it."""
-
-    wall: float
-    prompt: float
-    cached: float
-    generated: float
-
-    @property
-    def computed(self) -> float:
-        """Tokens that went through the model."""
-        return self.prompt - self.cached + self.generated
-
-    @property
-    def hit_rate(self) -> float:
-        return self.cached / max(1.0, self.prompt)
-
-
-def counters(url: str) -> dict[str, float]:
-    time.sleep(SETTLE_S)
-    text = httpx.get(url + "/metrics", trust_env=False, timeout=30.0).raise_for_status().text
-    return {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
-
-
-def measured(url: str, run: Callable[[], None]) -> Side:
-    """The side's run on an empty cache."""
-    httpx.post(url + "/flush_cache", trust_env=False, timeout=60.0).raise_for_status()
-    before = counters(url)
-    start = time.perf_counter()
-    run()
-    wall = time.perf_counter() - start
-    after = counters(url)
-
-    def spent(name: str) -> float:
-        return after[f"radixrt_{name}_total"] - before[f"radixrt_{name}_total"]
-
-    return Side(wall, spent("prompt_tokens"), spent("cached_tokens"), spent("generation_tokens"))
 
 
 # --- in the language ---
