@@ -193,7 +193,8 @@ class ServerConfig:
     )
     reasoning_parser: str = option(
         "auto",
-        "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers",
+        "think: <think>...</think> is reasoning, apart from the answer; auto: if the chat template knows these markers "
+        "(or channels, as gpt-oss's does)",
         choices=("auto", "none", "think"),
     )
     allow_control_tokens: bool = option(

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixrt.chat.reasoning import THINK_END, ReasoningSplitter, Thinking
+from radixrt.chat.harmony import HarmonyParser
+from radixrt.chat.reasoning import THINK_END, Reasoning, ReasoningSplitter, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text, ToolCallParser
 from radixrt.constrained.tags.tools import ToolFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """Text of the model's reasoning."""
-
-    text: str
-
 
 Part = Text | Reasoning | CallBegin | CallArguments
 
@@ -31,6 +24,8 @@ class AnswerForm:
         thinking: whether reasoning comes first.
         reasoning_end: the marker after the reasoning.
         reasoning_end_id: the id of the marker, if it is a single token.
+        harmony: the answer consists of messages in channels; see `radixrt.chat.harmony`. The reasoning then ends with
+            the last of its markers, and the text with calls has no tool_format.
     """
 
     tool_format: ToolFormat | None = None
@@ -39,6 +34,7 @@ class AnswerForm:
     thinking: Thinking = Thinking.OFF
     reasoning_end: str = THINK_END
     reasoning_end_id: int | None = None
+    harmony: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -50,20 +46,26 @@ class AnswerParser:
     """Incremental parser of one answer's text."""
 
     def __init__(self, form: AnswerForm) -> None:
+        self._harmony = HarmonyParser(form.names) if form.harmony else None
         self._splitter = ReasoningSplitter(form.thinking, end=form.reasoning_end)
         self._calls = None if form.tool_format is None else ToolCallParser(form.tool_format, form.names)
 
     @property
     def has_calls(self) -> bool:
         """True if the answer holds at least one call and every call is complete."""
-        return self._calls is not None and self._calls.complete
+        calls = self._harmony or self._calls
+        return calls is not None and calls.complete
 
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return the parts that are certain now."""
+        if self._harmony is not None:
+            return self._harmony.feed(text)
         return self._parts(*self._splitter.feed(text))
 
     def finish(self) -> list[Part]:
         """Return the parts held back until the end of the text."""
+        if self._harmony is not None:
+            return self._harmony.finish()
         parts = self._parts(*self._splitter.finish())
         return parts if self._calls is None else [*parts, *self._calls.finish()]
 
@@ -75,7 +77,10 @@ class AnswerParser:
 
 
 def count_reasoning(token_ids: Sequence[int], form: AnswerForm) -> int:
-    """Number of tokens up to and including the end marker of the reasoning; 0 if it is absent or not one token."""
+    """Number of tokens up to and including the end marker of the reasoning; 0 if it is absent or not one token. In an
+    answer of several messages, the tokens of all but the last."""
     if form.thinking is Thinking.OFF or form.reasoning_end_id is None:
         return 0
+    if form.harmony:
+        return max((i for i, token in enumerate(token_ids, 1) if token == form.reasoning_end_id), default=0)
     return next((i for i, token in enumerate(token_ids, 1) if token == form.reasoning_end_id), 0)

@@ -6,22 +6,17 @@ that the client sent: `RequestedConstraint.field` records it, and `renamed` tran
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
-from radixrt.chat.tools import OfferedTools
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.chat.whitespace import check_whitespace_pattern
-from radixrt.constrained.tags.fields import from_legacy
-from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
-from radixrt.sampling_params import NO_FREE_TEXT, check_stops_of_choices
 
 FieldNames = Mapping[str, str]
 """The client's name for each field of the engine that has another name there."""
@@ -145,107 +140,8 @@ def renamed(error: RequestError, names: FieldNames) -> RequestError:
     return RequestError(message, param=name, code=error.code, status=error.status)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedConstraint:
-    """The constraint of a chat request, with that of its tool calls.
-
-    Attributes:
-        fields: the fields of `SamplingParams` that state it; empty without a constraint.
-        tool_format: format of the calls; None if the request allows no calls.
-        names: the client's names for the engine's fields.
-    """
-
-    fields: Mapping[str, Any]
-    tool_format: ToolFormat | None
-    names: FieldNames
-
-
-def plan_constraint(
-    given: ConstraintFields | RequestedConstraint | None,
-    offered: OfferedTools | None,
-    tool_format: ToolFormat | None,
-    tokens: Collection[str],
-    defaults: Mapping[str, Any],
-    names: FieldNames,
-    stops: tuple[str, ...] = (),
-) -> PlannedConstraint:
-    """Combine the client's constraint with the constraint on tool calls.
-
-    Args:
-        given: fields of the client that may hold a constraint, or the constraint as it was read from them.
-        tokens: texts of the vocabulary's added tokens.
-        defaults: fields of `StructuredOptions` that hold if the request has a constraint.
-        names: the client's names for the engine's fields, except those of the constraint.
-        stops: stop strings of the request, which apply to free text beside the calls and to nothing else.
-
-    Raises:
-        RequestError: the constraint or its options are malformed, or a choice holds a stop string.
-    """
-    constraint = read_constraint(given) if isinstance(given, ConstraintFields) else given
-    structured = given.structured if isinstance(given, ConstraintFields) else None
-    if constraint is None and offered is None and defaults.get("reasoning_budget") is not None:
-        constraint = RequestedConstraint("regex", ANY_TEXT, "thinking_token_budget")
-    if offered is None or tool_format is None:
-        return PlannedConstraint(
-            constraint_fields(constraint, structured, **(defaults if constraint is not None else {})),
-            None,
-            field_names(constraint, **names),
-        )
-    options = {} if constraint is None else {k: v for k, v in (constraint.options or {}).items() if k != "closed"}
-    combined = RequestedConstraint("structural_tag", "", "functions" if offered.legacy else "tools", options)
-    fields = constraint_fields(combined, structured, **defaults)
-    names = field_names(combined, **names)
-    tools = offered.tools
-    chosen = (structured or {}).get("closed")  # comes before `strict` of each schema
-    if chosen is not None:
-        tools = tuple(replace(tool, strict=chosen) for tool in tools)
-        if constraint is not None:
-            constraint = replace(constraint, options={**(constraint.options or {}), "closed": chosen})
-    response = None
-    if constraint is not None:
-        tool_format = replace(tool_format, in_text=False)
-        response = _as_format(constraint, tool_format, stops)
-    if stops:
-        fields["stop_scope"] = tool_format.free_text if response is None else NO_FREE_TEXT
-    fields["structural_tag"] = tools_constraint(
-        tools,
-        tool_format,
-        required=offered.required,
-        parallel=offered.parallel,
-        tokens=tokens,
-        response=response,
-    )
-    return PlannedConstraint(fields, tool_format, names)
-
-
-def _as_format(constraint: RequestedConstraint, form: ToolFormat, stops: tuple[str, ...]) -> dict[str, Any]:
-    """A constraint as a format of a structural tag; no text of it other than JSON holds a stop string."""
-    source, field = constraint.source, constraint.field
-    without = {"without": list(stops)} if stops else {}
-    if isinstance(source, tuple):
-        check_stops_of_choices(source, stops)
-        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
-    if constraint.kind == "json_schema":
-        _decoded(source, field)
-        closed = (constraint.options or {}).get("closed")
-        return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
-    if constraint.kind == "regex":
-        # A text that begins like a call is a call.
-        return {"type": "regex", "pattern": f"(?!{re.escape(form.trigger)})(?:{source})", **without}
-    if constraint.kind == "ebnf":
-        return {"type": "grammar", "grammar": source, **without}
-    if stops:
-        raise RequestError(f"stop beside tools and {field} is not supported; leave one of them out", param="stop")
-    tag = _decoded(source, field)
-    if isinstance(tag, dict) and "structures" in tag:
-        return from_legacy({name: value for name, value in tag.items() if name != "type"})
-    if not isinstance(tag, dict) or not isinstance(tag.get("format"), dict):
-        raise RequestError(f"{field} must be an object with a format", param=field)
-    found: dict[str, Any] = tag["format"]
-    return found
-
-
-def _decoded(source: str, field: str) -> Any:
+def decoded(source: str, field: str) -> Any:
+    """Return the value of a constraint's JSON text; errors name the field."""
     try:
         return msgspec.json.decode(source)
     except (ValueError, RecursionError) as error:
@@ -305,7 +201,7 @@ def _meaning(constraint: RequestedConstraint) -> tuple[Kind, str | tuple[str, ..
     """What is equal for equal constraints, wherever the client stated them: of JSON, the value."""
     kind, source = constraint.kind, constraint.source
     if kind in ("json_schema", "structural_tag") and isinstance(source, str):
-        value = _decoded(source, constraint.field)
+        value = decoded(source, constraint.field)
         if kind == "structural_tag" and isinstance(value, dict):
             value.pop("type", None)  # response_format has it, the other fields need not
         return kind, msgspec.json.encode(value, order="sorted")

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.chat.harmony import writes_harmony
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.config import Config
 from radixrt.constrained.tags.tools import GENERIC_JSON, HERMES, LLAMA3, TOOL_FORMATS, ToolFormat
@@ -47,7 +48,8 @@ class Dialect:
         takes_system: the template accepts a system message.
         tokens: text -> id of the added tokens of the vocabulary.
         special_tokens: the added tokens that `skip_special_tokens` removes from the text.
-        reasons: the model writes its reasoning between markers.
+        reasons: the model writes its reasoning between markers, or in a channel.
+        harmony: the model's answers consist of messages in channels; see `radixrt.chat.harmony`.
         template: the template that `thinking` probes.
     """
 
@@ -57,18 +59,22 @@ class Dialect:
     tokens: Mapping[str, int] = field(default_factory=dict)
     special_tokens: frozenset[str] = frozenset()
     reasons: bool = False
+    harmony: bool = False
     template: ChatTemplate | None = None
     _cached: dict[bytes, Thinking] = field(default_factory=dict)
 
     @property
     def answer_markers(self) -> list[str]:
-        """Texts of the control tokens that the model writes within its answers: those of reasoning and tool calls."""
-        return [THINK_START, THINK_END, *self.tool_format.markers]
+        """Texts of the control tokens that the model writes within its answers: those of reasoning and tool calls. The
+        templates of channels write all of them themselves."""
+        return [] if self.harmony else [THINK_START, THINK_END, *self.tool_format.markers]
 
     def thinking(self, variables: Mapping[str, Any]) -> Thinking:
         """Return whether a request with these template variables makes the model reason first."""
         if not self.reasons or self.template is None:
             return Thinking.OFF
+        if self.harmony:
+            return Thinking.FREE
         switches = {name: value for name, value in variables.items() if _is_switch(value)}
         key = msgspec.json.encode(switches)
         found = self._cached.get(key)
@@ -122,14 +128,16 @@ def make_dialect(
     written = _format_of(shown)
     form = written or GENERIC_JSON if tool_format == "auto" else TOOL_FORMATS[tool_format]
     offered = _TOOL in (_render(template, _QUESTION, tools=_TOOLS) or "")
-    reasons = reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
+    harmony = tool_format == reasoning_parser == "auto" and writes_harmony(shown, _TOOL)
+    reasons = harmony or reasoning_parser == "think" or (reasoning_parser == "auto" and _reasons(template))
     return Dialect(
         tool_format=form,
-        renders_tools=offered and form is written,
+        renders_tools=offered and (harmony or form is written),
         takes_system=_render(template, [{"role": "system", "content": "s"}, *_QUESTION]) is not None,
         tokens=dict(tokens or {}),
         special_tokens=special_tokens,
         reasons=reasons,
+        harmony=harmony,
         template=template,
     )
 

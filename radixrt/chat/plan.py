@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radixrt.chat.answer import AnswerForm
-from radixrt.chat.constraint import ConstraintFields, FieldNames, RequestedConstraint, plan_constraint, renamed
+from radixrt.chat.constraint import ConstraintFields, FieldNames, RequestedConstraint, renamed
 from radixrt.chat.dialect import Dialect
+from radixrt.chat.harmony import EFFORTS, END, MARKERS
+from radixrt.chat.planned_constraint import plan_constraint
 from radixrt.chat.prompt import chat_prompt, template_variables
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
 from radixrt.chat.tools import read_tools
@@ -62,12 +64,18 @@ def plan_chat(
     thinking = Thinking.OFF
     if prompt.add_generation_prompt and not prompt.continue_final_message:
         thinking = dialect.thinking(variables)
-    form = AnswerForm(thinking=thinking, reasoning_end_id=dialect.tokens.get(THINK_END))
+    harmony = dialect.harmony and thinking is not Thinking.OFF
+    form = AnswerForm(
+        thinking=thinking, reasoning_end_id=dialect.tokens.get(END if harmony else THINK_END), harmony=harmony
+    )
     markers: tuple[str, ...] = () if thinking is Thinking.OFF else (THINK_START, THINK_END)
     if offered is not None:
         called = tuple(tool.name for tool in offered.tools)
         form = replace(form, tool_format=dialect.tool_format, names=called, legacy=offered.legacy)
         markers += dialect.tool_format.markers
+    if harmony:
+        markers = MARKERS
+        _check_channels(conversation)
     chosen = {**sampling}
     if not dialect.special_tokens.isdisjoint(markers):
         chosen["skip_special_tokens"] = False
@@ -78,11 +86,13 @@ def plan_chat(
             param="thinking_token_budget",
         )
     defaults: dict[str, Any] = {}
-    if thinking is not Thinking.OFF:
+    if thinking is not Thinking.OFF and not harmony:
         defaults = {"reasoning_end": THINK_END, "reasoning_budget": budget}
     given_stops = sampling.get("stop") or ()
     stops = (given_stops,) if isinstance(given_stops, str) else tuple(given_stops)
-    planned = plan_constraint(constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops)
+    planned = plan_constraint(
+        constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops, harmony=harmony
+    )
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
     if marker is not None:
@@ -94,3 +104,18 @@ def plan_chat(
     except RequestError as error:
         raise renamed(error, planned.names) from None
     return ChatPlan(prompt, validated, form, planned.names)
+
+
+def _check_channels(conversation: Conversation) -> None:
+    """Refuse options of reasoning that a model that reasons in channels does not have."""
+    effort = conversation.reasoning_effort
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(
+            f"reasoning_effort must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]} for this model, not {shown(effort)}",
+            param="reasoning_effort",
+        )
+    if conversation.thinking_token_budget is not None:
+        raise RequestError(
+            "thinking_token_budget is not supported for a model that reasons in channels; set reasoning_effort",
+            param="thinking_token_budget",
+        )

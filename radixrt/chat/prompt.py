@@ -9,6 +9,7 @@ import msgspec
 
 from radixrt.chat.decoding import decode_text
 from radixrt.chat.dialect import Dialect
+from radixrt.chat.harmony import harmony_messages, with_descriptions
 from radixrt.chat.tools import OfferedTools
 from radixrt.chat.types import ChatMessage, Conversation
 from radixrt.constrained.tags.tools import ToolFormat
@@ -56,7 +57,11 @@ def chat_prompt(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
     messages = [_plain_message(i, message) for i, message in enumerate(given)]
+    if dialect.harmony:
+        messages = harmony_messages(messages, ends_open=not add_generation_prompt)
     tools = None if offered is None else offered.definitions
+    if dialect.harmony and tools is not None:
+        tools = with_descriptions(tools)
     if not dialect.renders_tools:
         messages = _without_calls(messages, dialect.tool_format)
         if tools is not None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 THINK_START = "<think>"
 THINK_END = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of the model's reasoning."""
+
+    text: str
 
 
 class Thinking(Enum):

@@ -75,7 +75,7 @@ class ToolCallParser:
         self._triggered = False
         self._buffer = ""
         self._calls = 0
-        self._scanner = _ObjectScanner()
+        self._scanner = ObjectScanner()
         self.complete = False
 
     def feed(self, text: str) -> list[Part]:
@@ -132,7 +132,7 @@ class ToolCallParser:
             if self._buffer.startswith(head):
                 self._buffer = self._buffer[len(head) :]
                 self._state = _State.ARGUMENTS
-                self._scanner = _ObjectScanner()
+                self._scanner = ObjectScanner()
                 self._calls += 1
                 self.complete = False
                 return CallBegin(self._calls - 1, name)
@@ -187,7 +187,7 @@ def tool_call(name: str, arguments: str) -> dict[str, Any]:
     }
 
 
-class _ObjectScanner:
+class ObjectScanner:
     """Finds the end of a JSON object that arrives in pieces; `done` is set once the end is found.
 
     The scanner looks only at quotes, escapes and brackets.

@@ -39,5 +39,50 @@ STRIPS_THINKING = """{% for m in messages %}{{ m.role }}: {{ m.content.split('</
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
 
+HARMONY = """{%- macro tool_type(tool) -%}
+// {{ tool.description + "" }}
+type {{ tool.name }} = (_: {{ tool.parameters | tojson }}) => any;
+{%- endmacro -%}
+{{- "<|start|>system<|message|>Reasoning: " + (reasoning_effort if reasoning_effort is defined else "medium") }}
+{{- ", " + strftime_now("%Y-%m-%d") + "<|end|>" }}
+{%- set rest = messages %}
+{%- set instructions = "" %}
+{%- if messages[0].role in ["system", "developer"] %}
+    {%- set instructions = messages[0].content %}
+    {%- set rest = messages[1:] %}
+{%- endif %}
+{%- if instructions or tools %}
+    {{- "<|start|>developer<|message|>" + instructions }}
+    {%- for tool in tools or [] %}{{ "\n" + tool_type(tool.function) }}{% endfor %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for message in rest %}
+    {%- if message.role == "assistant" %}
+        {%- if "<|channel|>" in message.content %}{{ raise_exception("a channel in the content") }}{% endif %}
+        {%- if message.tool_calls %}
+            {%- if message.content and message.thinking %}{{ raise_exception("content and thinking") }}{% endif %}
+            {%- set said = message.content or message.thinking %}
+            {%- if said %}{{ "<|start|>assistant<|channel|>analysis<|message|>" + said + "<|end|>" }}{% endif %}
+            {%- set called.name = message.tool_calls[0].function.name %}
+            {{- "<|start|>assistant to=functions." + called.name + "<|channel|>commentary json<|message|>" }}
+            {{- message.tool_calls[0].function.arguments | tojson + "<|call|>" }}
+        {%- elif message.thinking %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.content + "<|end|>" }}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+        {%- endif %}
+    {%- elif message.role == "tool" %}
+        {%- if called.name is none %}{{ raise_exception("no call before") }}{% endif %}
+        {{- "<|start|>functions." + called.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content + "<|end|>" }}
+    {%- else %}
+        {{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "<|start|>assistant" }}{% endif %}"""
+"""In the style of gpt-oss's own, with the traps of its versions."""
+
+
 def template(source: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, {})

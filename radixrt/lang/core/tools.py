@@ -106,7 +106,8 @@ async def find_dialect(backend: Backend, template: ChatTemplate) -> Dialect:
             continue
         if len(ids) == 1:
             tokens[marker] = ids[0]
-    return make_dialect(template, tokens=tokens)
+    # Programs read answers as text, without channels, and describe tools by instructions where those are needed.
+    return make_dialect(template, tokens=tokens, reasoning_parser="none")
 
 
 def constrained(sampling: SamplingParams, offered: Offer, dialect: Dialect) -> SamplingParams:

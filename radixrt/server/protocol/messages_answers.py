@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from radixrt.chat.answer import AnswerParser, Part, Reasoning, count_reasoning
+from radixrt.chat.answer import AnswerParser, Part, count_reasoning
 from radixrt.chat.plan import ChatPlan
+from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallBegin, Text
 from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput

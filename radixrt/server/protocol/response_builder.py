@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, Part, Reasoning, count_reasoning
+from radixrt.chat.answer import AnswerForm, AnswerParser, Part, count_reasoning
+from radixrt.chat.reasoning import Reasoning
 from radixrt.chat.tool_parser import CallArguments, CallBegin
 from radixrt.errors import RequestError
 from radixrt.messages.client import RequestOutput, TokenLogprob

@@ -11,9 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixrt.chat.answer import AnswerForm, AnswerParser, Part, Reasoning, count_reasoning
+from radixrt.chat.answer import AnswerForm, AnswerParser, Part, count_reasoning
 from radixrt.chat.plan import ChatPlan, plan_chat
-from radixrt.chat.reasoning import Thinking
+from radixrt.chat.reasoning import Reasoning, Thinking
 from radixrt.chat.tool_parser import CallBegin, Text, tool_call
 from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob

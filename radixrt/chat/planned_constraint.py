@@ -1,0 +1,183 @@
+"""`plan_constraint`: the constraint of a chat request, with that of its tool calls, as fields of `SamplingParams`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from radixrt.chat.constraint import (
+    ANY_TEXT,
+    ConstraintFields,
+    FieldNames,
+    RequestedConstraint,
+    constraint_fields,
+    decoded,
+    field_names,
+    read_constraint,
+)
+from radixrt.chat.harmony import MARKERS, harmony_constraint
+from radixrt.chat.tools import OfferedTools
+from radixrt.constrained.tags.fields import from_legacy
+from radixrt.constrained.tags.tools import Tool, ToolFormat, tools_constraint
+from radixrt.errors import RequestError
+from radixrt.sampling_params import NO_FREE_TEXT, check_stops_of_choices
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedConstraint:
+    """The constraint of a chat request, with that of its tool calls.
+
+    Attributes:
+        fields: the fields of `SamplingParams` that state it; empty without a constraint.
+        tool_format: format of the calls; None if the request allows no calls.
+        names: the client's names for the engine's fields.
+    """
+
+    fields: Mapping[str, Any]
+    tool_format: ToolFormat | None
+    names: FieldNames
+
+
+def plan_constraint(
+    given: ConstraintFields | RequestedConstraint | None,
+    offered: OfferedTools | None,
+    tool_format: ToolFormat | None,
+    tokens: Collection[str],
+    defaults: Mapping[str, Any],
+    names: FieldNames,
+    stops: tuple[str, ...] = (),
+    *,
+    harmony: bool = False,
+) -> PlannedConstraint:
+    """Combine the client's constraint with the constraint on tool calls.
+
+    Args:
+        given: fields of the client that may hold a constraint, or the constraint as it was read from them.
+        tokens: texts of the vocabulary's added tokens.
+        defaults: fields of `StructuredOptions` that hold if the request has a constraint.
+        names: the client's names for the engine's fields, except those of the constraint.
+        stops: stop strings of the request, which apply to free text beside the calls and to nothing else.
+        harmony: the answer consists of messages in channels.
+
+    Raises:
+        RequestError: the constraint or its options are malformed, or a choice holds a stop string.
+    """
+    constraint = read_constraint(given) if isinstance(given, ConstraintFields) else given
+    structured = given.structured if isinstance(given, ConstraintFields) else None
+    if constraint is None and offered is None and defaults.get("reasoning_budget") is not None:
+        constraint = RequestedConstraint("regex", ANY_TEXT, "thinking_token_budget")
+    if harmony and (constraint is not None or offered is not None):
+        return _in_channels(constraint, offered, structured, tokens, names, stops)
+    if offered is None or tool_format is None:
+        return PlannedConstraint(
+            constraint_fields(constraint, structured, **(defaults if constraint is not None else {})),
+            None,
+            field_names(constraint, **names),
+        )
+    combined = _combined(constraint, "functions" if offered.legacy else "tools")
+    fields = constraint_fields(combined, structured, **defaults)
+    names = field_names(combined, **names)
+    constraint, tools = _closed(constraint, offered, structured)
+    response = None
+    if constraint is not None:
+        tool_format = replace(tool_format, in_text=False)
+        response = _as_format(constraint, tool_format, stops)
+    if stops:
+        fields["stop_scope"] = tool_format.free_text if response is None else NO_FREE_TEXT
+    fields["structural_tag"] = tools_constraint(
+        tools,
+        tool_format,
+        required=offered.required,
+        parallel=offered.parallel,
+        tokens=tokens,
+        response=response,
+    )
+    return PlannedConstraint(fields, tool_format, names)
+
+
+def _combined(constraint: RequestedConstraint | None, field: str) -> RequestedConstraint:
+    """The structural tag that a constraint becomes a part of, with its options; errors name the field."""
+    options = {} if constraint is None else {k: v for k, v in (constraint.options or {}).items() if k != "closed"}
+    return RequestedConstraint("structural_tag", "", field, options)
+
+
+def _closed(
+    constraint: RequestedConstraint | None, offered: OfferedTools | None, structured: Mapping[str, Any] | None
+) -> tuple[RequestedConstraint | None, tuple[Tool, ...]]:
+    """The constraint and the tools, with the client's option `closed`, which comes before `strict` of each schema."""
+    tools = () if offered is None else offered.tools
+    chosen = (structured or {}).get("closed")
+    if chosen is None:
+        return constraint, tools
+    if constraint is not None:
+        constraint = replace(constraint, options={**(constraint.options or {}), "closed": chosen})
+    return constraint, tuple(replace(tool, strict=chosen) for tool in tools)
+
+
+def _in_channels(
+    constraint: RequestedConstraint | None, offered: OfferedTools | None, structured: Mapping[str, Any] | None,
+    tokens: Collection[str], names: FieldNames, stops: tuple[str, ...],
+) -> PlannedConstraint:  # fmt: skip
+    """The constraint of an answer in channels: free reasoning, then the constrained answer, or a call."""
+    if offered is not None:
+        field = "functions" if offered.legacy else "tools"
+    else:
+        assert constraint is not None
+        field = constraint.field
+    if stops:
+        raise RequestError(
+            f"stop beside {field} is not supported for a model that answers in channels; leave one of them out",
+            param="stop",
+        )
+    for option in ("reasoning_end", "reasoning_budget"):
+        if (structured or {}).get(option) is not None:
+            raise RequestError(
+                f"structured.{option} is not supported for a model that reasons in channels",
+                param=f"structured.{option}",
+            )
+    combined = _combined(constraint, field)
+    fields = constraint_fields(combined, structured)
+    constraint, tools = _closed(constraint, offered, structured)
+    fields["structural_tag"] = harmony_constraint(
+        tools,
+        required=offered is not None and offered.required,
+        response=None if constraint is None else _as_format(constraint, None, ()),
+        reserved=[marker for marker in MARKERS if marker in tokens],
+    )
+    return PlannedConstraint(fields, None, field_names(combined, **names))
+
+
+def _as_format(constraint: RequestedConstraint, form: ToolFormat | None, stops: tuple[str, ...]) -> dict[str, Any]:
+    """A constraint as a format of a structural tag; no text of it other than JSON holds a stop string.
+
+    Args:
+        form: format of calls that the answer may begin with instead; None if it may not.
+    """
+    source, field = constraint.source, constraint.field
+    without = {"without": list(stops)} if stops else {}
+    if isinstance(source, tuple):
+        check_stops_of_choices(source, stops)
+        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
+    if constraint.kind == "json_schema":
+        decoded(source, field)
+        closed = (constraint.options or {}).get("closed")
+        return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
+    if constraint.kind == "regex":
+        # A text that begins like a call is a call.
+        no_call = "" if form is None else f"(?!{re.escape(form.trigger)})"
+        return {"type": "regex", "pattern": f"{no_call}(?:{source})", **without}
+    if constraint.kind == "ebnf":
+        return {"type": "grammar", "grammar": source, **without}
+    if stops:
+        raise RequestError(f"stop beside tools and {field} is not supported; leave one of them out", param="stop")
+    tag = decoded(source, field)
+    if isinstance(tag, dict) and "structures" in tag:
+        return from_legacy({name: value for name, value in tag.items() if name != "type"})
+    if not isinstance(tag, dict) or not isinstance(tag.get("format"), dict):
+        raise RequestError(f"{field} must be an object with a format", param=field)
+    found: dict[str, Any] = tag["format"]
+    return found
