@@ -18,6 +18,7 @@ import pytest
 from tests.clients import recordings
 from tests.clients.__main__ import MODEL
 from tests.clients.catalog import CLIENTS
+from tests.clients.recorder import recording
 from tests.clients.recordings import Recorded
 from tests.clients.replay import LIMIT_S, Session, check
 from tests.server_process import ServerProcess
@@ -31,7 +32,8 @@ Answers = dict[tuple[str, str], Future[list[httpx.Response]]]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of the server."""
     folder = make_tiny_model(
         tmp_path_factory.mktemp("models") / "tiny", "llama", num_hidden_layers=1, max_position_embeddings=CONTEXT
     )
@@ -39,14 +41,18 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
         "--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32", "--num-threads", "1",
         "--kv-cache-tokens", str(4 * CONTEXT), "--max-running-requests", "32",
     ).wait_ready()  # fmt: skip
+    yield server.url
+    assert server.stop() == 0, "".join(server.lines[-50:])
 
+
+@pytest.fixture(scope="module")
+def answers(tiny: str) -> Iterator[Answers]:
     def send(requests: list[Recorded]) -> list[httpx.Response]:
         session = Session(http)
         return [session.send(each) for each in requests]
 
-    with httpx.Client(base_url=server.url, timeout=LIMIT_S) as http, ThreadPoolExecutor(16) as pool:
+    with httpx.Client(base_url=tiny, timeout=LIMIT_S) as http, ThreadPoolExecutor(16) as pool:
         yield {name: pool.submit(send, requests) for name, requests in CASES.items()}
-    assert server.stop() == 0, "".join(server.lines[-50:])
 
 
 @pytest.mark.parametrize(("client", "case"), CASES, ids=["-".join(name) for name in CASES])
@@ -71,3 +77,29 @@ def test_recordings_hold_nothing_of_a_machine() -> None:
         assert not re.search(
             r"/(home|root|tmp|work|usr|opt)/|site-packages|registry\.|pypi|127\.0\.0\.1|localhost", text
         )
+
+
+def test_what_a_client_sends_is_recorded_and_can_be_sent_again(tiny: str) -> None:
+    """Ids of the server are recorded as their places in earlier answers; headers of the client's machine are not."""
+    headers = {"authorization": "Bearer none", "user-agent": "of this machine", "x-stainless-os": "of this machine"}
+    with recording(tiny) as (recorder, url), httpx.Client(base_url=url, headers=headers, timeout=LIMIT_S) as http:
+        http.get("/record/continued")
+        body = {"input": "a", "max_output_tokens": 2}
+        lines = http.post("/v1/responses", json={**body, "stream": True}).text.splitlines()
+        first = json.loads(lines[-2].removeprefix("data: "))["response"]
+        item = {"type": "item_reference", "id": first["output"][0]["id"]}
+        call = {"type": "function_call", "call_id": "call_0123456789ab", "name": "f", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "call_0123456789ab", "output": ""}
+        again = {**body, "input": [item, call, result]}
+        assert http.post("/v1/responses", json=again).status_code == 200
+        assert http.get(f"/v1/responses/{first['id']}").json()["id"] == first["id"]
+    _, second, third = recorded = recorder.recorded()
+    assert {each.case for each in recorded} == {"continued"}
+    assert second.body["input"][0]["id"] == "${0:output.0.id}"
+    assert [each["call_id"] for each in second.body["input"][1:]] == ["call_1", "call_1"]
+    assert (third.path, third.body, third.status) == ("/v1/responses/${0:id}", None, 200)
+    assert set(second.headers) == {"accept", "authorization", "content-type"}
+    with httpx.Client(base_url=tiny, timeout=LIMIT_S) as http:
+        session = Session(http)
+        for each in recorded:
+            check(each, session.send(each))

@@ -92,7 +92,11 @@ def chat_stream():
     """The fields that its page sends for a turn of a chat."""
     body = {
         "stream": True, "model": MODEL, "messages": QUESTION, "stream_options": {"include_usage": True},
-        "params": {"max_tokens": 16, "temperature": 0.7, "top_p": 0.9, "seed": 1, "stop": ["\n\n\n"], "top_k": 20},
+        "params": {
+            "max_tokens": 16, "temperature": 0.7, "top_p": 0.9, "min_p": 0.01, "top_k": 20, "seed": 1,
+            "stop": ["\n\n\n"], "frequency_penalty": 0.1, "presence_penalty": 0.1, "reasoning_effort": "low",
+            "logit_bias": {"5": -100}, "custom_params": {"repetition_penalty": "1.1"},
+        },
         "features": {"voice": False, "image_generation": False, "code_interpreter": False, "web_search": False},
         "variables": {"{{USER_NAME}}": "me"}, "model_item": {"id": MODEL},
     }  # fmt: skip
