@@ -172,6 +172,13 @@ class ServerConfig:
     )
     ssl_keyfile: str | None = option(None, "PEM file of the certificate's key, if it is not in the same file")
     cors_origins: str = option("", "comma-separated origins that browsers may call from, * for all; default: none")
+    allowed_hosts: str = option(
+        "",
+        "comma-separated public names by which /ui and the routes of operators are reached on a server without API "
+        "keys; localhost, IP addresses and private names need not be listed",
+    )
+    ui: bool = option(True, "serve the page /ui")
+    ui_text: bool = option(False, "/ui shows texts of cached prompts and answers, to whoever may open it")
     max_body_bytes: int = option(8 * 1024 * 1024, "largest request body", low=1024)
     header_timeout_s: float = option(20.0, "time that the head of a request has to arrive", low=0.1)
     body_timeout_s: float = option(60.0, "time that the body of a request has to arrive", low=0.1)

@@ -20,6 +20,7 @@ from radixrt.channel import Outbox
 from radixrt.client.answers import raise_for_error
 from radixrt.client.validation import Question, Request, check_request
 from radixrt.errors import EngineError, RequestError
+from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.client import (
     EngineReady,
     OutputBatch,
@@ -102,6 +103,7 @@ class EngineClient:
         self._epoch = 0  # of the processes whose EngineReady is awaited
         self._controls: dict[str, _Replies] = {}
         self._control_ids = itertools.count()
+        self._watcher: Callable[[FromWatched | EngineReady], None] | None = None
         self.ready = threading.Event()
         self.info: EngineReady | None = None
         self.status = EngineStatus("starting")
@@ -238,6 +240,22 @@ class EngineClient:
         finally:
             self._controls.pop(control_id, None)
 
+    # --- whoever watches the cache ---
+
+    def watch(self, receive: Callable[[FromWatched | EngineReady], None] | None) -> None:
+        """Pass messages about the cache, and restarts of the engine, to a reader; None ends that.
+
+        Args:
+            receive: called in the receiver thread, which it must not hold up.
+        """
+        self._watcher = receive
+
+    def send_watch(self, message: ToWatched) -> None:
+        """Send a message of the reader to the scheduler."""
+        with self._lock:
+            if self.failure is None:
+                self._outbox.send(message)
+
     # --- the receiver thread ---
 
     def dispatch(self, message: ToMain) -> None:
@@ -248,6 +266,11 @@ class EngineClient:
             self.stats = message
         elif isinstance(message, EngineReady):
             self._serve(message)
+            if self._watcher is not None:
+                self._watcher(message)
+        elif isinstance(message, FromWatched):
+            if self._watcher is not None:
+                self._watcher(message)
         elif isinstance(message, ControlReply):
             waiting = self._controls.get(message.id)
             if waiting is not None:

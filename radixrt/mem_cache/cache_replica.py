@@ -9,6 +9,7 @@ from radixrt.mem_cache.granules import HASH_BYTES
 from radixrt.mem_cache.tree_node import RETAIN_DONE, RETAIN_NORMAL
 from radixrt.messages.cache_events import (
     CacheCleared,
+    CacheEvent,
     CacheEvents,
     NodeEvicted,
     NodeInserted,
@@ -102,6 +103,15 @@ class CacheReplica:
         Returns:
             False, with the batch ignored, if one before it is missing: ask for a snapshot.
         """
+        if not self.begin(batch):
+            return False
+        for event in batch.events:
+            self.take(event)
+        self.end(batch)
+        return True
+
+    def begin(self, batch: CacheEvents) -> bool:
+        """Begin to apply a batch whose events the caller gives to `take` one by one; see `apply` for the result."""
         if batch.header is not None:
             self.header = batch.header
             self._clear()
@@ -110,13 +120,18 @@ class CacheReplica:
             self.is_complete = False
             return False
         self._seq = batch.seq
-        for event in batch.events:
-            handler = _HANDLERS.get(type(event))
-            if handler is not None:
-                handler(self, event)
+        return True
+
+    def take(self, event: CacheEvent) -> None:
+        """Apply one event; events of requests change nothing."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+
+    def end(self, batch: CacheEvents) -> None:
+        """Note that all events of a batch are applied."""
         self.clock = batch.clock
         self.is_complete = batch.complete
-        return True
 
     def eviction_key(self, node: ReplicaNode) -> tuple[int, ...]:
         """Sort key of leaves without locks: the one with the smallest is evicted first."""

@@ -131,6 +131,7 @@ class RequestAdmitted(Event, frozen=True, tag="admit"):
         cached_tokens, matched_tokens: see `radixrt.messages.parts.Usage`.
         reusable_tokens: length of the longest prefix that it could have taken from a cache: all but the last token, or
             0 for a request whose whole prompt must be computed, because its log-probabilities are due.
+        program, branch: see `radixrt.messages.parts.ProgramHint`; empty without a hint.
     """
 
     rid: str
@@ -139,6 +140,8 @@ class RequestAdmitted(Event, frozen=True, tag="admit"):
     cached_tokens: int
     matched_tokens: int
     reusable_tokens: int
+    program: str = ""
+    branch: str = ""
 
 
 class RequestPublished(Event, frozen=True, tag="publish"):
@@ -157,6 +160,7 @@ class RequestEnded(Event, frozen=True, tag="end"):
 
     rid: str
     reason: str
+    output_tokens: int = 0
 
 
 CacheEvent = (

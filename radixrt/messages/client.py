@@ -196,6 +196,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         text, data: the token as text (with U+FFFD for bytes that are not UTF-8) and as bytes.
         top: the most probable tokens at the position, best first.
+        allowed: number of tokens that the request's constraint allowed there; None without one.
+        forced: the constraint determined the text that follows.
     """
 
     token_id: int
@@ -203,6 +205,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
     logprob: float | None
     top: list[TokenLogprob] = []
+    allowed: int | None = None
+    forced: bool = False
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):

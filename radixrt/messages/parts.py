@@ -105,12 +105,16 @@ class LogprobColumns(msgspec.Struct, frozen=True, array_like=True):
         top_ids: int32[n * k], ids of the k most probable tokens at each position, best first.
         top_logprobs: float32[n * k], log-probabilities of `top_ids`.
         k: number of alternatives per position; may be 0.
+        allowed: int32[n], number of tokens that the mask of a constraint allowed at each position; empty without one.
+        forced: uint8[n], 1 where the constraint determined the text that follows; empty without one.
     """
 
     token_logprobs: bytes
     top_ids: bytes
     top_logprobs: bytes
     k: int
+    allowed: bytes = b""
+    forced: bytes = b""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, array_like=True):

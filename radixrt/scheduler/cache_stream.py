@@ -157,7 +157,7 @@ class CacheStream:
         return RequestViews(len(active), len(waiting), views, [hold for hold in holds if hold.node])
 
     def _view(self, req: Req, now: float, *, matches: bool) -> RequestView:
-        stats, hint = req.stats, None if req.call is None else req.call.hint
+        stats = req.stats
         is_waiting = req.state is ReqState.WAITING
         cached = stats.cached_tokens
         if is_waiting and cached < 0 and matches:
@@ -165,7 +165,7 @@ class CacheStream:
         admitted_at = now if stats.admitted_at is None else stats.admitted_at
         return RequestView(
             req.rid, req.state.value, self._journal.number(req.kv.last_node),
-            "" if hint is None else hint.program, "" if hint is None else hint.branch, seed_of(req.namespace),
+            *req.hint_names, seed_of(req.namespace),
             "generate" if req.row is None else "score", req.priority, req.prompt_len, cached,
             0 if is_waiting else self._core.kv.computed_len(req), req.num_output, req.max_len - req.prompt_len,
             req.constraint is not None, stats.retractions, max(admitted_at - stats.arrived_at, 0.0),

@@ -13,10 +13,13 @@ from __future__ import annotations
 import logging
 import time
 
+import msgspec
+
 from radixrt.constrained.backends.matcher import GrammarError
 from radixrt.constrained.grammar import Bitmask, Grammar
 from radixrt.messages.parts import FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, Finish, FinishError, LogprobColumns
 from radixrt.messages.scheduler import TokenizedReq
+from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.deltas import DeltaWriter
@@ -59,6 +62,13 @@ class StepMasks:
             self.masks.append(mask)
         self.rows.append(row)
         self.index.append(at)
+
+
+def _with_choice(columns: LogprobColumns, grammar: Grammar) -> LogprobColumns:
+    """Add to the columns of one token how many tokens the grammar allows next, and whether it determines the text."""
+    allowed = int.from_bytes(grammar.mask().tobytes(), "little").bit_count()
+    forced = allowed == 1 or bool(grammar.forced_continuation())
+    return msgspec.structs.replace(columns, allowed=pack_i32([allowed]), forced=bytes([forced]))
 
 
 def append_token(req: Req, token: int) -> Finish | None:
@@ -167,6 +177,8 @@ class ConstrainedRequests:
         try:
             if not grammar.fits(token, req.max_len - req.known_len - 1):
                 return self._close(req, state)
+            if columns is not None:
+                columns = _with_choice(columns, grammar)
             if not grammar.accept(token):
                 logger.error("request %s: its grammar refuses token %d, which its mask allowed", req.rid, token)
                 return _error("the sampled token is not allowed by the request's grammar")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Timings, Usage
@@ -90,7 +91,11 @@ class DeltaWriter:
         for token in tokens:
             self.token(req, token, None)
         if tokens and req.sampling.logprobs is not None:
-            self._opened(req.rid).columns.append(_no_logprobs(tokens, req.sampling.logprobs))
+            columns = _no_logprobs(tokens, req.sampling.logprobs)
+            if req.constraint is not None:
+                only = pack_i32(np.ones(len(tokens)))
+                columns = msgspec.structs.replace(columns, allowed=only, forced=b"\1" * len(tokens))
+            self._opened(req.rid).columns.append(columns)
 
     def finish(self, req: Req, finish: Finish, now: float) -> None:
         opened = self._opened(req.rid)
@@ -173,6 +178,8 @@ def _joined(parts: list[LogprobColumns]) -> LogprobColumns | None:
         b"".join(p.top_ids for p in parts),
         b"".join(p.top_logprobs for p in parts),
         parts[0].k,
+        b"".join(p.allowed for p in parts),
+        b"".join(p.forced for p in parts),
     )
 
 

@@ -221,6 +221,12 @@ class Req:
         """int32 view [known_len]."""
         return self.ids[: self.known_len]
 
+    @property
+    def hint_names(self) -> tuple[str, str]:
+        """Program and branch of the request's hint; empty without one."""
+        hint = None if self.call is None else self.call.hint
+        return ("", "") if hint is None else (hint.program, hint.branch)
+
     def take_back(self) -> None:
         """Drop the last output token."""
         self.known_len -= 1

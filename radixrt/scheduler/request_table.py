@@ -97,7 +97,7 @@ class RequestTable:
             journal.events.append(
                 RequestAdmitted(
                     req.rid, node, req.prompt_len, stats.cached_tokens, stats.matched_tokens,
-                    min(reusable, req.prompt_len),
+                    min(reusable, req.prompt_len), *req.hint_names,
                 )
             )  # fmt: skip
         shared = 0 if req.row is None else req.row.shared_len
@@ -177,7 +177,7 @@ class RequestTable:
         req.finish = finish
         journal = self._kv.cache.journal
         if journal is not None and journal.records_requests:
-            journal.events.append(RequestEnded(req.rid, finish.reason))
+            journal.events.append(RequestEnded(req.rid, finish.reason, req.num_output))
         del self.by_rid[req.rid]
         if req.row is not None:
             self._row_ended(req, req.row, finish, now)

@@ -25,12 +25,13 @@ from radixrt.server.http.errors import (
     on_invalid_request,
     on_request_error,
 )
+from radixrt.server.http.host_check import HostCheck
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.openapi.description import describe
 from radixrt.server.request_groups import Service
-from radixrt.server.routes import documentation, management, probes, responses
+from radixrt.server.routes import documentation, management, probes, responses, ui
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classify
 from radixrt.server.routes.completions import completions
@@ -82,6 +83,10 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/openapi.json", documentation.openapi),
     ("GET", "/docs", documentation.docs),
     ("GET", "/docs/{file}", documentation.docs_file),
+    ("GET", "/ui", ui.ui_page),
+    ("GET", "/ui/events", ui.ui_events),
+    ("GET", "/ui/text", ui.ui_text),
+    ("GET", "/ui/{file}", ui.ui_file),
 ]
 
 
@@ -121,7 +126,8 @@ def create_app(
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     # The last one added is the outermost.
-    app.add_middleware(Guard)
+    hosts = HostCheck(config.host, config.allowed_hosts, config.cors_origins)
+    app.add_middleware(Guard, hosts=hosts)
     origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(

@@ -32,6 +32,7 @@ from radixrt.server.request_context import RequestContext
 from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Account, Accounts, Tenant
 from radixrt.server.throughput import Throughput
+from radixrt.server.ui.hub import Hub
 
 if TYPE_CHECKING:
     from radixrt.server.spans import Tracing
@@ -74,6 +75,7 @@ class Service:
         responses: stored responses of /v1/responses.
         background_tasks: tasks that generate background responses.
         throughput: rates of the engine; the server's loop ticks it.
+        ui: what the pages of /ui share; the server's loop ticks its samples.
         dialect: the model's support for tools and reasoning.
     """
 
@@ -90,6 +92,7 @@ class Service:
         self.background_tasks: set[asyncio.Task[None]] = set()
         self.throughput = Throughput(client, config.log_stats_interval_s)
         self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput)
+        self.ui = Hub(client)
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self._tracing = tracing

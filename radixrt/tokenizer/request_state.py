@@ -275,6 +275,8 @@ def token_logprobs(tokenizer: Tokenizer, ids: Sequence[int], columns: LogprobCol
     top_ids = struct.unpack(f"<{n * k}i", columns.top_ids)
     top = struct.unpack(f"<{n * k}f", columns.top_logprobs)
     text, data = tokenizer.token_text, tokenizer.token_bytes
+    constrained = len(columns.allowed) == 4 * n and len(columns.forced) == n
+    allowed = unpack_ids(columns.allowed) if constrained else [None] * n
     return [
         TokenLogprob(
             token,
@@ -282,6 +284,8 @@ def token_logprobs(tokenizer: Tokenizer, ids: Sequence[int], columns: LogprobCol
             data(token),
             chosen[i],
             [TokenLogprob(t, text(t), data(t), top[j]) for j, t in enumerate(top_ids[i * k : i * k + k], i * k)],
+            allowed[i],
+            constrained and columns.forced[i] == 1,
         )
         for i, token in enumerate(ids)
     ]

@@ -12,6 +12,7 @@ import msgspec
 
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.validation import Question
+from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.client import (
     ClassifyReq,
     DetokenizeReq,
@@ -179,6 +180,7 @@ class FakeEngine:
     Attributes:
         script: what each request is answered with; set it before sending.
         answer: what each question is answered with.
+        watched: what a reader of the cache is answered.
         requests, questions, released, aborted: all that came so far.
     """
 
@@ -187,6 +189,7 @@ class FakeEngine:
         self.answer: Callable[[Any], RequestOutput] = answer
         self.requests: list[GenerateReq] = []
         self.questions: list[Any] = []
+        self.watched: Callable[[ToWatched], list[FromWatched]] = lambda message: []
         self.released: list[ReleaseReq] = []
         self.aborted: list[str] = []
         self.control_reply = ControlReply("", ok=True, message="flushed")
@@ -231,6 +234,9 @@ class FakeEngine:
                     self.deliver(
                         OutputBatch([RequestOutput(message.rid, finish=Finish("abort"), usage=Usage(10, 1, 0))])
                     )
+            elif isinstance(message, ToWatched):
+                for watched in self.watched(message):
+                    self.deliver(watched)
             elif isinstance(message, ControlReq):
                 self.deliver(msgspec.structs.replace(self.control_reply, id=message.id))
 

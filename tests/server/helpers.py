@@ -27,7 +27,7 @@ class Caller:
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def go() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
                 return await client.request(method, path, **options)
 
         answer = asyncio.run(go())

@@ -5,11 +5,14 @@ from __future__ import annotations
 from radixrt.errors import RequestError
 from radixrt.server.tenants import NOBODY, Tenant
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json", "/docs", "/docs/page.js", "/docs/page.css", "/ui"})
 """Paths served without a key, which probes and the address line of a browser do not have. The description of the routes
-says nothing that is not in radixrt's source."""
+says nothing that is not in radixrt's source, and the page has no data."""
 
-ADMIN_PATHS = frozenset({"/metrics", "/flush_cache"})
+OPEN_FILES = "/ui/"
+"""Beginning of the paths of the page's files, which hold no data; other paths with it are those of admins."""
+
+ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/text"})
 """Paths that show or change what concerns all tenants; they need the key of an admin."""
 
 
@@ -19,7 +22,7 @@ def check_access(path: str, tenant: Tenant) -> None:
     Raises:
         RequestError: says what is needed.
     """
-    if path in OPEN_PATHS:
+    if path in OPEN_PATHS or (path.startswith(OPEN_FILES) and path not in ADMIN_PATHS):
         return
     check_key(tenant)
     if path in ADMIN_PATHS:

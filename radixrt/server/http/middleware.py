@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from radixrt import logs
 from radixrt.server.http.access import check_access
 from radixrt.server.http.errors import as_request_error, error_response, speaks_anthropic
+from radixrt.server.http.host_check import HostCheck
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.metrics import Metrics
 from radixrt.server.request_context import RequestIds
@@ -128,10 +129,15 @@ def _pattern(route: str) -> tuple[re.Pattern[str], str]:
 
 
 class Guard:
-    """Refuses what the tenant of a request may not use, and converts uncaught exceptions to a 500 of the usual form."""
+    """Refuses what the tenant of a request may not use, and converts uncaught exceptions to a 500 of the usual form.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        hosts: the names under which the routes of operators are served.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: HostCheck) -> None:
         self.app = app
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,7 +151,9 @@ class Guard:
             await send(message)
 
         try:
-            check_access(scope["path"], scope["state"]["context"].tenant)
+            tenant = scope["state"]["context"].tenant
+            check_access(scope["path"], tenant)
+            self.hosts.check(scope["path"], Headers(scope=scope), tenant)
             await self.app(scope, receive, watch)
         except Exception as error:
             if started:

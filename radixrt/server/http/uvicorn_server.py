@@ -178,6 +178,7 @@ class DrainingServer(uvicorn.Server):
         """Called every 0.1 s by uvicorn's main loop, which ends when this returns True."""
         now = time.monotonic()
         self._service.throughput.tick()
+        self._service.ui.samples.tick()
         if self._grace_ends is None and self._service.client.failure is not None:
             self._grace_ends = now  # all that is left to send are the errors of open requests
         if self._grace_ends is not None and not self.should_exit:

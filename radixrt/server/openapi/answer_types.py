@@ -451,6 +451,14 @@ class Released(Answer, kw_only=True):
     status: Literal["ok"]
 
 
+class NodeText(Answer, kw_only=True):
+    """Text of the first tokens of a node of the radix tree."""
+
+    node: int
+    text: str
+    tokens: int
+
+
 class Flushed(Answer, kw_only=True):
     """The cache was flushed."""
 

@@ -20,9 +20,15 @@ class TokenLogprob(Answer, kw_only=True):
 
 
 class TokenLogprobs(TokenLogprob, kw_only=True):
-    """Log-probability of an output token, and of its alternatives."""
+    """Log-probability of an output token, and of its alternatives.
+
+    With a constraint, `allowed` is the number of tokens that it allowed there, and `forced` says whether it determined
+    the text.
+    """
 
     top_logprobs: list[TokenLogprob]
+    allowed: int | UnsetType = UNSET
+    forced: bool | UnsetType = UNSET
 
 
 class ChatLogprobs(Answer, kw_only=True):

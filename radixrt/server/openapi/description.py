@@ -16,7 +16,7 @@ from radixrt.chat.constraint import ResponseFormat
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.constraint import StructuredOptions
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.http.access import ADMIN_PATHS, OPEN_PATHS
+from radixrt.server.http.access import ADMIN_PATHS, OPEN_FILES, OPEN_PATHS
 from radixrt.server.http.errors import speaks_anthropic
 from radixrt.server.openapi.answer_types import ErrorBody, MessagesErrorBody
 from radixrt.server.openapi.operations import ALIASES, OPERATIONS, TAGS, Operation
@@ -95,7 +95,7 @@ def _operation(path: str, one: Operation, name: str, schemas: Schemas, *, needs_
         ]
         + [{"name": found, "in": "query", "schema": schema} for found, schema in one.query.items()],
     }
-    if path not in OPEN_PATHS and not path.startswith("/docs"):
+    if path not in OPEN_PATHS and not path.startswith("/docs") and path != f"{OPEN_FILES}{{file}}":
         made["security"] = [{"bearer": []}, {"key": []}] if needs_key else [{}, {"bearer": []}, {"key": []}]
         if path in ADMIN_PATHS:
             made["description"] = "If the server has API keys, this needs an admin's."

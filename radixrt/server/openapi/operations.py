@@ -164,6 +164,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/docs/{file}"): Operation(
         MANAGEMENT, "Script and style of the page", media_type=("text/javascript", "text/css")
     ),
+    ("GET", "/ui"): Operation(MANAGEMENT, "The live page of operators", media_type="text/html"),
+    ("GET", "/ui/events"): Operation(
+        MANAGEMENT, "Feed of that page: a JSON object a line, without an end", media_type="application/x-ndjson"
+    ),
+    ("GET", "/ui/text"): Operation(
+        MANAGEMENT, "Text of a cached prefix's node", answer=answers.NodeText, query={"node": {"type": "integer"}}
+    ),
+    ("GET", "/ui/{file}"): Operation(
+        MANAGEMENT, "Scripts and style of that page", media_type=("text/javascript", "text/css")
+    ),
 }  # fmt: skip
 
 ALIASES = {

@@ -137,7 +137,15 @@ def chat_logprobs(rows: list[TokenLogprob], report: TokenReport) -> dict[str, An
 
 def token_logprobs(rows: list[TokenLogprob], report: TokenReport) -> list[dict[str, Any]]:
     """Log-probabilities of tokens and of their alternatives, as in OpenAI's API."""
-    return [{**_logprob(row, report), "top_logprobs": [_logprob(top, report) for top in row.top]} for row in rows]
+    return [
+        {**_logprob(row, report), "top_logprobs": [_logprob(top, report) for top in row.top], **_choice(row)}
+        for row in rows
+    ]
+
+
+def _choice(row: TokenLogprob) -> dict[str, Any]:
+    """Beyond OpenAI's API: the number of tokens that the constraint allowed, and whether it determined the text."""
+    return {} if row.allowed is None else {"allowed": row.allowed, "forced": row.forced}
 
 
 def _logprob(row: TokenLogprob, report: TokenReport) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Checks of Host and Origin, on the routes of operators: pages of other sites must not reach them through a browser.
+
+A page can have a domain of its own that resolves to 127.0.0.1 (DNS rebinding). The browser then takes this server for
+the page's own origin, and lets it read answers. But it sends the domain as Host. So on a server without API keys these
+routes answer only to names that no stranger can register: IP addresses, localhost, names of a private network, and
+those that the operator lists. With keys, the page has none.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from radixrt.errors import RequestError, shown
+from radixrt.server.tenants import EVERYONE, Tenant
+
+PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
+"""Ends of names that are not in the public DNS; names without a dot, such as those of containers, are not either."""
+
+CHECKED_PATHS = frozenset({"/abort", "/flush_cache", "/metrics"})
+UI = "/ui"
+
+
+class HostCheck:
+    """The names under which the routes of operators are served.
+
+    Args:
+        host: address or name that the server listens on.
+        allowed_hosts: comma-separated names, without ports.
+        cors_origins: comma-separated origins that may call from a browser.
+    """
+
+    def __init__(self, host: str, allowed_hosts: str, cors_origins: str) -> None:
+        self._names = {"localhost", host.lower(), *(name.lower() for name in _listed(allowed_hosts))}
+        self._origins = set(_listed(cors_origins))
+
+    def check(self, path: str, headers: Headers, tenant: Tenant) -> None:
+        """Refuse a request for a route of operators by a foreign name, or from a page of a foreign origin.
+
+        Raises:
+            RequestError: 403; names the header and the option.
+        """
+        if path not in CHECKED_PATHS and path != UI and not path.startswith(f"{UI}/"):
+            return
+        host = headers.get("host", "")
+        if tenant == EVERYONE and not self._is_own(host):
+            raise RequestError(
+                f"{path} is not served as {shown(host)}: use an IP address or localhost, or list the name with "
+                "--allowed-hosts",
+                param="Host", code="host_not_allowed", status=403,
+            )  # fmt: skip
+        origin = headers.get("origin")
+        foreign = origin is not None and origin not in self._origins and urlsplit(origin).netloc.lower() != host.lower()
+        # Browsers send no Origin with every GET; following a link to the page itself is harmless.
+        crossed = headers.get("sec-fetch-site") in ("cross-site", "same-site") and origin is None
+        if foreign or (crossed and headers.get("sec-fetch-mode") != "navigate"):
+            raise RequestError(
+                f"{path} is not served to pages of other origins; list them with --cors-origins",
+                param="Origin", code="origin_not_allowed", status=403,
+            )  # fmt: skip
+
+    def _is_own(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in self._names or name.endswith(PRIVATE) or (name and "." not in name and ":" not in name):
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,116 @@
+"""`/ui`: the page, its files, the feed of lines that it reads, and texts of nodes where the operator allows them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from functools import cache
+from importlib import resources
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from radixrt._version import __version__
+from radixrt.errors import RequestError
+from radixrt.messages.client import DetokenizeReq
+from radixrt.messages.wire import pack_i32
+from radixrt.server.http.errors import json_response
+from radixrt.server.request_groups import Service
+from radixrt.server.ui.hub import MAX_FEEDS, Feed
+from radixrt.server.ui.lines import line
+
+READ_S = 0.2
+SCRIPTS = ("tools", "tree", "icicle", "plots", "requests", "playground", "page")
+FILES = {
+    "page.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS},
+}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+@cache
+def _file(name: str) -> bytes:
+    return resources.files("radixrt.server.ui.page").joinpath(name).read_bytes()
+
+
+def _check_on(service: Service) -> None:
+    if not service.config.ui:
+        raise RequestError("the page is switched off (--no-ui)", code="not_found", status=404)
+
+
+async def ui_page(service: Service, request: Request) -> Response:
+    """The page. It holds no data, and needs no key."""
+    _check_on(service)
+    return Response(_file("page.html"), headers={**HEADERS, "content-type": FILES["page.html"]})
+
+
+async def ui_file(service: Service, request: Request) -> Response:
+    """A script or style of the page."""
+    _check_on(service)
+    name = request.path_params["file"]
+    if name not in FILES or name == "page.html":
+        raise RequestError(f"the page has no file {name:.80}", code="not_found", status=404)
+    return Response(_file(name), headers={**HEADERS, "content-type": FILES[name]})
+
+
+async def ui_events(service: Service, request: Request) -> Response:
+    """The feed: one JSON object a line, for as long as the client reads (`radixrt.server.ui.lines`)."""
+    _check_on(service)
+    headers = {**HEADERS, "content-type": "application/x-ndjson", "x-accel-buffering": "no"}
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    feed = service.ui.open()
+    if feed is None:
+        raise RequestError(f"{MAX_FEEDS} pages are open; close one", code="too_many_pages", status=503)
+    return StreamingResponse(_lines(service, feed), headers=headers)
+
+
+async def _lines(service: Service, feed: Feed) -> AsyncIterator[bytes]:
+    info = service.client.info
+    try:
+        yield line(
+            "hello", model=service.model_name, version=__version__, at=round(time.time(), 2),
+            shows_text=service.config.ui_text, device="" if info is None else info.device,
+            dtype="" if info is None else info.dtype, slots=0 if info is None else info.num_slots,
+            context=0 if info is None else info.context_length,
+            max_running=0 if info is None else info.max_running_requests,
+            generates=info is None or info.generates, chats=info is None or info.has_chat_template,
+        )  # fmt: skip
+        while not service.client.draining and service.client.failure is None:
+            taken = feed.take()
+            if taken:
+                yield taken
+            await asyncio.sleep(READ_S)
+    finally:
+        service.ui.close(feed)
+
+
+async def ui_text(service: Service, request: Request) -> Response:
+    """The text of a node's first tokens, as {"node": number, "text": text, "tokens": count}; `?node=` is its number.
+
+    404 unless the operator allows texts (--ui-text), and if the node is not in the tree any more.
+    """
+    _check_on(service)
+    if not service.config.ui_text:
+        raise RequestError("texts are not shown here; start the server with --ui-text", code="no_texts", status=404)
+    given = request.query_params.get("node", "")
+    if not (given.isascii() and given.isdecimal() and len(given) < 16):
+        raise RequestError("node must be the number of a node", param="node")
+    tokens = await asyncio.to_thread(service.ui.tokens, int(given))
+    if tokens is None:
+        raise RequestError(f"there is no node {given} any more", param="node", code="not_found", status=404)
+    rid = request.state.context.rid
+    output = await service.client.aask(DetokenizeReq(rid, pack_i32(tokens), skip_special_tokens=False))
+    return json_response({"node": int(given), "text": output.text, "tokens": len(tokens)})

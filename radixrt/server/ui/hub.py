@@ -1,0 +1,277 @@
+"""`Hub`: what all open pages share: a replica of the tree, what is read from it, and a feed of lines for each page.
+
+The first page makes the hub watch the scheduler; LINGER_S after the last one is gone it stops. A thread of its own does
+the work, so that neither the receiver thread nor the event loop waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from radixrt.client.engine_client import EngineClient
+from radixrt.mem_cache.cache_replica import CacheReplica
+from radixrt.messages.cache_events import (
+    CacheAck,
+    CacheEvents,
+    FromWatched,
+    NodeTokens,
+    NodeTokensReq,
+    RequestViews,
+    WatchCacheReq,
+)
+from radixrt.messages.client import EngineReady
+from radixrt.messages.wire import unpack_i32
+from radixrt.server.ui.lines import line, requests_line, short_event, snapshot_line
+from radixrt.server.ui.misses import Miss, MissLog
+from radixrt.server.ui.optimum import Access, Window
+from radixrt.server.ui.samples import Samples
+
+logger = logging.getLogger(__name__)
+
+LINGER_S = 30.0
+FLUSH_S = 0.2
+BOUNDS_S = 3.0
+TICK_S = 1.0
+MAX_FEED_BYTES = 16 * 1024 * 1024
+"""Lines that a page has not read; beyond that it loses them and gets a snapshot."""
+MAX_FEEDS = 16
+MAX_NODE_TOKENS = 512
+
+
+class Feed:
+    """Lines for one page. The hub's thread appends, the event loop takes."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self.needs_snapshot = True
+
+    def append(self, data: bytes) -> None:
+        with self._lock:
+            if self._bytes + len(data) > MAX_FEED_BYTES and self._lines:
+                self._lines.clear()
+                self._bytes, self.needs_snapshot = 0, True
+                return
+            self._lines.append(data)
+            self._bytes += len(data)
+
+    def take(self) -> bytes:
+        """All lines since the last call."""
+        with self._lock:
+            taken, self._lines, self._bytes = b"".join(self._lines), [], 0
+        return taken
+
+
+class Hub:
+    """See the module's docstring.
+
+    Attributes:
+        samples: numbers for plots, which are taken while no page is open, too.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self.samples = Samples(client)
+        self._inbox: queue.SimpleQueue[FromWatched | EngineReady | Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._feeds: set[Feed] = set()
+        self._emptied_at = 0.0
+        self._asked: dict[str, queue.SimpleQueue[list[int] | None]] = {}
+        self._asks = 0
+
+    # --- pages, in the event loop ---
+
+    def open(self) -> Feed | None:
+        """A feed for a new page, to be closed; None if too many are open."""
+        with self._lock:
+            if len(self._feeds) >= MAX_FEEDS:
+                return None
+            feed = Feed()
+            self._feeds.add(feed)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="radixrt-ui", daemon=True)
+                self._thread.start()
+        return feed
+
+    def close(self, feed: Feed) -> None:
+        with self._lock:
+            self._feeds.discard(feed)
+            self._emptied_at = time.monotonic()
+
+    def tokens(self, node: int, timeout_s: float = 5.0) -> list[int] | None:
+        """The first tokens of a node, or None if there is no such node; blocks."""
+        answer: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
+        with self._lock:
+            self._asks += 1
+            ask_id = str(self._asks)
+            self._asked[ask_id] = answer
+        try:
+            self._client.send_watch(NodeTokensReq(ask_id, node, MAX_NODE_TOKENS))
+            return answer.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        finally:
+            self._asked.pop(ask_id, None)
+
+    # --- the hub's thread ---
+
+    def _run(self) -> None:
+        try:
+            watcher = _Watcher(self._client, self.samples)
+            self._client.watch(self._inbox.put)
+            watcher.begin()
+            while self._serve(watcher):
+                pass
+        except Exception:
+            logger.exception("the pages of /ui are not served any more")
+            with self._lock:
+                self._feeds.clear()
+                self._thread = None
+        finally:
+            self._client.watch(None)
+            self._client.send_watch(WatchCacheReq(False))
+
+    def _serve(self, watcher: _Watcher) -> bool:
+        """Handle what has come within FLUSH_S, and write to the feeds; returns False at the end."""
+        until = time.monotonic() + FLUSH_S
+        while (wait := until - time.monotonic()) > 0:
+            try:
+                message = self._inbox.get(timeout=wait)
+            except queue.Empty:
+                break
+            if isinstance(message, NodeTokens):
+                asked = self._asked.pop(message.id, None)
+                if asked is not None:
+                    asked.put(None if message.token_ids is None else unpack_i32(message.token_ids).tolist())
+            elif isinstance(message, (CacheEvents, RequestViews, EngineReady)):
+                watcher.take(message)
+        with self._lock:
+            feeds = list(self._feeds)
+            if not feeds and time.monotonic() - self._emptied_at > LINGER_S:
+                self._thread = None
+                return False
+        watcher.write(feeds)
+        return True
+
+
+class _Watcher:
+    """Replica, misses and bounds of one time of watching. Used by the hub's thread alone."""
+
+    def __init__(self, client: EngineClient, samples: Samples) -> None:
+        self._client = client
+        self._samples = samples
+        self._replica = CacheReplica()
+        self._misses = MissLog(self._replica)
+        self._window = Window()
+        self._ticks: deque[tuple[int, float]] = deque(maxlen=600)
+        self._events: list[Any] = []
+        self._views: bytes | None = None
+        self._began = time.time()
+        self._sampled = samples.count
+        self._bounds_at = 0.0
+        self._snapshot_due = False
+
+    def begin(self) -> None:
+        """Ask the scheduler for a snapshot."""
+        self._client.send_watch(WatchCacheReq(True, requests=True))
+
+    def take(self, message: CacheEvents | RequestViews | EngineReady) -> None:
+        if isinstance(message, EngineReady):
+            self.begin()
+        elif isinstance(message, RequestViews):
+            self._views = requests_line(message)
+        else:
+            self._apply(message)
+            self._client.send_watch(CacheAck(message.seq))
+
+    def _apply(self, batch: CacheEvents) -> None:
+        if batch.header is not None:
+            self._events.clear()
+            self._snapshot_due = True
+        if not self._replica.begin(batch):
+            self.begin()
+            return
+        for event in batch.events:
+            self._misses.before(event)
+            self._replica.take(event)
+            ended = self._misses.after(event)
+            if ended is not None:
+                self._window.add(_access(ended))
+            short = short_event(event)
+            if short is not None:
+                self._events.append(short)
+        self._replica.end(batch)
+        now = time.time()
+        if not self._ticks or now - self._ticks[-1][1] >= TICK_S:
+            self._ticks.append((batch.clock, round(now, 2)))
+
+    def write(self, feeds: list[Feed]) -> None:
+        """Write to the feeds what is new, and the whole to those that need it."""
+        if self._snapshot_due and self._replica.is_complete:
+            self._snapshot_due = False
+            self._events = []
+            for feed in feeds:
+                feed.needs_snapshot = True
+        lines = self._new_lines()
+        whole: bytes | None = None
+        for feed in feeds:
+            if feed.needs_snapshot and self._replica.is_complete:
+                feed.needs_snapshot = False
+                whole = whole or self._whole()
+                feed.append(whole)
+            elif not feed.needs_snapshot:
+                feed.append(lines)
+            else:
+                feed.append(b"\n")  # the page sees that the connection lives
+
+    def _new_lines(self) -> bytes:
+        parts = []
+        if self._events and not self._snapshot_due:
+            parts.append(line("events", clock=self._replica.clock, at=round(time.time(), 2), events=self._events))
+            self._events = []
+        if self._views is not None:
+            parts.append(self._views)
+            self._views = None
+        rows, self._sampled = self._samples.since(self._sampled), self._samples.count
+        if rows:
+            parts.append(line("samples", rows=rows))
+        changed = list(self._misses.changed.values())
+        if changed:
+            parts.append(line("misses", rows=[miss.body() for miss in changed[-512:]]))
+            self._misses.changed.clear()
+        if time.monotonic() - self._bounds_at > BOUNDS_S:
+            self._bounds_at = time.monotonic()
+            parts.append(self._bounds())
+        return b"".join(parts) or b"\n"
+
+    def _bounds(self) -> bytes:
+        header = self._replica.header
+        bounds = None if header is None else self._window.bounds(header.num_slots)
+        members: dict[str, Any] = {"since": round(self._began, 2)}
+        if bounds is not None:
+            members |= {name: getattr(bounds, name) for name in bounds.__dataclass_fields__}
+        return line("bounds", **members)
+
+    def _whole(self) -> bytes:
+        misses = [miss.body() for miss in (*self._misses.ended, *self._misses.open.values())]
+        return b"".join(
+            [
+                snapshot_line(self._replica, list(self._ticks)),
+                line("samples", rows=list(self._samples.rows)),
+                line("misses", rows=misses),
+                self._bounds(),
+            ]
+        )
+
+
+def _access(miss: Miss) -> Access:
+    seen = miss.cached + miss.evicted + miss.reset + miss.together
+    return Access(miss.at, miss.prompt, miss.cached, seen, miss.granules, miss.output)

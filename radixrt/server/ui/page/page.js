@@ -1,0 +1,200 @@
+// The page: reads the feed of the server, and draws what is visible.
+import { Icicle, MODES, SCALES } from "./icicle.js";
+import { Playground } from "./playground.js";
+import { Plots } from "./plots.js";
+import { Requests } from "./requests.js";
+import { $, call, count, fillStack, legend, lines, make, percent, plural, readColors, short, storeKey, time } from "./tools.js";
+import { Tree } from "./tree.js";
+
+const SLOW_MS = 1000; // lists of evictions and tables of programs
+const tree = new Tree(), requests = new Requests(tree), icicle = new Icicle(tree, requests), plots = new Plots(), playground = new Playground();
+let clock = 0; // the server's time less this page's
+let hello = null, tab = "live", drawnSlow = 0, live = false;
+
+const now = () => Date.now() / 1000 + clock;
+
+// --- the feed ---
+
+const takers = {
+  hello(line) {
+    hello = line;
+    clock = line.at - Date.now() / 1000;
+    icicle.showsText = line.shows_text;
+    $("model").textContent = line.model;
+    document.title = `${line.model} · radixrt`;
+    playground.start(line);
+  },
+  snapshot(line) {
+    tree.load(line);
+    requests.forget();
+    icicle.zoom(null);
+  },
+  events: (line) => tree.apply(line),
+  requests: (line) => requests.takeRequests(line),
+  misses: (line) => requests.takeMisses(line),
+  samples: (line) => plots.add(line.rows),
+  bounds: (line) => plots.addBounds(line, now()),
+};
+
+function state(words, isLive) {
+  live = isLive;
+  const parts = hello ? [`${hello.device} ${hello.dtype}`, `${count(hello.slots)} KV slots`, `radixrt ${hello.version}`] : [];
+  $("about").replaceChildren(make("span", { class: isLive ? "dot on" : "dot" }), [words, ...parts].join(" · "));
+}
+
+async function follow() {
+  for (;;) {
+    try {
+      const response = await call("/ui/events");
+      $("login").hidden = $("failure").hidden = true;
+      plots.rows = [];
+      for await (const line of lines(response)) {
+        if (!line) continue;
+        const message = JSON.parse(line);
+        takers[message.t]?.(message);
+        if (!live) state("live", true);
+        due();
+      }
+      state("the server is shutting down", false);
+    } catch (error) {
+      if (error.status === 401 || error.status === 403) {
+        $("login").hidden = false;
+        $("failure").hidden = error.status === 401;
+        $("failure").textContent = error.message;
+        state("not allowed", false);
+        await new Promise((resolve) => $("login").addEventListener("submit", resolve, { once: true }));
+        continue;
+      }
+      state(error.status ? error.message : "no connection, trying again", false);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+  }
+}
+
+// --- drawing ---
+
+let isDue = false;
+
+function due() {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    draw();
+  });
+}
+
+function draw() {
+  const started = performance.now(), slow = started - drawnSlow > SLOW_MS;
+  icicle.now = now();
+  showTiles();
+  if (tab === "live") {
+    icicle.draw();
+    if (slow) {
+      plots.draw(now());
+      showNext();
+      showMemory();
+      showScale();
+    }
+  } else if (tab === "requests") {
+    requests.drawRequests();
+    if (slow) requests.drawMisses();
+  }
+  else if (tab === "programs" && slow) requests.drawPrograms(now());
+  if (slow) drawnSlow = performance.now();
+  performance.mark("draw", { detail: { ms: performance.now() - started } });
+}
+
+function showTiles() {
+  const last = plots.rows.at(-1), before = plots.rows.at(-6) ?? plots.rows[0], bounds = plots.latest;
+  const rate = (column) => (last && before && last[0] > before[0] ? Math.max(last[column] - before[column], 0) / (last[0] - before[0]) : 0);
+  const used = last ? 1 - last[7] / (last[7] + last[8] + last[9] + last[10]) : 0;
+  const tiles = [
+    [bounds?.prompt ? percent(bounds.hits, bounds.prompt) : "–", bounds?.prompt ? `of prompt tokens reused; the optimum is ${percent(bounds.belady, bounds.prompt)}` : "of prompt tokens reused"],
+    [`${count(last?.[1] ?? 0)}`, `running, ${count(last?.[2] ?? 0)} waiting`],
+    [`${short(rate(5))}`, "output tokens a second"],
+    [`${short(rate(3))}`, "prompt tokens a second, reused ones too"],
+    [percent(used, 1), `of ${hello ? count(hello.slots) : 0} KV slots in use or cached`],
+  ];
+  const holder = $("tiles");
+  if (!holder.children.length) holder.append(...tiles.map(() => make("div", { class: "tile" }, make("b"), make("span"))));
+  tiles.forEach(([big, small], i) => {
+    const [b, span] = holder.children[i].children;
+    if (b.textContent !== big) b.textContent = big;
+    if (span.textContent !== small) span.textContent = small;
+  });
+  $("tree-about").textContent = `${plural(tree.size, "node")}, ${count(tree.top.below)} tokens${tree.header.policy && tree.header.policy !== "none" ? `, evicted by ${tree.header.policy}` : ""}`;
+}
+
+function showNext() {
+  const nodes = tree.nextEvicted(8), ago = (node) => {
+    const at = tree.secondsAt(node.last);
+    return at === null ? "before this page looked" : `${time(Math.max(now() - at, 0))} ago`;
+  };
+  const row = (node) => make("tr", { onclick: () => icicle.zoom(node) }, make("td", {}, `node ${node.id}${{ 0: " · its program is done", 2: " · kept for a program", 3: " · kept for a fork" }[node.retention] ?? ""}`), ...[count(node.tokens), count(node.end), count(node.hits), ago(node)].map((words) => make("td", { class: "number" }, words)));
+  $("next").tBodies[0].replaceChildren(...nodes.map(row));
+  $("next-about").textContent = nodes.length ? "leaves that no request holds, the first to go at the top" : "nothing can be evicted";
+}
+
+function showMemory() {
+  const last = plots.rows.at(-1);
+  if (!last) return;
+  const parts = [["held by requests, from the cache", "sampled", last[9]], ["held by requests, their own", "forced", last[10]], ["cached, evictable", "cached", last[8]], ["free", "queued", last[7]]];
+  const total = parts.reduce((sum, [, , n]) => sum + n, 0);
+  fillStack($("kv"), parts.map(([, name, n]) => [n, name]), total);
+  legend($("kv-legend"), parts.map(([words, name, n]) => [`${count(n)} ${words}`, name]));
+  $("kv-about").textContent = `${count(total)} token slots`;
+}
+
+function showScale() {
+  $("scale").replaceChildren(...SCALES[icicle.mode]().map(([words, paint]) => {
+    const key = make("span", { class: "key" }, words);
+    key.style.setProperty("--c", paint);
+    return key;
+  }));
+}
+
+// --- tabs, theme, search ---
+
+function open(name) {
+  tab = name;
+  for (const node of document.querySelectorAll(".tab")) node.hidden = node.dataset.tab !== name;
+  for (const node of document.querySelectorAll("#tabs [data-tab]")) node.setAttribute("aria-selected", node.dataset.tab === name);
+  history.replaceState(null, "", `#${name}`);
+  drawnSlow = 0;
+  due();
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  readColors();
+  drawnSlow = 0;
+  due();
+}
+
+for (const button of document.querySelectorAll("#tabs [data-tab]")) button.addEventListener("click", () => open(button.dataset.tab));
+$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+$("color").append(...MODES.map(([value, words]) => make("option", { value }, words)));
+$("color").addEventListener("change", (event) => {
+  icicle.mode = event.target.value;
+  icicle.ranked = 0;
+  icicle.redraw();
+  showScale();
+});
+$("search").addEventListener("input", (event) => {
+  const found = icicle.search(event.target.value);
+  event.target.classList.toggle("bad", Boolean(event.target.value) && !found);
+});
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  storeKey($("key").value.trim());
+  $("key").value = "";
+});
+document.addEventListener("keydown", (event) => event.key === "Escape" && tab === "live" && !/INPUT|TEXTAREA/.test(event.target.tagName) && icicle.back());
+
+setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+const known = [...document.querySelectorAll(".tab")].map((node) => node.dataset.tab);
+open(known.includes(location.hash.slice(1)) ? location.hash.slice(1) : "live");
+state("connecting", false);
+setInterval(due, 1000); // ages grow even when nothing happens
+follow();

@@ -1,0 +1,209 @@
+// Requests and programs: tables of what is in the scheduler and of what has ended, and why prompts missed the cache.
+import { $, clockTime, color, count, fillStack, legend, make, percent, plural, prepare, stack, time } from "./tools.js";
+
+const KEPT = 600, ROW = 29; // pixels, as in the style sheet
+const MISS = ["rid", "at", "prompt", "cached", "matched", "reusable", "beside", "evicted", "reset", "evictedFor", "together", "fresh", "ended", "number", "program", "branch", "out", "endedAt"];
+const CAUSES = [ // tokens of a prompt by what became of them
+  ["reused", "cached", (m) => m.cached],
+  ["new", "computed", (m) => m.fresh],
+  ["evicted before", "error", (m) => m.evicted + m.reset],
+  ["computed twice at once", "sampled", (m) => m.together],
+  ["others", "queued", (m) => Math.max(m.prompt - m.cached - m.fresh - m.evicted - m.reset - m.together, 0)],
+];
+
+export function why(miss) {
+  if (!miss.reusable) return "the whole prompt is computed: its log-probabilities or hidden states were asked for";
+  const parts = [];
+  if (miss.evicted) parts.push(`${count(miss.evicted)} evicted ${time(miss.evictedFor)} before`);
+  if (miss.reset) parts.push(`${count(miss.reset)} lost when the cache was emptied`);
+  if (miss.together) parts.push(`${count(miss.together)} computed by another request at the same time`);
+  if (miss.matched > miss.cached) parts.push(`${count(miss.matched - miss.cached)} read again for the recurrent state`);
+  if (miss.fresh) {
+    const from = miss.beside ? `, parts from ${plural(miss.beside, "cached continuation")} after ${count(miss.matched)} tokens` : miss.matched ? "" : ", nothing cached begins like it";
+    parts.push(`${count(miss.fresh)} new${from}`);
+  }
+  const rest = miss.prompt - miss.cached - miss.fresh - miss.evicted - miss.reset - miss.together - (miss.matched - miss.cached);
+  if (rest > 1 && miss.ended === null) parts.push(`${count(rest - 1)} being computed`);
+  if (!parts.length) return miss.prompt - miss.cached === 1 ? "all but the last token, which is always computed" : "all reused but the end";
+  return parts.join("; ");
+}
+
+// A table body whose rows are kept, by key: only what has changed is written. Of a long table, only the rows that are in
+// sight are there, between two that are as high as the rest.
+class Rows {
+  constructor(table) {
+    this.body = table.tBodies[0];
+    this.frame = table.parentElement;
+    this.rows = new Map();
+    this.spacers = [0, 1].map(() => make("tr", { class: "spacer" }, make("td", { colspan: table.tHead.rows[0].cells.length })));
+    this.frame.addEventListener("scroll", () => this.show(this.items, this.build), { passive: true });
+    this.items = [];
+  }
+
+  // build(item) returns [key, class, [text, or [class, text], or [class, what it depends on, maker of an element], ...]]
+  show(items, build) {
+    [this.items, this.build] = [items, build];
+    let from = 0, to = items.length;
+    if (items.length > 60 && this.frame.clientHeight) {
+      from = Math.max(Math.floor(this.frame.scrollTop / ROW) - 10, 0);
+      to = Math.min(from + Math.ceil(this.frame.clientHeight / ROW) + 20, items.length);
+    }
+    const seen = new Set(), wanted = [this.spacers[0]];
+    this.spacers[0].firstChild.style.height = `${from * ROW}px`;
+    this.spacers[1].firstChild.style.height = `${(items.length - to) * ROW}px`;
+    for (const item of items.slice(from, to)) {
+      const [key, kind, cells] = build(item);
+      seen.add(key);
+      let row = this.rows.get(key);
+      if (!row) {
+        row = { node: make("tr", {}, ...cells.map(() => make("td"))), cells: [] };
+        this.rows.set(key, row);
+      }
+      if (row.node.className !== kind) row.node.className = kind;
+      cells.forEach((cell, i) => this.write(row, i, cell));
+      wanted.push(row.node);
+    }
+    for (const [key, row] of this.rows) {
+      if (seen.has(key)) continue;
+      row.node.remove();
+      this.rows.delete(key);
+    }
+    wanted.push(this.spacers[1]);
+    wanted.forEach((node, i) => this.body.children[i] !== node && this.body.insertBefore(node, this.body.children[i] ?? null));
+  }
+
+  write(row, i, cell) {
+    const [kind, content, maker] = Array.isArray(cell) ? cell : ["", cell];
+    if (row.cells[i] === content) return;
+    row.cells[i] = content;
+    const node = row.node.children[i];
+    node.className = kind;
+    if (maker) node.replaceChildren(maker());
+    else node.textContent = content;
+    if (kind.includes("clipped")) node.title = content;
+  }
+}
+
+const number = (n) => ["number", count(n)];
+
+export class Requests {
+  constructor(tree) {
+    this.tree = tree;
+    this.rows = [];
+    this.holds = [];
+    this.misses = new Map(); // by number, in order of admission
+    this.byRid = new Map();
+    this.tables = { rows: new Rows($("rows")), misses: new Rows($("misses")), programs: new Rows($("programs")) };
+  }
+
+  takeRequests(line) {
+    [this.rows, this.holds, this.running, this.waiting] = [line.rows, line.holds, line.running, line.waiting];
+  }
+
+  takeMisses(line) {
+    for (const columns of line.rows) {
+      const miss = Object.fromEntries(MISS.map((name, i) => [name, columns[i]]));
+      this.misses.set(miss.number, miss);
+      this.byRid.set(miss.rid, miss);
+    }
+    for (const [key, miss] of this.misses) {
+      if (this.misses.size <= KEPT) break;
+      this.misses.delete(key);
+      if (this.byRid.get(miss.rid) === miss) this.byRid.delete(miss.rid);
+    }
+  }
+
+  forget() {
+    this.misses.clear();
+    this.byRid.clear();
+  }
+
+  *holdersOf(node) { // words for the requests and programs that hold it
+    const isBelow = (id) => {
+      for (let each = this.tree.nodes.get(id); each; each = each.parent) if (each === node) return true;
+      return false;
+    };
+    for (const [id, program, retention] of this.holds) if (id === node.id) yield `program ${program}: ${retention === 3 ? "prefix of its fork" : "goes on from here"}`;
+    for (const row of this.rows) if (row.node && isBelow(row.node)) yield `${row.state} ${row.rid}${row.program ? ` of ${row.program}` : ""}`;
+  }
+
+  *nodesOf(words) {
+    for (const row of this.rows) if (row.node && `${row.rid}\n${row.program}`.toLowerCase().includes(words)) yield [row.node];
+    for (const [id, program] of this.holds) if (program.toLowerCase().includes(words)) yield [id];
+  }
+
+  // --- drawing ---
+
+  drawRequests() {
+    $("rows-about").textContent = `${plural(this.running ?? 0, "request")} running, ${count(this.waiting ?? 0)} waiting`;
+    this.tables.rows.show(this.rows, (row) => {
+      const miss = this.byRid.get(row.rid), cached = Math.max(row.cached_tokens, 0);
+      const reason = row.state === "waiting" ? (row.cached_tokens < 0 ? "" : `the cache has ${percent(cached, row.prompt_tokens)} of it now`) : miss ? why(miss) : "admitted before this page looked";
+      const computed = Math.min(Math.max(row.computed_tokens - cached, 0), row.prompt_tokens - cached);
+      const parts = [[cached, "cached"], [computed, "computed"], [row.prompt_tokens - cached - computed, "queued"], [row.output_tokens, "sampled"]];
+      return [row.rid, row.state === "waiting" ? "waiting" : "", [
+        ["clipped mono", row.rid], row.state + (row.constrained ? " · constrained" : "") + (row.retractions ? ` · retracted ${row.retractions}×` : ""),
+        ["clipped", row.program ? `${row.program}${row.branch ? ` / ${row.branch}` : ""}` : "–"], number(row.prompt_tokens),
+        ["number", row.cached_tokens < 0 ? "–" : percent(cached, row.prompt_tokens)], ["number", `${count(row.output_tokens)} of ${count(row.max_tokens)}`],
+        ["bar", parts.map(([n]) => n).join(), () => stack(parts)], ["clipped why", reason], ["number", time(row.waited_s)], ["number", time(row.age_s)],
+      ]];
+    });
+  }
+
+  drawMisses() {
+    const all = [...this.misses.values()].reverse(), total = all.reduce((sum, miss) => sum + miss.prompt, 0);
+    const sums = CAUSES.map(([words, name, of]) => [words, name, all.reduce((sum, miss) => sum + of(miss), 0)]);
+    $("misses-about").textContent = all.length ? `${plural(all.length, "request")} since this page looks, ${percent(sums[0][2], total)} of ${count(total)} prompt tokens reused` : "requests that are admitted from now on appear here";
+    fillStack($("miss-stack"), sums.map(([, name, n]) => [n, name]), total);
+    legend($("miss-legend"), sums.filter(([, , n]) => n).map(([words, name, n]) => [`${count(n)} ${words}`, name]));
+    this.tables.misses.show(all, (miss) => [miss.number, miss.ended === "error" ? "bad" : "", [
+      ["clipped mono", miss.rid], ["clipped", miss.program ? `${miss.program}${miss.branch ? ` / ${miss.branch}` : ""}` : "–"], number(miss.prompt), ["number", percent(miss.cached, miss.prompt)],
+      ["bar", CAUSES.map(([, , of]) => of(miss)).join(), () => stack(CAUSES.map(([, name, of]) => [of(miss), name]))],
+      ["clipped why", why(miss)], ["number", miss.ended === null ? "–" : count(miss.out)], miss.ended === null ? "runs" : `${miss.ended} after ${time(miss.endedAt - miss.at)}`, ["number", clockTime(miss.at)],
+    ]]);
+  }
+
+  drawPrograms(now) {
+    const programs = new Map();
+    for (const miss of this.misses.values()) {
+      if (!miss.program) continue;
+      if (!programs.has(miss.program)) programs.set(miss.program, []);
+      programs.get(miss.program).push(miss);
+    }
+    const kept = new Map();
+    for (const [, program] of this.holds) kept.set(program, (kept.get(program) ?? 0) + 1);
+    $("programs-about").textContent = programs.size ? `${plural(programs.size, "program")} since this page looks` : "calls that carry a program hint appear here";
+    this.tables.programs.show([...programs].reverse(), ([name, calls]) => {
+      const sum = (of) => calls.reduce((all, call) => all + of(call), 0), open = calls.filter((call) => call.ended === null).length;
+      const from = Math.min(...calls.map((call) => call.at)), to = Math.max(...calls.map((call) => (call.ended === null ? now : call.endedAt)));
+      const parts = [...CAUSES.map(([, color, of]) => [sum(of), color]), [sum((call) => call.out), "forced"]];
+      return [name, "", [
+        ["clipped mono", name], ["number", open ? `${count(calls.length)} (${open} open)` : count(calls.length)], number(new Set(calls.map((call) => call.branch)).size),
+        number(sum((call) => call.prompt)), ["number", percent(sum((call) => call.cached), sum((call) => call.prompt))], number(sum((call) => call.out)),
+        ["bar", parts.map(([n]) => n).join(), () => stack(parts)], ["number", kept.has(name) ? plural(kept.get(name), "prefix") : "–"], ["number", time(to - from)],
+        ["lanes", `${calls.length} ${open} ${Math.round(to)}`, () => lanes(calls, from, to)],
+      ]];
+    });
+  }
+}
+
+// The calls of a program as bars, in as few lanes as they need.
+function lanes(calls, from, to) {
+  const canvas = make("canvas"), ends = [], places = [];
+  for (const call of calls) {
+    let lane = ends.findIndex((end) => end <= call.at + 1e-6);
+    if (lane < 0) lane = ends.push(0) - 1;
+    ends[lane] = call.ended === null ? to : call.endedAt;
+    places.push([call, lane, ends[lane]]);
+  }
+  const height = 20, each = height / Math.max(ends.length, 4);
+  const holder = make("div", {}, canvas);
+  requestAnimationFrame(() => {
+    const [context, width] = prepare(canvas, height), x = (at) => ((at - from) / Math.max(to - from, 1e-6)) * width;
+    for (const [call, lane, end] of places) {
+      context.fillStyle = color(call.ended === "error" ? "error" : call.ended === null ? "computed" : "sampled");
+      context.fillRect(x(call.at), lane * each, Math.max(x(end) - x(call.at), 1.5), Math.max(each - 1, 1));
+    }
+  });
+  return holder;
+}

@@ -1,0 +1,81 @@
+"""`Samples`: the engine's numbers of the last quarter of an hour, one row each second, for plots."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from radixrt.client.engine_client import EngineClient
+from radixrt.messages.scheduler import SchedulerStats
+
+KEPT = 900
+SAMPLE_S = 1.0
+
+COLUMNS = (
+    "at", "running", "waiting", "prompt_tokens", "cached_tokens", "generated_tokens", "evicted_tokens", "free",
+    "evictable", "protected", "private", "gap_p50", "gap_p95",
+)  # fmt: skip
+"""Members of a row: time in seconds since 1970, gauges, counters, slots, and seconds between two tokens of a request in
+the second before (None without tokens)."""
+
+
+class Samples:
+    """Rows of COLUMNS. `tick` is to be called a few times a second; it costs nothing worth naming.
+
+    Attributes:
+        rows: the oldest first.
+        count: number of rows so far.
+    """
+
+    def __init__(self, client: EngineClient, clock: Callable[[], float] = time.time) -> None:
+        self._client = client
+        self._clock = clock
+        self._next = 0.0
+        self._gaps: list[int] = []
+        self.rows: deque[list[Any]] = deque(maxlen=KEPT)
+        self.count = 0
+
+    def tick(self) -> None:
+        now, stats = self._clock(), self._client.stats
+        if now < self._next or stats is None:
+            return
+        self._next = now + SAMPLE_S
+        held = stats.slots_free + stats.slots_evictable + stats.slots_protected
+        self.rows.append(
+            [
+                round(now, 2), stats.running, stats.waiting, stats.prompt_tokens, stats.cached_tokens,
+                stats.generated_tokens, stats.evicted_tokens, stats.slots_free, stats.slots_evictable,
+                stats.slots_protected, max(stats.slots_total - held, 0), *self._percentiles(stats),
+            ]
+        )  # fmt: skip
+        self.count += 1
+
+    def since(self, count: int) -> list[list[Any]]:
+        """The rows behind the first `count`, as far as they are kept."""
+        new = min(self.count - count, len(self.rows))
+        return list(self.rows)[len(self.rows) - new :] if new > 0 else []
+
+    def _percentiles(self, stats: SchedulerStats) -> tuple[float | None, float | None]:
+        """Median and 95th percentile of the gaps since the last row, to the upper bound of their bucket."""
+        gaps = stats.token_gaps
+        if gaps is None:
+            return None, None
+        before, self._gaps = self._gaps, list(gaps.counts)
+        if len(before) != len(self._gaps) or any(now < then for now, then in zip(self._gaps, before)):
+            before = [0] * len(self._gaps)  # the scheduler has started anew
+        counts = [now - then for now, then in zip(self._gaps, before)]
+        total = sum(counts)
+        if not total:
+            return None, None
+        found = []
+        for share in (0.5, 0.95):
+            below, bound = 0, gaps.bounds[-1]
+            for count, upper in zip(counts, gaps.bounds):
+                below += count
+                if below >= share * total:
+                    bound = upper
+                    break
+            found.append(bound)
+        return found[0], found[1]

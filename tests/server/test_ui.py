@@ -1,0 +1,217 @@
+"""`/ui` without a browser: its files, keys, Host and Origin, the feed of lines, and texts of nodes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.common.synthetic_scheduler import SyntheticScheduler
+from radixrt.config import ServerConfig
+from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.client import RequestOutput
+from radixrt.messages.parts import Finish
+from radixrt.server.routes.ui import FILES
+from tests.server.fake_engine import FakeEngine
+from tests.server.helpers import Caller, check_error
+
+OPERATORS = ("/ui", "/ui/page.js", "/ui/events", "/ui/text?node=1", "/metrics")
+
+
+def test_the_page_and_its_files_have_a_strict_policy(caller: Caller) -> None:
+    for path, kind in [("/ui", "text/html")] + [(f"/ui/{name}", FILES[name]) for name in FILES if name != "page.html"]:
+        response = caller.get(path)
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(kind)
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+    page = caller.get("/ui").text
+    assert "<script>" not in page
+    assert " style=" not in page
+    assert "http" not in page.replace("/ui/", "")
+    check_error(caller.get("/ui/nothing.js"), 404)
+    check_error(caller.get("/ui/page.html"), 404)
+
+
+def test_scripts_never_write_markup() -> None:
+    for path in (Path(__file__).parents[2] / "radixrt/server/ui/page").glob("*.js"):
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http:", "https:"):
+            assert word not in path.read_text(), f"{path.name}: {word}"
+
+
+def test_the_page_can_be_switched_off(engine: FakeEngine) -> None:
+    caller = Caller(engine, ServerConfig(ui=False))
+    for path in OPERATORS[:-1]:
+        check_error(caller.get(path), 404, code="not_found")
+
+
+def test_data_needs_the_key_of_an_admin(engine: FakeEngine, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.boss]\nkey = "b"\nadmin = true\n[keys.alice]\nkey = "a"\n')
+    keys.chmod(0o600)
+    caller = Caller(engine, ServerConfig(api_key_file=str(keys), ui_text=True))
+    assert caller.get("/ui").status_code == caller.get("/ui/page.js").status_code == 200  # they hold no data
+    for path in ("/ui/events", "/ui/text?node=1"):
+        check_error(caller.get(path), 401)
+        check_error(caller.get(path, headers={"authorization": "Bearer a"}), 403, code="admin_key_required")
+    check_error(caller.get("/ui/text?node=x", headers={"authorization": "Bearer b"}), 400, "node")
+    assert caller.request("HEAD", "/ui/events", headers={"authorization": "Bearer b"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", OPERATORS)
+def test_routes_of_operators_answer_to_no_strange_name(engine: FakeEngine, path: str) -> None:
+    """A page whose domain resolves to 127.0.0.1 is refused by the name that its browser sends."""
+    caller = Caller(engine)
+    for host in ("evil.example", "evil.example:30000", "127.0.0.1.evil.example", "localhost.evil.example", "[::1"):
+        message = check_error(caller.get(path, headers={"host": host}), 403, "Host", "host_not_allowed")
+        assert "--allowed-hosts" in message
+    assert check_error(caller.post("/flush_cache", headers={"host": "evil.example"}), 403, "Host")
+    assert check_error(caller.post("/abort", {"abort_all": True}, headers={"host": "evil.example"}), 403, "Host")
+    assert caller.post("/v1/completions", {"prompt": "x"}, headers={"host": "evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:30000", "127.0.0.1:1", "[::1]:30000", "10.1.2.3", "radixrt:30000", "a.svc", "box.lan"],
+)
+def test_names_that_no_stranger_can_have_are_served(caller: Caller, host: str) -> None:
+    assert caller.get("/ui", headers={"host": host}).status_code == 200
+
+
+def test_names_can_be_listed(engine: FakeEngine) -> None:
+    caller = Caller(engine, ServerConfig(allowed_hosts="Rack.example, other.example"))
+    assert caller.get("/ui", headers={"host": "rack.example:443"}).status_code == 200
+    check_error(caller.get("/ui", headers={"host": "third.example"}), 403, "Host")
+    with_key = Caller(engine, ServerConfig(api_key="k"))  # a strange page has no key
+    assert with_key.get("/metrics", headers={"host": "x.example", "authorization": "Bearer k"}).status_code == 200
+
+
+def test_pages_of_other_origins_are_refused(engine: FakeEngine) -> None:
+    caller = Caller(engine, ServerConfig(cors_origins="https://tools.example"))
+    own = {"host": "localhost:30000", "origin": "http://localhost:30000"}
+    assert caller.get("/metrics", headers=own).status_code == 200
+    for headers in ({"origin": "http://localhost:99"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        check_error(caller.get("/metrics", headers={"host": "localhost:30000", **headers}), 403, "Origin")
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert caller.get("/ui", headers=link).status_code == 200
+    assert caller.get("/metrics", headers={"origin": "https://tools.example"}).status_code == 200
+
+
+# --- the feed ---
+
+
+class Watched:
+    """The scripted engine of a server, with a real scheduler's tree behind it."""
+
+    def __init__(self, engine: FakeEngine, nodes: int = 40) -> None:
+        self.scheduler = SyntheticScheduler(nodes, running=2, waiting=1)
+        self.engine = engine
+        self.lock = threading.Lock()
+        engine.watched = self._answer
+
+    def _answer(self, message: ToWatched) -> list[FromWatched]:
+        with self.lock:
+            for each in [*self.scheduler.handle(message), *self.scheduler.turn()]:
+                self.engine.deliver(each)
+        return []
+
+    def step(self) -> None:
+        with self.lock:
+            self.scheduler.step()
+            for message in self.scheduler.turn():
+                self.engine.deliver(message)
+
+
+@pytest.fixture
+def watched(engine: FakeEngine) -> Watched:
+    return Watched(engine)
+
+
+@pytest.fixture
+def feed(live: str) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Reads the feed up to the next line of a kind."""
+    with httpx.stream("GET", f"{live}/ui/events", timeout=60) as response:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        lines = response.iter_lines()
+
+        def read(kind: str) -> dict[str, Any]:
+            while True:
+                line = next(lines)
+                if line and (found := json.loads(line))["t"] == kind:
+                    return found
+
+        yield read
+
+
+def test_the_feed_has_the_tree_its_events_and_the_requests(
+    watched: Watched, feed: Callable[[str], dict[str, Any]]
+) -> None:
+    hello = feed("hello")
+    assert (hello["model"], hello["slots"], hello["shows_text"]) == ("fake", 4096, False)
+    tree = feed("snapshot")
+    cache = watched.scheduler.scheduler.kv.cache
+    nodes = [tree["nodes"][at : at + 10] for at in range(0, len(tree["nodes"]), 10)]
+    assert sum(node[2] for node in nodes) == cache.total_size
+    known = {root[0] for root in tree["roots"]}
+    for node in nodes:
+        assert node[1] in known, "a node stands before its parent"
+        known.add(node[0])
+    assert feed("bounds")["since"] > 0
+    for _ in range(3):
+        watched.step()
+    events = feed("events")
+    assert {event[0] for event in events["events"]} >= {"i", "u", "l"}
+    misses = feed("misses")["rows"]
+    assert {row[0] for row in misses} <= {"req-00000", "req-00001", "req-00002"}
+    assert misses[0][14] == "program-0"
+
+
+def test_texts_of_nodes_are_shown_only_where_the_operator_allows_it(engine: FakeEngine, live: str) -> None:
+    check_error(httpx.get(f"{live}/ui/text?node=1"), 404, code="no_texts")
+    Watched(engine)
+    caller = Caller(engine, ServerConfig(ui_text=True))
+    engine.answer = lambda question: RequestOutput(question.rid, "<b>text</b>", finish=Finish("stop"))
+    hub = caller.app.state.service.ui
+    opened = hub.open()
+    taken: list[bytes] = []
+    engine.wait_for(lambda: taken.append(opened.take()) or b'"snapshot"' in taken[-1])
+    node = json.loads(next(line for line in taken[-1].splitlines() if b'"snapshot"' in line))["nodes"][0]
+    answer = caller.get(f"/ui/text?node={node}").json()
+    assert answer["text"] == "<b>text</b>"
+    assert answer["tokens"] > 0
+    check_error(caller.get("/ui/text?node=999999"), 404, "node")
+    for bad in ("", "x", "-1", "1e3", "9" * 40, "²"):
+        check_error(caller.get("/ui/text", params={"node": bad}), 400, "node")
+    hub.close(opened)
+
+
+def test_too_many_pages_are_refused(engine: FakeEngine) -> None:
+    caller = Caller(engine)
+    hub = caller.app.state.service.ui
+    feeds = [hub.open() for _ in range(16)]
+    assert None not in feeds
+    check_error(caller.get("/ui/events"), 503, code="too_many_pages")
+    for opened in feeds:
+        hub.close(opened)
+
+
+def test_a_page_that_does_not_read_gets_a_snapshot_instead(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixrt.server.ui.hub.MAX_FEED_BYTES", 3_000)
+    watched = Watched(engine)
+    hub = Caller(engine).app.state.service.ui
+    opened = hub.open()
+    engine.wait_for(lambda: b'"snapshot"' in opened.take())
+
+    for _ in range(40):
+        watched.step()
+        time.sleep(0.02)  # so that lines are written, which nobody takes
+    engine.wait_for(lambda: b'"snapshot"' in opened.take())
+    hub.close(opened)

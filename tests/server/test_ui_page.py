@@ -1,0 +1,185 @@
+"""`/ui` in a real browser, where one is installed: what it draws, what a user does with it, and hostile texts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+import uvicorn
+
+from benchmarks.common.browser import BROWSER, Browser
+from benchmarks.common.synthetic_scheduler import SyntheticScheduler
+from radixrt.config import ServerConfig
+from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
+from radixrt.messages.parts import Finish, Timings, Usage
+from radixrt.messages.wire import pack_i32
+from radixrt.server import create_app
+from tests.server.fake_engine import MODEL, FakeEngine, speak
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+LIVE = "document.querySelector('#about').textContent.startsWith('live')"
+
+
+def say(request: GenerateReq) -> Iterable[RequestOutput | float]:
+    """A hostile text; for a constrained request its tokens, of which the second is forced."""
+    if request.sampling.constraint is None:
+        return speak(request, [HOSTILE, " and", " so on"])
+    tokens = [("{", 3, False), ('"name"', 1, True), (HOSTILE, 40, False)]
+    rows = [
+        TokenLogprob(i, text, text.encode(), -0.5, [TokenLogprob(i, text, text.encode(), -0.5)], allowed, forced)
+        for i, (text, allowed, forced) in enumerate(tokens)
+    ]
+    return [
+        RequestOutput(
+            request.rid, "".join(row.text for row in rows), pack_i32(range(3)), Finish("stop"), Usage(10, 3, 4),
+            Timings(), rows, prompt_ids=pack_i32(range(10)),
+        )
+    ]  # fmt: skip
+
+
+class Served:
+    """A server with a scripted engine, whose tree is that of a real scheduler that makes a few steps a second."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.engine.script = say
+        self.engine.answer = lambda question: RequestOutput(question.rid, HOSTILE, finish=Finish("stop"))
+        self.engine.watched = self.answer
+        self.scheduler = SyntheticScheduler(3000, running=40, waiting=300, program=HOSTILE)
+        app = create_app(self.engine.client, ServerConfig(ui_text=True, access_log=False), MODEL)
+        self.samples = app.state.service.ui.samples
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/ui"
+        self.server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        self.lock = threading.Lock()
+        self.threads = [
+            threading.Thread(target=self.server.run, args=([listener],), daemon=True),
+            threading.Thread(target=self.steps, daemon=True),
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def answer(self, message: ToWatched) -> list[FromWatched]:
+        with self.lock:
+            for each in self.scheduler.handle(message):
+                self.engine.deliver(each)
+        return []
+
+    def steps(self) -> None:
+        while not self.server.should_exit:
+            with self.lock:
+                self.scheduler.step()
+                for message in self.scheduler.turn():
+                    self.engine.deliver(message)
+            self.engine.client.stats = self.scheduler.stats()
+            self.samples.tick()
+            time.sleep(0.04)
+
+    def close(self) -> None:
+        self.engine.client.draining = True  # ends the feeds
+        self.server.should_exit = True
+        for thread in self.threads:
+            thread.join(60)
+        self.engine.close()
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Browser]:
+    served, browser = Served(), Browser()
+    browser.open(served.url)
+    browser.wait(LIVE)
+    browser.wait("performance.getEntriesByName('icicle').some((entry) => entry.detail.nodes > 3000)")
+    yield browser
+    browser.close()
+    served.close()
+
+
+def tab(page: Browser, name: str) -> None:
+    page.run(f"document.querySelector('[data-tab={name}]').click()")
+
+
+def text(page: Browser, selector: str) -> str:
+    return str(page.run(f"document.querySelector('{selector}')?.textContent ?? ''"))
+
+
+def test_the_tree_is_drawn_zoomed_coloured_and_searched(page: Browser) -> None:
+    tab(page, "live")
+    box = page.run(
+        "(({x, y, width}) => ({x, y, width}))(document.querySelector('#icicle canvas').getBoundingClientRect())"
+    )
+    assert box["width"] > 1000
+    page.move(box["x"] + 20, box["y"] + 14)
+    page.wait("!document.querySelector('#tip').hidden")
+    assert "last used" in text(page, "#tip")
+    page.wait(f"document.querySelector('#tip pre')?.textContent === '{HOSTILE}'")
+    page.click(box["x"] + 20, box["y"] + 14)
+    page.wait("document.querySelectorAll('#crumbs button').length > 1")
+    page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+    page.wait("document.querySelectorAll('#crumbs button').length === 0")
+    for mode in ("hits", "holders", "eviction", "age"):
+        chosen = "document.querySelector('#color')"
+        page.run(f"{chosen}.value = '{mode}'; {chosen}.dispatchEvent(new Event('change'))")
+        assert text(page, "#scale")
+    for words, found in (("hits>1", True), ("tokens > 100000", False), ("req-", True), ("nothing", False)):
+        search = "document.querySelector('#search')"
+        page.run(f"{search}.value = '{words}'; {search}.dispatchEvent(new Event('input'))")
+        assert page.run(f"{search}.classList.contains('bad')") == (not found), words
+    page.run(f"{search}.value = ''; {search}.dispatchEvent(new Event('input'))")
+
+
+def test_numbers_stand_beside_it(page: Browser) -> None:
+    tab(page, "live")
+    page.wait("document.querySelectorAll('#next tbody tr').length === 8")
+    page.wait("document.querySelector('#kv-legend').textContent.includes('evictable')")
+    assert page.run("document.querySelectorAll('#plots canvas').length") == 5
+    page.wait("document.querySelector('#plots').textContent.includes('Belady')")
+    page.wait("/running 40/.test(document.querySelector('#plots').textContent)")
+
+
+def test_a_long_table_of_requests_holds_what_is_in_sight(page: Browser) -> None:
+    tab(page, "requests")
+    page.wait("/40 requests running, 300 waiting/.test(document.querySelector('#rows-about').textContent)")
+    page.wait("/new/.test(document.querySelector('#rows tbody').textContent)")
+    assert 10 < page.run("document.querySelectorAll('#rows tbody tr').length") < 100
+    page.run("document.querySelector('#rows').parentElement.scrollTop = 1e6")
+    page.wait("/waiting/.test(document.querySelector('#rows tbody').textContent)")
+    assert page.run("document.querySelectorAll('#rows tbody tr').length") < 100
+
+
+def test_programs_are_shown_as_text(page: Browser) -> None:
+    tab(page, "programs")
+    page.wait("document.querySelectorAll('#programs tbody tr').length > 3")
+    assert HOSTILE in text(page, "#programs tbody")
+
+
+def test_the_playground(page: Browser) -> None:
+    tab(page, "playground")
+
+    def ask(mode: str) -> None:
+        page.run(f"document.querySelector('[data-mode={mode}]').click(); document.querySelector('#send').click()")
+        page.wait("document.querySelector('#stop').hidden")
+        page.wait("/output token/.test(document.querySelector('#dialog').textContent)")
+
+    ask("chat")
+    assert text(page, "#dialog .said:not(.user)") == f"{HOSTILE} and so on"
+    ask("completion")
+    assert page.run("document.querySelectorAll('#dialog .token').length") == 3
+    page.run("document.querySelector('#dialog .token').click()")
+    assert "36.8 %" in text(page, "#alternatives")
+    ask("json")
+    assert text(page, "#dialog .token.forced") == '"name"'
+    assert "1 of 3 tokens" in text(page, "#shades")
+    page.run("document.querySelector('#schema').value = '{'; document.querySelector('#send').click()")
+    page.wait("document.querySelector('#dialog .note.bad') !== null")  # an error that is shown
+
+
+def test_texts_of_users_are_only_text(page: Browser) -> None:
+    """After all of the above: no element came out of a text, and nothing was refused by the policy."""
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert page.errors == []
