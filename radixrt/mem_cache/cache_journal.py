@@ -59,11 +59,13 @@ class CacheJournal:
     Attributes:
         events: recorded and not yet taken.
         records_requests: the scheduler appends events of requests, too.
+        records_usage: uses, locks and retention levels of nodes are recorded, too.
     """
 
     def __init__(self) -> None:
         self.events: list[CacheEvent] = []
         self.records_requests = False
+        self.records_usage = True
         self._entries: dict[TreeNode, _Entry] = {}
         self._nodes: dict[int, TreeNode] = {}
         self._next_number = 1
@@ -135,18 +137,18 @@ class CacheJournal:
             self.events.append(NodeEvicted(entry.number))
 
     def used(self, node: TreeNode, clock: int, hits: int, priority: int | None = None) -> None:
-        number = self.number(node)
+        number = self.number(node) if self.records_usage else 0
         if number:
             self.events.append(PathUsed(number, clock, hits, priority))
 
     def locked(self, node: TreeNode, change: int) -> None:
-        number = self.number(node)
+        number = self.number(node) if self.records_usage else 0
         if number:
             self.events.append(PathLocked(number, change))
 
     def retained(self, node: TreeNode) -> None:
         entry = self._entries.get(node)
-        if entry is not None:
+        if entry is not None and self.records_usage:
             self.events.append(RetentionSet(entry.number, node.retention))
 
     def state_changed(self, node: TreeNode) -> None:

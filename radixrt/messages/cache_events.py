@@ -222,10 +222,12 @@ class WatchCacheReq(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         watch: False to end the stream.
         requests: send events of requests, and `RequestViews`, too.
+        usage: send `PathUsed`, `PathLocked` and `RetentionSet` too, which a reader that knows only prefixes needs not.
     """
 
     watch: bool = True
     requests: bool = False
+    usage: bool = True
 
 
 class CacheAck(Message, frozen=True, array_like=True, tag=True):

@@ -26,6 +26,8 @@ class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         turn_len: number of leading tokens of a conversation up to the end of its last message, before the generation
             prompt; 0 if unknown.
+        resume_ids: int32 column of output tokens that another scheduler has sent for this request before it died. They
+            count as output everywhere (max_tokens, penalties, positions, grammar), and are not sent again.
 
     Other attributes: see `GenerateReq`.
     """
@@ -38,6 +40,7 @@ class TokenizedReq(Message, frozen=True, array_like=True, tag=True):
     timeout_s: float | None = None
     program: ProgramHint | None = None
     turn_len: int = 0
+    resume_ids: bytes = b""
 
 
 class ScoreRow(msgspec.Struct, frozen=True, array_like=True):

@@ -53,6 +53,7 @@ class CacheStream:
         self._journal = CacheJournal()
         self._watched = False
         self._requests = False
+        self._usage = True
         self.window = WINDOW
         self._header: SnapshotHeader | None = None  # of the snapshot that the next batch begins
         self._seq = 0
@@ -82,7 +83,7 @@ class CacheStream:
         if isinstance(message, CacheAck):
             self._acknowledge(message.seq)
         elif isinstance(message, WatchCacheReq):
-            self._watched, self._requests = message.watch, message.requests
+            self._watched, self._requests, self._usage = message.watch, message.requests, message.usage
             self._unacknowledged.clear()
             self._num_unacknowledged = 0
             self._views_at = 0.0
@@ -131,6 +132,7 @@ class CacheStream:
         )
         self._journal.begin(cache)
         self._journal.records_requests = self._requests
+        self._journal.records_usage = self._usage
         cache.watch(self._journal)
 
     def _pause(self) -> None:

@@ -195,15 +195,35 @@ class ConstrainedRequests:
         except Exception as error:
             return _failed(req, error)
 
-    def start(self, req: Req) -> Finish | None:
-        """Append the forced beginning of a new request's output; returns its finish if that is the whole output."""
+    def start(self, req: Req, resumed: list[int]) -> Finish | None:
+        """Append the beginning of a new request's output, forced or `resumed`; returns its finish if that is all of it.
+
+        Args:
+            resumed: output that the request brings (`TokenizedReq.resume_ids`), of any kind of request. What a grammar
+                forces behind it came together with the last of these tokens.
+        """
         state = req.constraint
+        if resumed:
+            return self._resume(req, resumed)
         if state is None or not state.jumps:
             return None
         try:
             return self._jump(req, state)
         except Exception as error:
             return _failed(req, error)
+
+    def _resume(self, req: Req, tokens: list[int]) -> Finish | None:
+        state = req.constraint
+        try:
+            for token in tokens:
+                if state is not None and not state.grammar.accept(token):
+                    return _error(f"resume_ids holds token {token}, which the request's grammar does not allow there")
+                finish = append_token(req, token)
+                if finish is not None:
+                    return finish
+        except Exception as error:
+            return _failed(req, error)
+        return None
 
     def expire(self, req: Req) -> Finish:
         """Close the output of a request whose deadline passed into a valid answer; returns its finish."""

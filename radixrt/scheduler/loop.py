@@ -171,7 +171,8 @@ class SchedulerLoop:
         if message.sampling.constraint is None:
             self._core.add(message, now)
             return
-        error = self._core.queue_error(message, now, self._grammars.num_pending)
+        resumes = bool(message.resume_ids)
+        error = None if resumes else self._core.queue_error(message, now, self._grammars.num_pending)
         if error is None:
             self._grammars.submit(message, now)
         else:

@@ -121,9 +121,9 @@ class Scheduler:
         Args:
             grammar: the initial state of the request's constraint, if it has one; `info` tells how it was compiled.
         """
-        ids = unpack_i32(message.input_ids)
-        error = self._refusal(message.rid, len(ids)) or self.recovery.refusal(ids, now)
-        error = error or self.queue_error(message, now)
+        ids, resumed = unpack_i32(message.input_ids), unpack_i32(message.resume_ids).tolist()
+        error = self._refusal(message.rid, len(ids) + len(resumed)) or self.recovery.refusal(ids, now)
+        error = error or (None if resumed else self.queue_error(message, now))  # one that has begun may wait
         if error is None and grammar is not None:
             error = self._constrained.refusal(message, grammar, self._max_len - len(ids))
         if error is not None:
@@ -146,7 +146,7 @@ class Scheduler:
         )
         self._requests.queue(req)
         self._admission.arrived(req)
-        if (finish := self._constrained.start(req)) is not None:
+        if (finish := self._constrained.start(req, resumed)) is not None:
             self._requests.end(req, finish, now)
 
     def add_group(self, message: GroupMessage, now: float) -> None:
