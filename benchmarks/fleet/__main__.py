@@ -20,15 +20,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.fleet.baselines import BASELINES
 from benchmarks.fleet.device import H200_8B, Device, fit_steps, read_step_trace
 from benchmarks.fleet.fleet import Fleet
+from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Program, fork_programs, shared_prefix
 from benchmarks.fleet.report import Run, plots, results_table
 from benchmarks.fleet.traces import read_trace, trace_programs
 from radixrt.messages.scheduler import StepTimes
 
-POLICIES = dict(BASELINES)
 DEFAULTS = {"A": (600, 200_000, [16.0]), "B": (40, 900_000, [0.3]), "prefix": (10_000, 900_000, [600.0])}
 """Number of programs, slots of each replica, and rates, by workload."""
 
@@ -41,7 +40,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     source.add_argument("--workload", choices=tuple(DEFAULTS), default="A", help="programs to generate; default: A")
     source.add_argument("--mooncake", type=Path, metavar="FILE", help="a trace in Mooncake's format")
     source.add_argument("--bailian", type=Path, metavar="FILE", help="a trace in Qwen-Bailian's format")
-    parser.add_argument("--policy", nargs="+", choices=tuple(POLICIES), default=list(POLICIES), help="default: all")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--rate", type=float, nargs="+", help="programs per second")
     parser.add_argument("--count", type=int, help="number of programs; of a trace, of its lines")
@@ -112,7 +111,7 @@ def simulate(options: argparse.Namespace) -> list[Run]:
             for seed in range(options.seeds):
                 label = f"{load.name(rate)} {policy} seed {seed}"
                 fleet = Fleet(
-                    device, POLICIES[policy](options.replicas), options.replicas, lag_s=options.lag,
+                    device, make_router(policy, options.replicas, device), options.replicas, lag_s=options.lag,
                     event_lag_s=options.event_lag, seed=seed,
                 )  # fmt: skip
                 begin = time.process_time()

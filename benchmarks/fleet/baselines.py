@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from radixrt.messages.scheduler import TokenBatch, TokenizedReq
 from radixrt.messages.wire import Int32Array, unpack_i32
-
-TOKENIZER = -1
-"""Target of messages that go back to the client."""
+from radixrt.router.router import TOKENIZER, Send
 
 CACHE_THRESHOLD, ABS_THRESHOLD, REL_THRESHOLD = 0.3, 64, 1.5
 EVICTION_S, MAX_TREE_TOKENS = 120.0, 2**26 // 4
@@ -31,10 +29,10 @@ class FleetRouter(Protocol):
 
     def submit(self, message: TokenizedReq, now: float) -> None: ...
 
-    def receive(self, replica: int, message: object, now: float) -> None: ...
+    def receive(self, replica: int, epoch: int, message: Any, now: float) -> None: ...
 
-    def take(self) -> list[tuple[int, object]]:
-        """Messages to send since the last call, each with its target: a replica or TOKENIZER."""
+    def take(self) -> list[Send]:
+        """Messages to send since the last call."""
 
     def tick(self, now: float) -> None:
         """Called at regular intervals."""
@@ -50,7 +48,7 @@ class EagerRouter:
     def __init__(self, replicas: int) -> None:
         self.open = [0] * replicas
         self._where: dict[str, int] = {}
-        self._outgoing: list[tuple[int, object]] = []
+        self._outgoing: list[Send] = []
 
     def choose(self, message: TokenizedReq, now: float) -> int:
         raise NotImplementedError
@@ -58,16 +56,16 @@ class EagerRouter:
     def submit(self, message: TokenizedReq, now: float) -> None:
         replica = self._where[message.rid] = self.choose(message, now)
         self.open[replica] += 1
-        self._outgoing.append((replica, message))
+        self._outgoing.append(Send(replica, 0, message))
 
-    def receive(self, replica: int, message: object, now: float) -> None:
+    def receive(self, replica: int, epoch: int, message: Any, now: float) -> None:
         if isinstance(message, TokenBatch):
             for delta in message.deltas:
                 if delta.finish is not None:
                     self.open[self._where.pop(delta.rid)] -= 1
-            self._outgoing.append((TOKENIZER, message))
+            self._outgoing.append(Send(TOKENIZER, 0, message))
 
-    def take(self) -> list[tuple[int, object]]:
+    def take(self) -> list[Send]:
         taken, self._outgoing = self._outgoing, []
         return taken
 

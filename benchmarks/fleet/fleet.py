@@ -9,16 +9,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from benchmarks.fleet.baselines import TOKENIZER, FleetRouter
+from benchmarks.fleet.baselines import FleetRouter
 from benchmarks.fleet.device import Device
 from benchmarks.fleet.programs import Call, Program
 from benchmarks.fleet.replica import END_TOKEN, SimulatedReplica
 from radixrt.messages.scheduler import TokenBatch, TokenizedReq
 from radixrt.messages.wire import pack_i32
+from radixrt.router.router import TOKENIZER
 from radixrt.sampling_params import SamplingParams
 
 TICK_S = 0.1
+STATS_INTERVAL_S = 0.25
 UNKNOWN_MAX_TOKENS = 4096
 """max_tokens of a request whose output ends before that."""
 
@@ -68,7 +71,7 @@ class Fleet:
     """See the module's docstring; `run` plays programs to their end.
 
     Args:
-        router: makes the router of a number of replicas.
+        router: of as many replicas.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class Fleet:
         self._calls: dict[str, OpenCall] = {}
         self._first_at: dict[str, float] = {}
         self._programs = 0
+        self._stats_at = [0.0] * replicas
+        self._epochs = [0] * replicas
         self._sampling: dict[tuple[int, bool], SamplingParams] = {}
 
     def run(self, programs: Iterable[Program], progress: Callable[[int], None] = lambda ended: None) -> Outcome:
@@ -166,17 +171,21 @@ class Fleet:
     # --- messages ---
 
     def _route(self) -> None:
-        for target, message in self.router.take():
+        for target, epoch, message in self.router.take():
             if target == TOKENIZER:
                 if isinstance(message, TokenBatch):
                     self._deliver(message)
             else:
-                self._at(self._now + self._lag_s, self._arrive, target, message)
+                self._at(self._now + self._lag_s, self._arrive, target, epoch, message)
 
-    def _arrive(self, target: int, message: TokenizedReq) -> None:
+    def _arrive(self, target: int, epoch: int, message: Any) -> None:
+        self._epochs[target] = epoch
         replica = self.replicas[target]
         replica.receive(message, self._now)
-        self._submit(target)
+        if isinstance(message, TokenizedReq):
+            self._submit(target)
+        else:
+            self._report(target)
 
     def _submit(self, target: int) -> None:
         replica = self.replicas[target]
@@ -193,10 +202,21 @@ class Fleet:
         for rid in answer.first:
             self._first_at[rid] = self._now + self._lag_s
         if answer.tokens is not None:
-            self._at(self._now + self._lag_s, self._receive, target, answer.tokens)
+            self._at(self._now + self._lag_s, self._receive, target, self._epochs[target], answer.tokens)
+        self._report(target)
 
-    def _receive(self, replica: int, message: object) -> None:
-        self.router.receive(replica, message, self._now)
+    def _report(self, target: int) -> None:
+        """Send what the replica tells of its cache, and now and then its load."""
+        replica, at = self.replicas[target], self._now + self._lag_s + self._event_lag_s
+        messages: list[object] = list(replica.events(self._now))
+        if self._now >= self._stats_at[target]:
+            self._stats_at[target] = self._now + STATS_INTERVAL_S
+            messages.append(replica.stats())
+        for message in messages:
+            self._at(at, self._receive, target, self._epochs[target], message)
+
+    def _receive(self, replica: int, epoch: int, message: object) -> None:
+        self.router.receive(replica, epoch, message, self._now)
         self._route()
 
     def _deliver(self, batch: TokenBatch) -> None:

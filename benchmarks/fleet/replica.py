@@ -12,10 +12,12 @@ from radixrt.config import SchedulerConfig
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.messages.cache_events import CacheAck, FromWatched, WatchCacheReq
 from radixrt.messages.runner import StepOutput
-from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import AbortReq, LoadStats, ReleaseReq, SchedulerStats, TokenBatch, TokenizedReq
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
+from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
@@ -56,6 +58,7 @@ class SimulatedReplica:
             config, KVManager(self.cache, allocator, rows), context_length=device.context_length,
             eos_ids=[END_TOKEN], vocab_size=32,
         )  # fmt: skip
+        self.stream = CacheStream(self.scheduler)
         self.steps = 0
         self.busy_s = 0.0
         self._device = device
@@ -69,13 +72,30 @@ class SimulatedReplica:
         """Time at which the oldest step in flight ends; infinite without one."""
         return self._inflight[0][1] if self._inflight else float("inf")
 
-    def receive(self, message: TokenizedReq | AbortReq | ReleaseReq, now: float) -> None:
+    def receive(self, message: TokenizedReq | AbortReq | ReleaseReq | WatchCacheReq | CacheAck, now: float) -> None:
         if isinstance(message, TokenizedReq):
             self.scheduler.add(message, now)
+        elif isinstance(message, (WatchCacheReq, CacheAck)):
+            self.stream.handle(message)
         elif isinstance(message, AbortReq):
             self.scheduler.abort(message.rid, now)
         else:
             self.scheduler.programs.release(message.program, message.branch)
+
+    def events(self, now: float) -> list[FromWatched]:
+        """What the cache's stream has to say after a turn of the loop."""
+        return self.stream.turn(now) if self.stream.is_on else []
+
+    def stats(self) -> SchedulerStats:
+        """Load, as the scheduler's loop reports it, without its predictions."""
+        core, kv = self.scheduler, self.scheduler.kv
+        return SchedulerStats(
+            waiting=len(core.waiting), running=len(core.active), slots_total=kv.allocator.num_slots,
+            slots_free=kv.allocator.available(), slots_evictable=kv.cache.evictable_size,
+            slots_protected=kv.cache.protected_size, prompt_tokens=0, cached_tokens=0, generated_tokens=0,
+            evicted_tokens=0, retractions=0, finished=0, extend_steps=0, decode_steps=0, schedule_s=0.0, runner_s=0.0,
+            commit_s=0.0, load=LoadStats(step_times=core.step_time.times),
+        )  # fmt: skip
 
     def submit(self, now: float) -> bool:
         """Submit steps up to the depth of the pipeline; returns whether there were any."""

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.fleet.__main__ import main
-from benchmarks.fleet.baselines import ABS_THRESHOLD, BASELINES, CacheAware, EagerRouter, Sticky
+from benchmarks.fleet.baselines import ABS_THRESHOLD, CacheAware, EagerRouter, Sticky
 from benchmarks.fleet.device import Device
 from benchmarks.fleet.fleet import Fleet, Outcome
+from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, Call, Program, fork_programs, shared_prefix
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import TokenizedReq
@@ -20,11 +21,12 @@ from radixrt.sampling_params import SamplingParams
 
 
 def played(policy: str, programs: Iterator[Program], replicas: int = 2, lag_s: float = 0.001) -> Outcome:
-    fleet = Fleet(Device(num_slots=60_000), BASELINES[policy](replicas), replicas, lag_s=lag_s, event_lag_s=0.01)
+    device = Device(num_slots=60_000)
+    fleet = Fleet(device, make_router(policy, replicas, device), replicas, lag_s=lag_s, event_lag_s=0.01)
     return fleet.run(programs)
 
 
-@pytest.mark.parametrize("policy", BASELINES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_call_of_every_program_is_served_once(policy: str) -> None:
     outcome = played(policy, fork_programs(WORKLOAD_A, 10.0, 8, seed=1))
     again = played(policy, fork_programs(WORKLOAD_A, 10.0, 8, seed=1))
@@ -59,10 +61,10 @@ def test_calls_wait_for_their_time_and_for_those_before_them() -> None:
     assert 29.0 < outcome.program_s[0] < 29.1
 
 
-def test_programs_that_stay_where_they_began_find_their_prefixes() -> None:
-    hits = {p: played(p, fork_programs(WORKLOAD_A, 5.0, 12, seed=0), 4) for p in ("round_robin", "sticky")}
+def test_programs_find_their_prefixes_where_they_stay_and_by_price() -> None:
+    hits = {p: played(p, fork_programs(WORKLOAD_A, 5.0, 12, seed=0), 4) for p in ("round_robin", "sticky", "priced")}
     shares = {policy: o.cached_tokens / o.prompt_tokens for policy, o in hits.items()}
-    assert shares["sticky"] > shares["round_robin"] + 0.1
+    assert min(shares["sticky"], shares["priced"]) > shares["round_robin"] + 0.1
 
 
 def request(rid: str, ids: list[int], program: str = "") -> TokenizedReq:
@@ -72,9 +74,9 @@ def request(rid: str, ids: list[int], program: str = "") -> TokenizedReq:
 
 def sent_to(router: EagerRouter, message: TokenizedReq) -> int:
     router.submit(message, 0.0)
-    ((target, sent),) = router.take()
-    assert sent is message
-    return target
+    (send,) = router.take()
+    assert send.message is message
+    return send.target
 
 
 def test_cache_aware_follows_a_known_prefix_until_the_load_is_out_of_balance() -> None:

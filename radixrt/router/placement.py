@@ -1,0 +1,141 @@
+"""`Placement`: the replica of each request, by price, and forks of programs as one decision."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from radixrt.mem_cache.granules import GRANULE_TOKENS
+from radixrt.messages.parts import ProgramHint
+from radixrt.router.prices import divide_fork, price_s, wait_s
+from radixrt.router.replica_index import ReplicaIndex
+from radixrt.router.replica_load import ReplicaLoad
+from radixrt.router.routed_request import RoutedRequest, Work
+
+MAX_PROGRAMS = 65_536
+"""Programs and forks that are remembered; the least recently seen are forgotten first."""
+MAX_LOOK = 8
+"""Requests of a replica's queue that an idle replica looks at."""
+
+_ForkKey = tuple[str, int]
+
+
+class Placement:
+    """See the module's docstring.
+
+    Attributes:
+        loads: replicas by number, fenced and draining ones too.
+        index: prefixes of these replicas.
+    """
+
+    def __init__(self) -> None:
+        self.loads: dict[int, ReplicaLoad] = {}
+        self.index = ReplicaIndex()
+        self._forks: OrderedDict[_ForkKey, dict[int, int]] = OrderedDict()
+        self._programs: OrderedDict[str, tuple[int, set[int]]] = OrderedDict()  # first seq, replicas
+
+    # --- programs ---
+
+    def program_seq(self, hint: ProgramHint | None, seq: int) -> int:
+        """Return the order of arrival of a program's first request, which may be this one."""
+        if hint is None:
+            return seq
+        entry = self._programs.setdefault(hint.program, (seq, set()))
+        self._programs.move_to_end(hint.program)
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return entry[0]
+
+    def went(self, hint: ProgramHint | None, replica: int) -> None:
+        """Remember that a request of a program was sent to a replica."""
+        if hint is not None and hint.program in self._programs:
+            self._programs[hint.program][1].add(replica)
+
+    def released(self, program: str, branch: str | None) -> Iterable[int]:
+        """Replicas that have served a program, which one of them, or its branch, ends."""
+        if branch is not None:
+            return self._programs.get(program, (0, set()))[1]
+        return self._programs.pop(program, (0, set()))[1]
+
+    # --- choices ---
+
+    def choose(self, request: RoutedRequest, output: float) -> int | None:
+        """Return the replica of a request, and set its `work` there; None if no replica takes new requests.
+
+        Args:
+            output: tokens that it is expected to sample.
+        """
+        loads = {replica: load for replica, load in self.loads.items() if load.takes_new}
+        if not loads:
+            return None
+        hits = self.hits(request, loads)
+        length = request.length
+        if len(loads) == 1:
+            best = next(iter(loads))
+        else:
+            planned = self._fork_place(request, loads, hits, output)
+            if planned is not None:
+                best = planned
+            else:
+                prices = {
+                    replica: price_s(load, Work(length - hits.get(replica, 0), length, output))
+                    for replica, load in loads.items()
+                }
+                best = min(prices, key=prices.__getitem__)
+        request.work = Work(length - hits.get(best, 0), length, output)
+        return best
+
+    def hits(self, request: RoutedRequest, loads: Iterable[int]) -> dict[int, int]:
+        """Tokens of a request's input that each replica need not compute; replicas with none may be missing."""
+        found = self.index.match(request.prefix)
+        for replica in loads:
+            if self.loads[replica].info.has_states and replica in found:
+                found[replica] = self.index.state_len(replica, request.prefix, found[replica])
+        return found
+
+    def predicted_wait_s(self, request: RoutedRequest, replica: int) -> float:
+        """Return the predicted seconds until a replica has computed a request's input."""
+        return wait_s(self.loads[replica], request.work)
+
+    def bargain(self, idle: int, donors: Iterable[int]) -> RoutedRequest | None:
+        """Return the queued request that costs the least less on a replica without queue than where it waits; None if
+        none does. Its `work` stays that of its present replica."""
+        best: RoutedRequest | None = None
+        best_gain = 0.0
+        for donor in donors:
+            load = self.loads[donor]
+            for i, request in enumerate(load.queue):
+                if i == MAX_LOOK:
+                    break
+                here = price_s(load, request.work, is_first=i == 0)
+                hit = self.hits(request, (idle,)).get(idle, 0)
+                work = request.work._replace(miss=request.length - hit)
+                gain = here - price_s(self.loads[idle], work)
+                if gain > best_gain:
+                    best, best_gain = request, gain
+        return best
+
+    # --- forks ---
+
+    def _fork_place(
+        self, request: RoutedRequest, loads: dict[int, ReplicaLoad], hits: dict[int, int], output: float
+    ) -> int | None:
+        """The replica that the fork's division has for this branch; None outside of forks, and once it is used up."""
+        hint = request.message.program
+        granules = 0 if hint is None else min(hint.fork_len // GRANULE_TOKENS, len(request.prefix.hashes))
+        if hint is None or hint.siblings < 2 or not granules or request.deaths:
+            return None
+        key = (hint.program, request.prefix.hashes[granules - 1])
+        left = self._forks.get(key)
+        if left is None:
+            shared = granules * GRANULE_TOKENS
+            branch = Work(max(request.length - shared, 1), request.length, output)
+            left = self._forks[key] = divide_fork(loads, hits, shared, branch, hint.siblings)
+            if len(self._forks) > MAX_PROGRAMS:
+                self._forks.popitem(last=False)
+        usable = [replica for replica, count in left.items() if count > 0 and replica in loads]
+        if not usable:
+            return None
+        chosen = max(usable, key=left.__getitem__)
+        left[chosen] -= 1
+        return chosen

@@ -1,0 +1,109 @@
+"""Prices of replicas for a request, in seconds: what it would wait and take there, and what that costs the others.
+
+    own       prompts ahead of it and its own miss, each with the decode rows that ride along; waiting for a row and for
+              slots; its own decode steps
+    others    what its miss and its decode rows add to the steps of every request there; half as much again for a miss
+              that evicts what others would have hit
+
+So balance, affinity and memory are one rule without weights: a request leaves the replica with its prefix exactly when
+the delay there is longer than the recomputation elsewhere, for everyone together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from radixrt.router.replica_load import ReplicaLoad
+from radixrt.router.routed_request import Work
+
+EVICTION = 1.5
+"""Factor of the cost of a miss to others where it evicts."""
+MAX_FORK_REPLICAS = 8
+FORK_PARTS = 64
+"""A fork of more branches is divided by this many parts."""
+
+
+def wait_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
+    """Return the predicted seconds until a replica has computed a request's input.
+
+    Args:
+        is_first: it would be the next of the replica's queue rather than the last.
+    """
+    times, info, queue = load.times, load.info, load.queue
+    started = len(load.open) - load.unstarted_rows
+    step_s = times.step + times.row * started + times.context * load.context
+    tokens, rows, slots = load.unstarted_tokens + work.miss, len(load.open) + 1, load.reachable
+    if not is_first:
+        tokens += queue.tokens
+        rows += len(queue)
+        slots -= queue.slots
+    wait = tokens * times.token + (tokens / info.chunked_prefill_size + 0.5) * (step_s if started else 0.0)
+    if not load.open:
+        return wait
+    ends = max(rows - info.max_running_requests, 0.0)
+    missing = work.miss + work.output - slots
+    if missing > 0:
+        ends = max(ends, missing * len(load.open) / max(load.info.num_slots - load.reachable, 1.0))
+    return wait + ends * load.outputs * step_s / len(load.open) ** 2
+
+
+def price_s(load: ReplicaLoad, work: Work, *, is_first: bool = False) -> float:
+    """Return the price of a replica for a request; see the module's docstring."""
+    times, count = load.times, len(load.open) + len(load.queue)
+    row_s = times.row + times.context * work.length
+    step_s = times.step + times.row * count + times.context * load.context + row_s
+    miss_s = work.miss * times.token * (EVICTION if load.free < work.miss else 1.0)
+    return wait_s(load, work, is_first=is_first) + work.output * step_s + count * (miss_s + work.output * row_s)
+
+
+def divide_fork(
+    loads: Mapping[int, ReplicaLoad], hits: Mapping[int, int], shared: int, branch: Work, branches: int
+) -> dict[int, int]:
+    """Divide the branches of a fork among replicas, such that all of them together take the least time.
+
+    The shared prefix is computed once on each replica that gets a branch and does not have it.
+
+    Args:
+        hits: tokens of the shared prefix that each replica holds.
+        shared: length of the prefix.
+        branch: work of one branch behind the prefix; its `miss` is without the prefix.
+
+    Returns:
+        Number of branches of each replica that gets any.
+    """
+    part = -(-branches // FORK_PARTS)
+
+    def cost(replica: int, count: int) -> float:
+        """Price of `count` branches on a replica together."""
+        load, times = loads[replica], loads[replica].times
+        prefix = max(shared - hits.get(replica, 0), 0)
+        row_s = times.row + times.context * branch.length
+        first_s = wait_s(load, Work(prefix + branch.miss, branch.length, branch.output))
+        last_s = wait_s(load, Work(prefix + count * branch.miss, branch.length, count * branch.output))
+        others = len(load.open) + len(load.queue)
+        step_s = times.step + times.row * others + times.context * load.context
+        own = (first_s + last_s) / 2 + branch.output * (step_s + count * row_s)
+        miss_s = (prefix + count * branch.miss) * times.token * (EVICTION if load.free < prefix else 1.0)
+        return count * own + others * (miss_s + count * branch.output * row_s)
+
+    first = {replica: cost(replica, part) for replica in loads}
+    cheapest = sorted(first, key=first.__getitem__)[:MAX_FORK_REPLICAS]
+    best: dict[int, int] = {}
+    best_cost = float("inf")
+    for number in range(1, len(cheapest) + 1):
+        chosen = cheapest[:number]
+        counts = dict.fromkeys(chosen, 0)
+        costs = dict.fromkeys(chosen, 0.0)
+        following = {replica: first[replica] for replica in chosen}
+        left = branches
+        while left > 0:
+            replica = min(chosen, key=lambda each: following[each] - costs[each])
+            taken = min(part, left)
+            counts[replica] += taken
+            left -= taken
+            costs[replica] = following[replica]
+            following[replica] = cost(replica, counts[replica] + part)
+        total = sum(costs.values())
+        if total < best_cost:
+            best, best_cost = {replica: count for replica, count in counts.items() if count}, total
+    return best

@@ -1,0 +1,117 @@
+"""`ReplicaLoad`: the work of one replica as the router knows it: what it has sent, and what the replica reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixrt.messages.scheduler import SchedulerStats, StepTimes
+from radixrt.router.request_queue import RequestQueue
+from radixrt.router.routed_request import RoutedRequest
+from radixrt.scheduler.step_time import PRIOR
+
+AHEAD_STEPS = 2
+"""Steps of prompts that a replica has ahead: as many as are in flight."""
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    """Sizes of a replica.
+
+    Attributes:
+        num_slots: tokens that the KV pool holds.
+        max_running_requests, chunked_prefill_size: options of its scheduler.
+        has_states: the model has recurrent layers.
+        times: model of its step times, until it reports its own.
+    """
+
+    num_slots: int
+    max_running_requests: int
+    chunked_prefill_size: int
+    has_states: bool = False
+    times: StepTimes = PRIOR
+
+
+class ReplicaLoad:
+    """See the module's docstring. Written by `Router` alone.
+
+    Attributes:
+        epoch: number of this life of the replica; messages of earlier ones are dropped.
+        is_draining: it gets no new requests.
+        is_fenced: it was silent for too long, and counts as dead until it is heard.
+        heard_at: time of its last message.
+        open: requests that were sent and have not ended.
+        queue: requests that are bound to it and wait in the router.
+        unstarted_rows, unstarted_tokens: number of open requests without output, and input tokens that they miss.
+        context: sum of the lengths of open requests with output.
+        outputs: sum of the expected outputs of open requests.
+        reachable: slots that are free or evictable, less those that open requests are expected to take yet.
+        free: slots that are free.
+    """
+
+    def __init__(self, info: ReplicaInfo, epoch: int, now: float) -> None:
+        self.info = info
+        self.epoch = epoch
+        self.is_draining = False
+        self.is_fenced = False
+        self.heard_at = now
+        self.open: dict[str, RoutedRequest] = {}
+        self.queue = RequestQueue()
+        self.times = info.times
+        self.unstarted_rows = 0
+        self.unstarted_tokens = 0
+        self.context = 0
+        self.outputs = 0.0
+        self.reachable = float(info.num_slots)
+        self.free = float(info.num_slots)
+
+    @property
+    def takes_new(self) -> bool:
+        return not self.is_draining and not self.is_fenced
+
+    @property
+    def has_room(self) -> bool:
+        """The replica should get another request: it has less than AHEAD_STEPS chunks of prompts ahead, a row, and,
+        unless it is idle, slots."""
+        rows, info = len(self.open), self.info
+        if not rows:
+            return True
+        return (
+            self.unstarted_tokens < AHEAD_STEPS * info.chunked_prefill_size
+            and rows < info.max_running_requests
+            and self.reachable > 0
+        )
+
+    def sent(self, request: RoutedRequest) -> None:
+        """Count a request that is sent now."""
+        self.open[request.rid] = request
+        self.unstarted_rows += 1
+        self.unstarted_tokens += request.work.miss
+        self.outputs += request.work.output
+        self.reachable -= request.slots
+
+    def started(self, request: RoutedRequest) -> None:
+        """Count the first output of a request."""
+        self.unstarted_rows -= 1
+        self.unstarted_tokens -= request.work.miss
+        self.context += request.work.length
+
+    def ended(self, request: RoutedRequest) -> None:
+        """Count a request out."""
+        del self.open[request.rid]
+        self.outputs -= request.work.output
+        if request.has_started:
+            self.context -= request.work.length
+        else:
+            self.unstarted_rows -= 1
+            self.unstarted_tokens -= request.work.miss
+        self.reachable += request.slots
+
+    def reported(self, stats: SchedulerStats) -> None:
+        """Take a report of the replica."""
+        self.free = stats.slots_free
+        taken = 0.0
+        for request in self.open.values():
+            taken += max(request.work.output - len(request.tokens), 0.0) if request.has_started else request.slots
+        self.reachable = stats.slots_free + stats.slots_evictable - taken
+        if stats.load is not None and stats.load.step_times is not None and stats.load.step_times.extend_steps:
+            self.times = stats.load.step_times

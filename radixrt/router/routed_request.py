@@ -1,0 +1,115 @@
+"""`RoutedRequest`: a request between its arrival at the router and its finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from radixrt.messages.scheduler import TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
+from radixrt.messages.wire import pack_i32
+from radixrt.router.replica_index import Prefix
+from radixrt.scheduler.load import Arrival, arrival_of
+
+Routable = TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq
+
+
+class Work(NamedTuple):
+    """Work of a request on a replica, in tokens.
+
+    Attributes:
+        miss: input tokens to compute there.
+        length: input tokens.
+        output: tokens that it is expected to sample.
+    """
+
+    miss: int
+    length: int
+    output: float
+
+
+class RoutedRequest:
+    """One open request. Written by `Router` alone.
+
+    Attributes:
+        arrival: what it brings; `message.rid` and `arrival.rid` are the same.
+        seq: order of arrival.
+        program_seq: that of its program's first request.
+        arrived_at: time of its arrival.
+        deadline: time at which it ends with an error.
+        prefix: chain hashes of its input.
+        replica: replica that it is bound to; None if no replica is up.
+        is_sent: the replica has it; otherwise it waits in the router.
+        work: on that replica.
+        booked: booking in the index, while it is sent.
+        tokens: output tokens that have come back.
+        is_aborted: its replica has been told to end it.
+        has_started: anything has come back since it was sent.
+        deaths: number of replicas that died while they had it.
+        version: number of times that it was bound; entries of queues with another one are void.
+    """
+
+    __slots__ = (
+        "arrival",
+        "arrived_at",
+        "booked",
+        "deadline",
+        "deaths",
+        "has_started",
+        "is_aborted",
+        "is_sent",
+        "message",
+        "prefix",
+        "program_seq",
+        "replica",
+        "sent_at",
+        "seq",
+        "tokens",
+        "version",
+        "work",
+    )
+
+    def __init__(
+        self, message: Routable, seq: int, program_seq: int, now: float, *, max_len: int, timeout_s: float
+    ) -> None:  # fmt: skip
+        self.message = message
+        self.arrival: Arrival = arrival_of(message, max_len, timeout_s)
+        self.seq = seq
+        self.program_seq = program_seq
+        self.arrived_at = now
+        self.deadline = now + timeout_s
+        self.prefix = Prefix(self.arrival.ids.tobytes(), self.arrival.namespace, len(self.arrival.ids))
+        self.replica: int | None = None
+        self.is_sent = False
+        self.sent_at = now
+        self.work = Work(0, 0, 0.0)
+        self.booked: Sequence[int] = ()
+        self.tokens: list[int] = []
+        self.is_aborted = False
+        self.has_started = False
+        self.deaths = 0
+        self.version = 0
+
+    @property
+    def rid(self) -> str:
+        return self.message.rid
+
+    @property
+    def length(self) -> int:
+        """Number of input tokens on the next replica: a prompt, or all sequences of a group, and what came back."""
+        return len(self.arrival.ids) + self.arrival.new_tokens + len(self.tokens)
+
+    @property
+    def slots(self) -> float:
+        """Slots of the KV pool that it is expected to take where it is bound, beyond what is cached there."""
+        return self.work.miss + self.work.output
+
+    def resumed(self, now: float) -> Routable:
+        """Return the message to send now: with the output so far, and the rest of its time."""
+        changes: dict[str, object] = {}
+        if self.tokens:
+            changes["resume_ids"] = pack_i32(self.tokens)
+        if now > self.arrived_at:
+            changes["timeout_s"] = max(self.deadline - now, 1e-3)
+        return msgspec.structs.replace(self.message, **changes) if changes else self.message

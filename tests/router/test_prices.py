@@ -1,0 +1,89 @@
+"""Prices grow with what a request waits for, computes, and costs the others."""
+
+from __future__ import annotations
+
+from radixrt.messages.scheduler import LoadStats, SchedulerStats, StepTimes, TokenizedReq
+from radixrt.messages.wire import pack_i32
+from radixrt.router.prices import divide_fork, price_s, wait_s
+from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
+from radixrt.router.routed_request import RoutedRequest, Work
+from radixrt.sampling_params import SamplingParams
+
+TIMES = StepTimes(step=5e-3, row=2e-5, context=4e-8, extend=0.0, token=2.5e-5, pair=0.0, decode_steps=9, extend_steps=9)
+INFO = ReplicaInfo(100_000, 8, 8192, times=TIMES)
+
+
+def request(rid: str, work: Work) -> RoutedRequest:
+    made = RoutedRequest(
+        TokenizedReq(rid, pack_i32([1] * work.length), SamplingParams(max_tokens=100)), 1, 1, 0.0,
+        max_len=100_000, timeout_s=60.0,
+    )  # fmt: skip
+    made.work = work
+    return made
+
+
+def loaded(rows: int, work: Work, *, started: bool = True) -> ReplicaLoad:
+    load = ReplicaLoad(INFO, 1, 0.0)
+    for i in range(rows):
+        each = request(f"r{i}", work)
+        load.sent(each)
+        if started:
+            each.has_started = True
+            load.started(each)
+    return load
+
+
+def test_an_idle_replica_costs_the_work_alone() -> None:
+    idle = loaded(0, Work(0, 0, 0))
+    assert wait_s(idle, Work(4000, 4000, 0)) == 4000 * TIMES.token
+    step = TIMES.step + TIMES.row + TIMES.context * 4000
+    assert abs(price_s(idle, Work(4000, 4000, 10)) - (0.1 + 10 * step)) < 1e-9
+
+
+def test_a_miss_costs_every_request_that_is_open_there() -> None:
+    work = Work(100, 1000, 50)
+    few, many = loaded(1, work), loaded(6, work)
+    hit, miss = Work(10, 2000, 20), Work(2010, 2000, 20)
+    costs = [price_s(load, miss) - price_s(load, hit) for load in (few, many)]
+    assert costs[1] > costs[0] + 5 * 1900 * TIMES.token
+
+
+def test_prompts_ahead_rows_and_slots_are_waited_for() -> None:
+    work = Work(1000, 1000, 50)
+    new = Work(100, 1000, 50)
+    assert wait_s(loaded(3, work, started=False), new) > wait_s(loaded(3, work), new) + 2800 * TIMES.token
+    assert wait_s(loaded(8, work), new) > wait_s(loaded(7, work), new) + 3 * TIMES.step, "no row is free"
+    full = loaded(7, work)
+    full.reachable = 0.0
+    assert wait_s(full, new) > wait_s(loaded(7, work), new)
+
+
+def test_a_report_replaces_what_was_assumed() -> None:
+    load = loaded(2, Work(1000, 1000, 50))
+    stats = SchedulerStats(
+        waiting=0, running=2, slots_total=100_000, slots_free=10, slots_evictable=500, slots_protected=2000,
+        prompt_tokens=0, cached_tokens=0, generated_tokens=0, evicted_tokens=0, retractions=0, finished=0,
+        extend_steps=0, decode_steps=0, schedule_s=0.0, runner_s=0.0, commit_s=0.0,
+        load=LoadStats(step_times=StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, extend_steps=3)),
+    )  # fmt: skip
+    load.reported(stats)
+    assert (load.free, load.reachable) == (10, 510 - 2 * 50)
+    assert load.times.step == 1.0
+
+
+def test_a_small_fork_stays_with_its_prefix_and_a_large_one_spreads() -> None:
+    loads = {i: ReplicaLoad(ReplicaInfo(900_000, 256, 8192, times=TIMES), 1, 0.0) for i in range(4)}
+    hits = {2: 4096}
+    assert divide_fork(loads, hits, 4096, Work(200, 4296, 96), 3) == {2: 3}
+    spread = divide_fork(loads, hits, 4096, Work(800, 4896, 256), 64)
+    assert sum(spread.values()) == 64
+    assert len(spread) == 4
+    assert max(spread.values()) == spread[2], "those with the prefix take the most"
+    assert sum(divide_fork(loads, {}, 4096, Work(1, 4097, 8), 1000).values()) == 1000
+
+
+def test_a_busy_replica_with_the_prefix_gives_branches_to_idle_ones() -> None:
+    loads = {i: ReplicaLoad(ReplicaInfo(900_000, 256, 8192, times=TIMES), 1, 0.0) for i in range(2)}
+    for i in range(100):
+        loads[0].sent(request(f"r{i}", Work(8000, 8000, 200)))
+    assert divide_fork(loads, {0: 4096}, 4096, Work(200, 4296, 96), 8) == {1: 8}
