@@ -66,6 +66,11 @@ class Grammar(ABC):
         refuses.
         """
 
+    @property
+    def closes(self) -> bool:
+        """False if an output may have to end incomplete, because no completion is known."""
+        return True
+
     @abstractmethod
     def closing(self) -> list[int]:
         """Closing suffix: tokens of a shortest completion from the current state; empty where the output may end."""

@@ -116,6 +116,8 @@ class Explainer:
             raise RequestError(error.message, param=error.param, code=error.code, status=error.status)
         compiled = result.compiled
         assert compiled is not None
+        if not compiled.productions:
+            raise RequestError(f"no text can be explained; {compiled.ignored[0]}", param="ebnf", code="not_translated")
         productions = Productions.decode(compiled.productions)
         checker = TextChecker(productions, self._vocabulary)
         shortest = checker.shortest()

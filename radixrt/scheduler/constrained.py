@@ -290,10 +290,12 @@ class ConstrainedRequests:
         return self._close(req, state) if finish.reason == FINISH_LENGTH else finish
 
     def _close(self, req: Req, state: ConstraintState) -> Finish:
-        """End the output with the grammar's shortest completion, which needs no step."""
+        """End the output with the grammar's shortest completion, which needs no step; as it is, if there is none."""
         tokens = state.grammar.closing()
         if req.state is not ReqState.WAITING:
             self._kv.truncate(req, req.known_len)  # steps in flight compute tokens that are not part of the output
+        if not state.grammar.closes:
+            return Finish(FINISH_LENGTH)
         for token in tokens:
             req.append(token)
         self._writer.unsampled(req, tokens)

@@ -7,6 +7,7 @@ structure, cut or not, whole or streamed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -168,6 +169,35 @@ def test_other_constraints(chat: Callable, client: openai.OpenAI, model_name: st
     text = completion.choices[0].text
     assert jsonschema.Draft202012Validator({"pattern": pattern}).is_valid(text), text
     assert completion.choices[0].model_extra["radixrt"]["backend"]
+
+
+LARK = """
+start: item ("," item)*
+item: NAME "=" NUMBER
+NAME: /[a-z]{1,8}/
+%import common.INT -> NUMBER
+%ignore " "
+"""
+ITEMS = re.compile(r"[a-z]{1,8} *= *[0-9]+ *(, *[a-z]{1,8} *= *[0-9]+ *)*")
+
+
+@pytest.mark.parametrize("field", ["guided_grammar", "grammar", "structured_outputs"])
+def test_a_lark_grammar_is_kept_to_and_closed(chat: Callable, field: str) -> None:
+    value = {"grammar": LARK} if field == "structured_outputs" else LARK
+    choice = chat(max_tokens=9, temperature=1.0, seed=5, extra_body={field: value}).choices[0]
+    assert ITEMS.fullmatch(choice.message.content)
+    assert choice.model_extra["radixrt"]["ignored"] == []
+    assert choice.model_extra["radixrt"]["forced_close"] or choice.finish_reason == "stop"
+
+
+def test_a_lark_grammar_that_is_not_translated_tells_what_is_not_guaranteed(chat: Callable) -> None:
+    source = 'start: "<" word ">"\nword[lazy]: /[a-z ]{40,};/'
+    choice = chat(max_tokens=6, extra_body={"guided_grammar": source, "structured": {"on_length": "stop"}}).choices[0]
+    assert re.fullmatch("<[a-z ]*", choice.message.content)
+    assert choice.finish_reason == "length"
+    told = choice.model_extra["radixrt"]
+    assert not told["forced_close"]
+    assert "a complete output when max_tokens is reached" in told["ignored"][0]
 
 
 def test_native(server_url: str) -> None:

@@ -187,14 +187,17 @@ def _is_plain_regex(regex: Regex) -> bool:
     return True
 
 
-def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int]) -> float:
+def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int] | None) -> float:
     """Seconds of processor time of a mask, on average, along the shortest text and along random ones.
+
+    Args:
+        shortest: tokens of a shortest text; None if it is not known.
 
     Raises:
         GrammarError: a mask is too slow, or the library does not take the shortest text or what it allows itself.
     """
     times: list[float] = []
-    walked = shortest[:MAX_PROBED_TOKENS]
+    walked = (shortest or ())[:MAX_PROBED_TOKENS]
     stride = 1 + len(walked) // MAX_PROBED_MASKS
     row = np.empty(bitmask_words(vocabulary.vocab_size), np.uint32)
     matcher = prototype.fork()
@@ -206,7 +209,7 @@ def probe(prototype: Matcher, vocabulary: Vocabulary, shortest: Sequence[int]) -
             forks.append(matcher.fork())
         if not matcher.accept(token):
             raise GrammarError("it does not take a text that is valid")
-    if len(walked) == len(shortest) and not matcher.may_end():
+    if shortest is not None and len(walked) == len(shortest) and not matcher.may_end():
         raise GrammarError("it does not take the end of a text that is valid")
     generator = random.Random(0)
     for _ in range(RANDOM_WALKS):

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from radixrt.constrained.backends.choice import BackendName, Backends
+from radixrt.constrained.backends.choice import BackendName, Backends, probe
 from radixrt.constrained.backends.matcher import GrammarError
+from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.masks.closing import Completions
+from radixrt.constrained.masks.opaque_grammar import OpaqueTemplate, no_completions
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer
@@ -42,7 +44,7 @@ class CompiledConstraint(msgspec.Struct, frozen=True, kw_only=True):
         why: reason for that library.
         source: the grammar in its notation.
         serialized: the grammar as the library compiled it, where that is quicker to load than the source.
-        productions: `Productions.encode`, for shortest completions.
+        productions: `Productions.encode`, for shortest completions; empty of a grammar that only the library reads.
         shortest: tokens of a shortest output.
         specials: ids of the control tokens in it.
         ignored: keywords that are not enforced because the caller asked for that, "pointer: keyword" each.
@@ -89,7 +91,10 @@ def compile_constraint(
     started = time.perf_counter()
     vocabulary = backends.vocabulary
     kind = constraint.kind
-    parsed = parse_constraint(constraint, vocabulary, deadline)
+    try:
+        parsed = parse_constraint(constraint, vocabulary, deadline)
+    except NotTranslated as reason:
+        return _compile_opaque(constraint, backends, str(reason), started)
     productions = parsed.productions
     if productions.shortest[productions.start] > MAX_SHORTEST_CHARS:
         raise RequestError(
@@ -128,7 +133,14 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
     """
     vocabulary = backends.vocabulary
     backend = backends.get(compiled.backend)
-
+    if not compiled.productions:
+        return OpaqueTemplate(
+            lambda: backend.load(compiled.source),
+            vocabulary,
+            shortest=(),
+            specials=compiled.specials,
+            make_completions=no_completions,
+        )
     return GrammarTemplate(
         lambda: backend.load(compiled.source, compiled.serialized),
         vocabulary,
@@ -136,6 +148,43 @@ def load(compiled: CompiledConstraint, backends: Backends) -> GrammarTemplate:
         specials=compiled.specials,
         make_completions=lambda: make_completions(Productions.decode(compiled.productions), vocabulary),
         masks=backends.masks,
+    )
+
+
+def _compile_opaque(constraint: Constraint, backends: Backends, reason: str, started: float) -> CompiledConstraint:
+    """Compile a Lark grammar that has no translation, as it is; within the limits of masks, but without productions.
+
+    Args:
+        reason: why it has none.
+
+    Raises:
+        RequestError: llguidance refuses the grammar, or the request asks for what only productions give.
+    """
+    kind, vocabulary = constraint.kind, backends.vocabulary
+    as_it_is = f"this Lark grammar is given to llguidance as it is, because it cannot be translated ({reason})"
+    if constraint.stop:
+        raise RequestError(f"stop: {as_it_is}, and may produce a stop string; leave stop out", param="stop")
+    if constraint.options.backend == "xgrammar":
+        raise RequestError(f"{as_it_is}; leave the backend xgrammar out", param="backend")
+    try:
+        loading = time.perf_counter()
+        matcher = backends.get("llguidance").load(constraint.source)
+        load_s = time.perf_counter() - loading
+        mask_s = probe(matcher, vocabulary, None)
+    except GrammarError as error:
+        raise RequestError(f"{kind}, read as Lark: {error} ({reason})", param=kind, code="invalid_ebnf") from None
+    return CompiledConstraint(
+        backend="llguidance",
+        why="the library whose notation the grammar is written in",
+        source=constraint.source,
+        serialized=None,
+        productions=b"",
+        shortest=[],
+        specials=sorted(id for text, id in vocabulary.control_tokens.items() if text in constraint.source),
+        ignored=[f"not guaranteed: a complete output when max_tokens is reached; {as_it_is}"],
+        compile_s=time.perf_counter() - started,
+        load_s=load_s,
+        mask_s=mask_s,
     )
 
 
@@ -195,6 +244,7 @@ def parse_constraint(constraint: Constraint, vocabulary: Vocabulary, deadline: f
 
     Raises:
         RequestError: it is malformed, nothing satisfies it, or it cannot be enforced; names the position.
+        NotTranslated: it is a Lark grammar that has no translation, or is malformed.
     """
     kind = constraint.kind
     try:
@@ -239,9 +289,9 @@ def _regex(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
 
 
 def _ebnf(constraint: Constraint, deadline: float | None) -> ParsedConstraint:
-    from radixrt.constrained.productions.ebnf import parse_ebnf
+    from radixrt.constrained.user_grammar import read_grammar
 
-    productions = parse_ebnf(constraint.source)
+    productions = read_grammar(constraint.source)
     return ParsedConstraint(
         grammar_with_stops(productions.prune(), constraint.stop) if constraint.stop else productions
     )

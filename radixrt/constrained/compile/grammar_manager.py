@@ -25,6 +25,7 @@ from radixrt.constrained.compile.client import CompileClient
 from radixrt.constrained.compile.compiler import CompiledConstraint, compile_constraint, load, refusal
 from radixrt.constrained.compile.protocol import CompileResult, WorkerSettings
 from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.lark_input.translate import is_lark
 from radixrt.constrained.masks.reasoning import ReasoningGrammar, marker_of
 from radixrt.constrained.masks.text_grammar import GrammarTemplate
 from radixrt.constrained.regex.json_text import UNESCAPED
@@ -76,8 +77,9 @@ class GrammarManager:
 
     Args:
         make_vocabulary: loads the model's vocabulary.
-        inline: compile in the calling thread, without processes, threads and disk. Only a request for xgrammar, whose
-            compiling nothing in this process could end, still gets a worker, started when the first one comes.
+        inline: compile in the calling thread, without processes, threads and disk. Only a request for xgrammar or with
+            a Lark grammar, whose compiling nothing in this process could end, still gets a worker, started when the
+            first one comes.
         worker: which vocabulary workers load, and where compiled constraints are kept on disk; None for no workers,
             not even for xgrammar.
         compile_timeout_s: a constraint that takes longer is refused.
@@ -236,7 +238,10 @@ class GrammarManager:
 
     def _client_for(self, constraint: Constraint) -> CompileClient | None:
         """The client that compiles a constraint; None for the calling thread."""
-        if self._worker is None or (self._inline and constraint.options.backend != "xgrammar"):
+        is_foreign = constraint.options.backend == "xgrammar" or (
+            constraint.kind == "ebnf" and is_lark(constraint.source)
+        )
+        if self._worker is None or (self._inline and not is_foreign):
             return None
         return self._client or self._start(self._worker)
 

@@ -171,6 +171,10 @@ class ReasoningGrammar(Grammar):
         state = self._marker.advance(self._states[-1], token)
         return state is None or self._reserve(state) <= remaining
 
+    @property
+    def closes(self) -> bool:
+        return self._inner.closes
+
     def closing(self) -> list[int]:
         if self._done:
             return self._inner.closing()

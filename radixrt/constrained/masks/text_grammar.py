@@ -89,6 +89,13 @@ class GrammarTemplate:
         Raises:
             RequestError: one of them is text, or has a meaning of its own in the constraint.
         """
+        own_ends = self.own_ends(stop_token_ids)
+        self._num_made += 1
+        settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
+        return TextGrammar(self, own_ends, settle_at)
+
+    def own_ends(self, stop_token_ids: Iterable[int]) -> Bitmask | None:
+        """The mask of a request's own end tokens; None without any. Raises as `new`."""
         vocabulary = self.vocabulary
         own = {token for token in stop_token_ids if 0 <= token < vocabulary.vocab_size} - set(vocabulary.eos_ids)
         for token in sorted(own):
@@ -99,9 +106,7 @@ class GrammarTemplate:
                     "constraint only other control tokens can end it",
                     param="stop_token_ids",
                 )
-        self._num_made += 1
-        settle_at = SETTLE_AFTER + self._num_made % SETTLE_AFTER
-        return TextGrammar(self, vocabulary.mask_of(own) if own else None, settle_at)
+        return vocabulary.mask_of(own) if own else None
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of a text."""
@@ -294,11 +299,7 @@ class TextGrammar(Grammar):
         return list(here.forced)
 
     def healed(self, last: int, forced: list[int]) -> list[int] | None:
-        table = self._vocabulary.table
-        if not (forced and table[last] and all(table[token] for token in forced)):
-            return None
-        tokens = self._vocabulary.encode_bytes(self._vocabulary.decode([last, *forced]))
-        return None if tokens[0] == last or len(tokens) > 1 + len(forced) else tokens
+        return healed_tokens(self._vocabulary, last, forced)
 
     def fits(self, token: int, remaining: int) -> bool:
         if self._ended:
@@ -354,3 +355,12 @@ class TextGrammar(Grammar):
             if not self._matcher.accept_all(self._tokens[-self._behind :]):
                 raise InvariantError("the grammar's library refuses a token that its mask allowed")
             self._behind = 0
+
+
+def healed_tokens(vocabulary: Vocabulary, last: int, forced: list[int]) -> list[int] | None:
+    """See `Grammar.healed`."""
+    table = vocabulary.table
+    if not (forced and table[last] and all(table[token] for token in forced)):
+        return None
+    tokens = vocabulary.encode_bytes(vocabulary.decode([last, *forced]))
+    return None if tokens[0] == last or len(tokens) > 1 + len(forced) else tokens

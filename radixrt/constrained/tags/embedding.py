@@ -115,10 +115,14 @@ class Embedding:
         return productions
 
     def grammar(self, text: str, stops: Sequence[str]) -> Piece:
-        """The texts of a user's EBNF, of which none holds a stop string; raises RequestError."""
-        from radixrt.constrained.productions.ebnf import parse_ebnf
+        """The texts of a user's grammar, of which none holds a stop string; raises RequestError."""
+        from radixrt.constrained.lark_input.syntax import NotTranslated
+        from radixrt.constrained.user_grammar import read_grammar
 
-        productions = parse_ebnf(text).prune()
+        try:
+            productions = read_grammar(text).prune()
+        except NotTranslated as reason:
+            raise RequestError(f"the Lark grammar cannot be a part of another one: {reason}") from None
         check_stops(productions, stops)
         self._grammars += 1
         return _users_grammar(self._adopt(productions, f"g{self._grammars}"), productions)

@@ -18,6 +18,7 @@ import numpy as np
 from radixrt.client.answers import Decision
 from radixrt.client.pooled_answers import Embedding
 from radixrt.client.requests import Part
+from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
 from radixrt.constrained.recognizer import Recognizer, State
 from radixrt.constrained.regex import RegexError, parse_regex
@@ -151,7 +152,10 @@ def placeholder(sampling: SamplingParams, variant: Variant) -> str:
     if constraint.kind == "choices":
         choices = json.loads(constraint.source)
         return str(choices[-variant])
-    sentences = _Sentences(_productions(constraint))
+    try:
+        sentences = _Sentences(_productions(constraint))
+    except NotTranslated:  # a grammar that only its library can read
+        return PLAIN
     if not variant:
         return sentences.shortest()
     return sentences.other() if constraint.kind == "json_schema" else sentences.full()
@@ -171,9 +175,9 @@ def _productions(constraint: Constraint) -> Productions:
             return normal.productions(whitespace=0).prune()
         if constraint.kind == "regex":
             return Productions({"start": Term(parse_regex(constraint.source, search=False))}).prune()
-        from radixrt.constrained.productions.ebnf import parse_ebnf
+        from radixrt.constrained.user_grammar import read_grammar
 
-        return parse_ebnf(constraint.source).prune()
+        return read_grammar(constraint.source).prune()
     except EmptyLanguage as error:
         raise RequestError(error.message, param=constraint.kind) from None
     except RegexError as error:

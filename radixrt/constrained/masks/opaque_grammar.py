@@ -1,0 +1,89 @@
+"""`OpaqueGrammar`: one request's constraint, of a grammar that only its library can read.
+
+There are no productions, and so no recognizer: outputs are not closed when tokens run out, nothing is known about the
+length of a shortest one, and masks are not cached. Every token of the output is one that the library allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from radixrt.constrained.grammar import Bitmask, Grammar
+from radixrt.constrained.masks.closing import Completions
+from radixrt.constrained.masks.text_grammar import GrammarTemplate, healed_tokens
+from radixrt.errors import InvariantError
+
+
+def no_completions() -> Completions:
+    """Shortest completions of a grammar that has none; raises InvariantError."""
+    raise InvariantError("a grammar without productions has no shortest completions")
+
+
+class OpaqueTemplate(GrammarTemplate):
+    """As `GrammarTemplate`, for requests whose grammar is opaque."""
+
+    def new(self, stop_token_ids: Iterable[int] = ()) -> OpaqueGrammar:  # type: ignore[override]
+        """The grammar of one more request; see `GrammarTemplate.new`."""
+        return OpaqueGrammar(self, self.own_ends(stop_token_ids))
+
+
+class OpaqueGrammar(Grammar):
+    """See the module's docstring. Made by `OpaqueTemplate.new`.
+
+    Args:
+        own_ends: mask of tokens that end this request's text, where it may end, beside the model's end tokens.
+    """
+
+    def __init__(self, template: OpaqueTemplate, own_ends: Bitmask | None) -> None:
+        self._template = template
+        self._own_ends = own_ends
+        self._vocabulary = template.vocabulary
+        self._matcher = template.matcher()
+        self._ended = False
+
+    def mask(self) -> Bitmask:
+        if self._ended:
+            return self._vocabulary.eos_mask
+        row, may_end = self._template.mask_of(self._matcher)
+        return row | self._own_ends if may_end and self._own_ends is not None else row
+
+    def accept(self, token: int) -> bool:
+        if self._ended:
+            return False
+        if token in self._vocabulary.eos_ids or self._is_own_end(token):
+            self._ended = self._matcher.may_end()
+            return self._ended
+        if not 0 <= token < self._vocabulary.vocab_size:
+            return False
+        is_known = bool(self._vocabulary.table[token]) or token in self._template.specials
+        return is_known and self._matcher.accept(token)
+
+    def _is_own_end(self, token: int) -> bool:
+        ends = self._own_ends
+        return ends is not None and 0 <= token < 32 * len(ends) and bool(ends[token // 32] >> (token % 32) & 1)
+
+    def is_terminated(self) -> bool:
+        return self._ended or self._matcher.must_end()
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens and self._ended:
+            self._ended = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def forced_continuation(self) -> list[int]:
+        return [] if self._ended else self._matcher.forced()
+
+    def healed(self, last: int, forced: list[int]) -> list[int] | None:
+        return healed_tokens(self._vocabulary, last, forced)
+
+    def fits(self, token: int, remaining: int) -> bool:
+        return True
+
+    @property
+    def closes(self) -> bool:
+        return False
+
+    def closing(self) -> list[int]:
+        return []
