@@ -160,6 +160,8 @@ class _Parser:
                 self._directive(text, grammar)
                 continue
             name = text.lstrip("!?")
+            if self._peek() == ("mark", ".") and self._peek(1)[0] == "number":  # a priority: it only ranks parses
+                self._at += 2
             if kind != "name" or self._next() != ("mark", ":"):
                 self._fail(f"expected a definition, not {text!r}")
             if name in grammar.definitions:

@@ -154,6 +154,12 @@ def test_what_cannot_be_translated_is_told(source: str, reason: str) -> None:
         translate(source)
 
 
+def test_modifiers_priorities_and_aliases_change_no_text() -> None:
+    plain = translate('start: a "!"\na: /b+/ | "c"')
+    made = translate('?start: a "!" -> x\n!a.2: /b+/ -> y\n  | "c"')
+    assert made.encode() == plain.encode()
+
+
 def test_the_notation_is_told_apart_as_vllm_does() -> None:
     assert is_lark('start: "a" // ::=')
     assert is_lark("start: a\n# b ::= c")

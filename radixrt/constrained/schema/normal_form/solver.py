@@ -111,10 +111,10 @@ def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...]
         return tuple(dict.fromkeys(graph.node(option) for option in node.formulas[0].options))
     if not isinstance(only, AnyOf | OneOf):
         return None
-    if not all_disjoint(graph, only) and (
-        isinstance(only, OneOf) or (graph.closing is not None and declares_members(graph, node.formulas))
-    ):
-        return None  # a value for which two options hold may have the members of both
+    # With objects closed, a value for which two options hold may have the members of both.
+    must_part = isinstance(only, OneOf) or (graph.closing is not None and declares_members(graph, node.formulas))
+    if must_part and not all_disjoint(graph, only):
+        return None
     found = [graph.formulas(option) for option in in_place(only)]
     return tuple(dict.fromkeys(graph.node(formulas) for formulas in found if formulas is not NONE))
 
