@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -47,12 +48,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def answers(tiny: str) -> Iterator[Answers]:
+    """The answers of each case. Requests that several versions of a client send alike are sent once."""
+    sent: dict[str, Future[list[httpx.Response]]] = {}
+
     def send(requests: list[Recorded]) -> list[httpx.Response]:
         session = Session(http)
         return [session.send(each) for each in requests]
 
+    def submit(requests: list[Recorded]) -> Future[list[httpx.Response]]:
+        key = json.dumps([asdict(each) for each in requests], sort_keys=True)
+        if key not in sent:
+            sent[key] = pool.submit(send, requests)
+        return sent[key]
+
     with httpx.Client(base_url=tiny, timeout=LIMIT_S) as http, ThreadPoolExecutor(16) as pool:
-        yield {name: pool.submit(send, requests) for name, requests in CASES.items()}
+        yield {name: submit(requests) for name, requests in CASES.items()}
 
 
 @pytest.mark.parametrize(("client", "case"), CASES, ids=["-".join(name) for name in CASES])
