@@ -60,6 +60,16 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_replay(replay)
 
+    tree = commands.add_parser(
+        "tree", help="show the radix tree of a server, live",
+        description="Show the radix tree of a server in the terminal, until Ctrl-C; into a pipe, once. What a browser "
+        "shows at /ui.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    tree.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server")
+    tree.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
+    tree.add_argument("--once", action="store_true", help="print the tree and end")
+
     schema = commands.add_parser(
         "schema", help="check a schema, a regex or a grammar", description="Check constraints of structured output."
     )
@@ -229,6 +239,12 @@ def _replay(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _tree(args: argparse.Namespace) -> int:
+    from radixrt.live_tree.command import show_tree
+
+    return show_tree(args.base_url, args.api_key or os.environ.get("RADIXRT_API_KEY"), once=args.once)
+
+
 def _schema(args: argparse.Namespace) -> int:
     configure_logging("warning", "main")
     from radixrt.explain.command import check
@@ -241,6 +257,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "generate": _generate,
     "doctor": _doctor,
     "replay": _replay,
+    "tree": _tree,
     "schema": _schema,
 }
 

@@ -137,6 +137,8 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate"], ["prompt"]),
         (["generate", "hello", "--port", "80"], ["--port"]),
         (["generate", "hello", "--max-tokens", "x"], ["--max-tokens", "'x'"]),
+        (["tree", "--base-url", "http://127.0.0.1:1"], ["http://127.0.0.1:1", "does not answer"]),
+        (["tree", "--base-url", "nowhere"], ["nowhere", "does not answer"]),
         (["schema"], ["ACTION"]),
         (["schema", "chek"], ["'chek'", "check"]),
         (["schema", "check"], ["--regex", "--jsonl"]),

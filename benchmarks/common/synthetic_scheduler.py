@@ -94,5 +94,5 @@ class SyntheticScheduler(SimulatedEngine):
             slots_protected=kv.cache.protected_size, prompt_tokens=c.prompt_tokens, cached_tokens=c.cached_tokens,
             generated_tokens=c.generated_tokens, evicted_tokens=kv.cache.stats.evicted_tokens,
             retractions=c.retractions, finished=c.finished, extend_steps=c.extend_steps, decode_steps=c.decode_steps,
-            schedule_s=0.0, runner_s=0.0, commit_s=0.0,
+            schedule_s=0.0, runner_s=0.0, commit_s=0.0, cache_clock=kv.cache.clock,
         )  # fmt: skip

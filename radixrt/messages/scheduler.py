@@ -338,6 +338,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
         states: states of recurrent layers; None if the model has none.
         token_gaps: seconds between two sampled tokens of a request.
         step_tokens: tokens that each step computes.
+        cache_clock: matches and inserts of the prefix cache so far.
     """
 
     waiting: int
@@ -374,6 +375,7 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
     states: StateStats | None = None
     token_gaps: Histogram | None = None
     step_tokens: Histogram | None = None
+    cache_clock: int = 0
 
 
 ToScheduler = (

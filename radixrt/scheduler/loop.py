@@ -382,6 +382,7 @@ class SchedulerLoop:
             cache_resets=dict(c.cache_resets),
             suspects=core.recovery.num_suspects,
             killers=c.killers,
+            cache_clock=kv.cache.clock,
             states=None if kv.states is None else kv.states.stats(c.recomputed_tokens),
             token_gaps=c.token_gaps.copy(),
             step_tokens=c.step_tokens.copy(),

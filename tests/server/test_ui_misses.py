@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from benchmarks.programs.optimal_cache import Traced, best_hit_rate
@@ -15,7 +16,9 @@ from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.server.ui.misses import Miss, MissLog
 from radixrt.server.ui.optimum import Access, Window, belady
+from radixrt.server.ui.samples import Samples
 from tests.scheduler.fake_runner import Harness
+from tests.server.fake_engine import FakeEngine, stats
 
 
 class Log:
@@ -147,3 +150,23 @@ def test_the_window_forgets_and_keeps_the_bounds_in_order() -> None:
     assert bounds.hits <= bounds.belady <= bounds.infinite <= bounds.prompt
     assert window.bounds(1000, now=601.5).requests == 1  # type: ignore[union-attr]
     assert window.bounds(1000, now=10_000.0) is None
+
+
+def test_samples_tell_when_the_clock_of_the_cache_stood_where() -> None:
+    """Ages of nodes reach back to before a page was opened; a scheduler that starts anew begins the clock anew."""
+    engine = FakeEngine()
+    now = [100.0]
+    samples = Samples(engine.client, clock=lambda: now[0])
+    samples.tick()
+    assert not samples.rows
+    for clock in (5, 5, 9, 2, 7):
+        engine.client.stats = msgspec.structs.replace(stats(), cache_clock=clock)
+        samples.tick()
+        samples.tick()  # within the same second
+        now[0] += 1.0
+    engine.close()
+    assert samples.count == 5
+    assert samples.ticks() == [(2, 103.0), (7, 104.0)]
+    assert [row[0] for row in samples.since(3)] == [103.0, 104.0]
+    assert samples.since(5) == []
+    assert samples.rows[0][7:11] == [50, 30, 15, 5]

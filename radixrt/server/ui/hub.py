@@ -171,7 +171,7 @@ class _Watcher:
         self._replica = CacheReplica()
         self._misses = MissLog(self._replica)
         self._window = Window()
-        self._ticks: deque[tuple[int, float]] = deque(maxlen=600)
+        self._ticks: deque[tuple[int, float]] = deque(samples.ticks(), maxlen=1800)
         self._events: list[Any] = []
         self._views: bytes | None = None
         self._began = time.time()
@@ -196,6 +196,8 @@ class _Watcher:
         if batch.header is not None:
             self._events.clear()
             self._snapshot_due = True
+            if self._ticks and batch.clock < self._ticks[-1][0]:
+                self._ticks.clear()  # the scheduler has started anew
         if not self._replica.begin(batch):
             self.begin()
             return

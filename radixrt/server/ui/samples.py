@@ -15,10 +15,10 @@ SAMPLE_S = 1.0
 
 COLUMNS = (
     "at", "running", "waiting", "prompt_tokens", "cached_tokens", "generated_tokens", "evicted_tokens", "free",
-    "evictable", "protected", "private", "gap_p50", "gap_p95",
+    "evictable", "protected", "private", "gap_p50", "gap_p95", "clock",
 )  # fmt: skip
 """Members of a row: time in seconds since 1970, gauges, counters, slots, and seconds between two tokens of a request in
-the second before (None without tokens)."""
+the second before (None without tokens), and the tick of the cache's clock."""
 
 
 class Samples:
@@ -48,6 +48,7 @@ class Samples:
                 round(now, 2), stats.running, stats.waiting, stats.prompt_tokens, stats.cached_tokens,
                 stats.generated_tokens, stats.evicted_tokens, stats.slots_free, stats.slots_evictable,
                 stats.slots_protected, max(stats.slots_total - held, 0), *self._percentiles(stats),
+                stats.cache_clock,
             ]
         )  # fmt: skip
         self.count += 1
@@ -56,6 +57,16 @@ class Samples:
         """The rows behind the first `count`, as far as they are kept."""
         new = min(self.count - count, len(self.rows))
         return list(self.rows)[len(self.rows) - new :] if new > 0 else []
+
+    def ticks(self) -> list[tuple[int, float]]:
+        """(Tick of the cache's clock, time) of the rows since the clock last began anew, ascending."""
+        found: list[tuple[int, float]] = []
+        for row in self.rows:
+            if found and row[-1] < found[-1][0]:
+                found = []
+            if not found or row[-1] > found[-1][0]:
+                found.append((row[-1], row[0]))
+        return found
 
     def _percentiles(self, stats: SchedulerStats) -> tuple[float | None, float | None]:
         """Median and 95th percentile of the gaps since the last row, to the upper bound of their bucket."""

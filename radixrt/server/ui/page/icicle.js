@@ -246,7 +246,7 @@ export class Icicle {
     if (!node.tokens) return [make("b", {}, node.name ? `cache_salt ${node.name}` : "default namespace"), make("div", {}, `${count(node.below)} tokens`)];
     const ago = (tick) => {
       const at = this.tree.secondsAt(tick);
-      return at === null ? `before this page looked (${plural(this.tree.clock - tick, "use")} ago)` : `${time(Math.max(this.now - at, 0))} ago`;
+      return at === null ? `before the server counted (${plural(this.tree.clock - tick, "use")} ago)` : `${time(Math.max(this.now - at, 0))} ago`;
     };
     const retention = { [DONE]: "its program is done: evicted before others", [EXTENDED]: "kept: its program goes on from here", [LEASED]: "kept: prefix of a fork" }[node.retention];
     const lines = [

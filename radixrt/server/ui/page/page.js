@@ -129,7 +129,7 @@ function showTiles() {
 function showNext() {
   const nodes = tree.nextEvicted(8), ago = (node) => {
     const at = tree.secondsAt(node.last);
-    return at === null ? "before this page looked" : `${time(Math.max(now() - at, 0))} ago`;
+    return at === null ? "long ago" : `${time(Math.max(now() - at, 0))} ago`;
   };
   const row = (node) => make("tr", { onclick: () => icicle.zoom(node) }, make("td", {}, `node ${node.id}${{ 0: " · its program is done", 2: " · kept for a program", 3: " · kept for a fork" }[node.retention] ?? ""}`), ...[count(node.tokens), count(node.end), count(node.hits), ago(node)].map((words) => make("td", { class: "number" }, words)));
   $("next").tBodies[0].replaceChildren(...nodes.map(row));
