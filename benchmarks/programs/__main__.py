@@ -1,20 +1,21 @@
 """Table "Programs" of docs/benchmarks.md: programs in the frontend language and the same calls made plainly.
 
-    python -m benchmarks.programs [--runs 8] [--concurrency 8] [--cache 32768 4096] [--rounds 2]
+    python -m benchmarks.programs [--cache 3072] [--rounds 5] [--runs 8] [--concurrency 8]
 
 For each size of the KV pool a server is started, and every workload is run through `rt.Endpoint` and as concurrent
-requests to `/v1/chat/completions`, in turn, the cache emptied before each. Tokens are the server's own counts. The last
-columns compare the hit rate with that of the best offline cache of the pool's size, on the trace of the language's run.
-Nothing here asserts a time.
+requests to `/v1/chat/completions`, in turn, the cache emptied before each. Tokens are the server's own counts; p50 and
+p95 are of the seconds from the begin of a program to its end, over all rounds. The last columns compare the hit rate
+with that of the best offline cache of the pool's size, on the trace of the language's run. Nothing here asserts a time.
 """
 
 import argparse
 import asyncio
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median, quantiles
 from tempfile import TemporaryDirectory
 
 import httpx
@@ -25,7 +26,7 @@ from benchmarks.common.servers import served_model, started
 from benchmarks.common.tables import table
 from benchmarks.programs.measure import Side, measured
 from benchmarks.programs.optimal_cache import Traced, best_hit_rate
-from benchmarks.programs.workloads import NAMES, Ask, Messages, Workload, workloads
+from benchmarks.programs.workloads import CONCURRENCY, NAMES, POOL, RUNS, Ask, Messages, Workload, workloads
 from radixrt.lang.observe.run_log import Event, Record, RunLog, observe
 
 
@@ -34,10 +35,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", action="append", choices=NAMES, help="may be repeated; default: all")
-    parser.add_argument("--runs", type=int, default=8, help="runs of each program")
-    parser.add_argument("--concurrency", type=int, default=8, help="runs at once")
-    parser.add_argument("--cache", type=int, nargs="+", default=[32768, 4096], help="sizes of the KV pool in tokens")
-    parser.add_argument("--rounds", type=int, default=2, help="times that each side runs")
+    parser.add_argument("--runs", type=int, default=RUNS, help="runs of each program")
+    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="runs at once")
+    parser.add_argument("--cache", type=int, nargs="+", default=[POOL], help="sizes of the KV pool in tokens")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each side runs")
     parser.add_argument("--options", default="", help="further options of `radixrt launch`")
     return parser.parse_args(argv)
 
@@ -45,7 +46,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 # --- in the language ---
 
 
-def in_language(url: str, workload: Workload, trace: list[Traced]) -> None:
+def in_language(url: str, workload: Workload, trace: list[Traced], seconds: list[float]) -> None:
+    """Run all programs; `trace` becomes their calls in order of admission, and their times are added to `seconds`."""
     logs: dict[str, RunLog] = {}
 
     def note(log: RunLog, event: Event, record: Record | None) -> None:
@@ -65,6 +67,7 @@ def in_language(url: str, workload: Workload, trace: list[Traced]) -> None:
     for item in items:
         if item.exception is not None:
             raise item.exception
+    seconds += [log.end - log.start for log in logs.values() if log.end is not None]
     calls = [call for log in logs.values() for call in log.calls]
     calls.sort(key=lambda call: call.admitted or call.start or 0.0)
     trace[:] = [Traced(call.prompt_ids or (), call.output_ids or ()) for call in calls]
@@ -73,11 +76,12 @@ def in_language(url: str, workload: Workload, trace: list[Traced]) -> None:
 # --- plainly ---
 
 
-def plainly(url: str, workload: Workload) -> None:
-    asyncio.run(_plainly(url, workload))
+def plainly(url: str, workload: Workload, seconds: list[float]) -> None:
+    """Run all programs; their times are added to `seconds`."""
+    asyncio.run(_plainly(url, workload, seconds))
 
 
-async def _plainly(url: str, workload: Workload) -> None:
+async def _plainly(url: str, workload: Workload, seconds: list[float]) -> None:
     model = served_model(url)
     slots = asyncio.Semaphore(workload.concurrency)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
@@ -86,7 +90,9 @@ async def _plainly(url: str, workload: Workload) -> None:
 
         async def one(item: dict[str, object]) -> None:
             async with slots:
+                begin = time.perf_counter()
                 await workload.plain(ask, **item)
+                seconds.append(time.perf_counter() - begin)
 
         await asyncio.gather(*(one(item) for item in workload.items))
 
@@ -104,36 +110,41 @@ def _asker(http: httpx.AsyncClient, model: str) -> Ask:
 # --- the whole ---
 
 
-def compare(url: str, workload: Workload, rounds: int, cache: int) -> list[str]:
-    """One row of the table."""
+def compare(url: str, workload: Workload, rounds: int, cache: int) -> tuple[float, list[str]]:
+    """One row of the table, and the ratio of the wall times."""
     sides: dict[str, list[Side]] = {"plain": [], "language": []}
+    seconds: dict[str, list[float]] = {"plain": [], "language": []}
     trace: list[Traced] = []
     for _ in range(rounds):
-        sides["plain"].append(measured(url, lambda: plainly(url, workload)))
-        sides["language"].append(measured(url, lambda: in_language(url, workload, trace)))
+        sides["plain"].append(measured(url, lambda: plainly(url, workload, seconds["plain"])))
+        sides["language"].append(measured(url, lambda: in_language(url, workload, trace, seconds["language"])))
     best, distinct = best_hit_rate(trace, cache)
-    plain, language = sides["plain"], sides["language"]
+    both = (sides["plain"], sides["language"])
 
     def middle(each: list[Side], of: Callable[[Side], float]) -> float:
         return median(of(side) for side in each)
 
-    hits = middle(language, lambda side: side.hit_rate)
-    return [
+    walls = [middle(each, lambda side: side.wall) for each in both]
+    hits = [middle(each, lambda side: side.hit_rate) for each in both]
+    row = [
         workload.name,
         str(cache),
         str(distinct),
-        *(f"{middle(each, lambda side: side.wall):.1f}" for each in (plain, language)),
-        f"{middle(plain, lambda side: side.wall) / middle(language, lambda side: side.wall):.2f}",
-        *(f"{middle(each, lambda side: side.computed) / 1e3:.1f}" for each in (plain, language)),
-        *(f"{middle(each, lambda side: side.hit_rate):.1%}" for each in (plain, language)),
+        *(f"{wall:.1f}" for wall in walls),
+        f"{walls[0] / walls[1]:.2f}",
+        *(f"{median(each):.2f}" for each in seconds.values()),
+        *(f"{quantiles(each, n=20)[-1]:.2f}" for each in seconds.values()),
+        *(f"{middle(each, lambda side: side.computed) / 1e3:.1f}" for each in both),
+        *(f"{hit:.1%}" for hit in hits),
         f"{best:.1%}",
-        f"{hits / best if best else 1.0:.1%}",
+        f"{hits[1] / best if best else 1.0:.1%}",
     ]
+    return walls[0] / walls[1], row
 
 
 COLUMNS = (
-    "program", "pool", "distinct tokens", "plain s", "language s", "plain / language", "computed k plain", "language",
-    "hit rate plain", "language", "offline best", "of the best",
+    "program", "pool", "distinct tokens", "plain s", "language s", "plain / language", "p50 plain", "p50", "p95 plain",
+    "p95", "computed k plain", "computed k", "hit rate plain", "hit rate", "offline best", "of the best",
 )  # fmt: skip
 
 
@@ -142,15 +153,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("; ".join(f"{name}: {value}" for name, value in machine.facts().items()), flush=True)
     names = args.workload or list(NAMES)
     rows: list[list[str]] = []
+    means: list[str] = []
     for cache in args.cache:
+        ratios = []
         with TemporaryDirectory() as folder:
             command = f"{shlex.quote(sys.executable)} -m radixrt launch --port {{port}} --kv-cache-tokens {cache}"
             with started(f"{command} {args.options}", Path(folder) / "server.log", 120.0, 10.0) as server:
                 for workload in workloads(names, args.runs, args.concurrency, seed=1):
-                    rows.append(compare(server.url, workload, args.rounds, cache))
+                    ratio, row = compare(server.url, workload, args.rounds, cache)
+                    ratios.append(ratio)
+                    rows.append(row)
                     print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+        means.append(f"pool of {cache}: plain / language {geometric_mean(ratios):.2f} on geometric average")
     print(f"\n{args.runs} runs of each program, {args.concurrency} at once; median of {args.rounds} rounds\n")
     print(table(COLUMNS, rows))
+    print("\n" + "\n".join(means))
     return 0
 
 

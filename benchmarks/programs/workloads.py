@@ -39,6 +39,7 @@ class Workload:
         function: in the language.
         plain: with chat calls.
         concurrency: runs at once.
+        pause_s: seconds between an answer and the calls that follow it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Workload:
     function: Function
     plain: Callable[..., Awaitable[None]]
     concurrency: int
+    pause_s: float = 0.0
 
 
 def say(role: str, content: str) -> dict[str, str]:
@@ -263,7 +265,7 @@ def workloads(names: list[str], runs: int, concurrency: int, seed: int) -> list[
         ),
     }
     return [
-        Workload(name, [make() for _ in range(runs)], function, plain, concurrency)
+        Workload(name, [make() for _ in range(runs)], function, plain, concurrency, TOOL_S if name == "agent" else 0.0)
         for name, (function, plain, make) in made.items()
         if name in names
     ]

@@ -2,7 +2,8 @@
 
 A request is admitted when there is room for what it and the active requests are still expected to write
 (`NewTokenRatio`), when no active request is computing a prefix that it could reuse a step later (`PrefillPrefixes`),
-and when it does not take slots that another program's next call is about to use (`Programs.expected`). One whose
+and when it does not take slots that another program's next call is about to use (`Programs.expected`,
+`Programs.growth_before`). One whose
 deadline has passed is left to `Scheduler.next_batch`, which ends it.
 
 Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
@@ -27,10 +28,11 @@ from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.prefix_index import PrefixIndex
-from radixrt.scheduler.programs import Program, Programs
+from radixrt.scheduler.programs import GRACE_STEPS, Program, Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk
+from radixrt.scheduler.step_time import StepTimeFit
 
 PATIENCE_S = 10.0
 WINDOW = 128
@@ -65,14 +67,15 @@ class Admission:
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, programs: Programs,
-        checkpoints: Checkpoints,
+        checkpoints: Checkpoints | None, step_time: StepTimeFit,
     ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
         self._requests = requests
         self._programs = programs
+        self._step_time = step_time
         self._max_active = min(config.max_running_requests, kv.max_active)
-        self._checkpoints = None if kv.states is None or not kv.cache.shares else checkpoints
+        self._checkpoints = None if kv.states is None or not kv.cache.shares else checkpoints or Checkpoints()
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
     def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
@@ -136,6 +139,8 @@ class Admission:
                 self._kv.unlock_prefix(req)
                 continue
             self._requests.activate(req, prefix, now)
+            if req.call is not None:
+                self._programs.admitted(req.call, req.prompt_len)
             computing.add(req)
             follower = None
             if req.row is not None:
@@ -153,11 +158,17 @@ class Admission:
             reserved += self.ratio.reserve(req, req.kv.length)
 
     def _would_displace(self, req: Req, wanted: int, now: float) -> bool:
-        """Return True if slots would go to this request that another program's next call is about to ask for."""
+        """Return True if slots would go to this request that another program is about to ask for: to go on from nodes
+        that it holds, or to grow, where this request would begin a program."""
+        programs, program = self._programs, _program(req)
         room = self._kv.reachable_slots - wanted
-        if room >= self._programs.held_tokens or is_overdue(req, now):
+        growth = programs.growth_before(program)
+        if room >= max(programs.held_tokens, growth) or is_overdue(req, now):
             return False
-        return room < self._programs.expected(_program(req), now)
+        if room < growth:
+            return True
+        expected, times = programs.expected(program, now), self._step_time.times
+        return room < expected and expected * times.token > GRACE_STEPS * times.step
 
 
 class NewTokenRatio:

@@ -11,7 +11,9 @@ released. A hit on such a node shows that another request uses it, and makes it 
 
 Between two calls of a program nothing locks its nodes, and a waiting request would be admitted into their slots just
 before the next call arrives. So for GRACE_S requests that would displace held nodes are not admitted, as long as there
-is other work and they have not waited too long.
+is other work, they have not waited too long, and computing the nodes again would take longer than GRACE_STEPS steps (a
+row that waits is missing from every step meanwhile). And a program begins only where those that have begun keep room to
+grow.
 
 Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE; beyond that a hint is
 ignored. A program's holds end KEEP_S after its last request or hint.
@@ -36,6 +38,9 @@ TOTAL_SHARE = 0.9
 GRACE_S = 0.25
 GRACE_SHARE = 0.5
 """Duration, and share of the pool, for which other requests are not admitted."""
+GRACE_STEPS = 8
+GROWTH_SHARE = 0.25
+"""Room that a program which has begun is left to grow, as a share of its first prompt."""
 MAX_PROGRAMS = 4_096
 MAX_HOLDS = 65_536
 MAX_BRANCHES = 65_536
@@ -79,6 +84,7 @@ class Program:
         live: number of its requests that have not ended.
         seen_at: time of its last request.
         tokens: sum of the tokens of its holds.
+        growth: tokens that it is left room to grow by; 0 before its first call is admitted.
     """
 
     id: str
@@ -86,6 +92,7 @@ class Program:
     seen_at: float
     live: int = 0
     tokens: int = 0
+    growth: int = 0
     forks: dict[TreeNode, _Hold] = field(default_factory=dict)
     branches: dict[str, _Branch] = field(default_factory=dict)
 
@@ -117,6 +124,7 @@ class Programs:
         self._num_holds = 0
         self._num_branches = 0
         self._tokens = 0
+        self._growth = 0  # of all programs
         self._swept_at = 0.0
 
     @property
@@ -150,6 +158,18 @@ class Programs:
         # Leased only while more than one branch of the fork is still to call.
         lease_len = min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
         return ProgramCall(program, hint, lease_len)
+
+    def admitted(self, call: ProgramCall, prompt_len: int) -> None:
+        """Note that a call was admitted; the first one begins its program."""
+        program = call.program
+        if program is not None and not program.growth and self._is_current(program):
+            program.growth = max(1, int(GROWTH_SHARE * prompt_len))
+            self._growth += program.growth
+
+    def growth_before(self, program: Program | None) -> int:
+        """Number of tokens by which programs that have begun are expected to grow, for a program that has not; 0 for
+        one that has, and outside of programs."""
+        return 0 if program is None or program.growth else self._growth
 
     def lease_fork(self, call: ProgramCall, ids: Int32Array, namespace: str, computed: int) -> None:
         """Lease the fork's prefix, once, when the first `computed` tokens of `ids` are in the tree and cover it."""
@@ -252,6 +272,7 @@ class Programs:
         program.forks.clear()
         for name in list(program.branches):
             self._drop_branch(program, name)
+        self._growth -= program.growth
         del self._programs[program.id]
 
     def _drop_branch(self, program: Program, name: str) -> _Branch | None:

@@ -82,7 +82,7 @@ class Scheduler:
         outputs = OutputLengths()
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
         self.recovery = Recovery(self._requests, self.counters)
-        self._admission = Admission(config, kv, self._requests, self.programs, checkpoints or Checkpoints())
+        self._admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time)
         load = LoadPredictor(config, kv, self._requests, self._admission.ratio, self.step_time, outputs)
         self._control = AdmissionControl(config, self._requests, load, self.counters)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)

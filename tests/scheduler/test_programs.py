@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from radixrt.messages.parts import ProgramHint
+from radixrt.messages.scheduler import StepTimes
 from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
-from radixrt.scheduler.programs import KEEP_S, MAX_PROGRAMS, PROGRAM_SHARE, TOTAL_SHARE
+from radixrt.scheduler.programs import (
+    GRACE_STEPS,
+    GROWTH_SHARE,
+    KEEP_S,
+    MAX_PROGRAMS,
+    PROGRAM_SHARE,
+    TOTAL_SHARE,
+    Program,
+)
 from tests.scheduler.fake_runner import Harness, deltas_of
 
 FORK = list(range(1, 33))
@@ -251,8 +260,9 @@ def test_a_failed_step_forgets_all_holds() -> None:
 
 
 def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
-    def computed(hinted: bool) -> int:
+    def computed(hinted: bool, token_s: float = 1.0) -> int:
         h = harness(num_slots=160, max_running_requests=4)
+        h.scheduler.step_time.times = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=token_s, pair=0.0)
         hint = ProgramHint("p", "0", will_continue=True) if hinted else None
         prompt = list(range(1, 49)) + list(range(1, 33))
         h.add("other", [9, 9, 9], max_tokens=40, ignore_eos=True)
@@ -270,6 +280,43 @@ def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
 
     assert computed(hinted=True) == 80
     assert computed(hinted=False) < 80
+    assert computed(hinted=True, token_s=GRACE_STEPS / 80) < 80  # computed again sooner than it is worth to wait
+
+
+def test_a_program_begins_where_those_that_have_begun_can_grow() -> None:
+    """Two more programs would fit, but not what the first one is still to append."""
+
+    def begun(slots: int) -> set[str]:
+        h = harness(num_slots=slots, max_running_requests=4)
+        for i in range(3):
+            h.add(
+                f"p{i}", [i + 1] * 40, max_tokens=10, ignore_eos=True, program=ProgramHint(f"p{i}", will_continue=True)
+            )
+        for _ in range(2):
+            h.turn()
+        active = {req.rid for req in h.scheduler.active}
+        h.drain()
+        assert len(h.finishes) == 3
+        return active
+
+    assert begun(3 * 50 + 2 * int(GROWTH_SHARE * 40)) == {"p0", "p1", "p2"}
+    assert begun(3 * 50) == {"p0", "p1"}
+
+
+def test_a_call_of_a_program_that_has_begun_waits_for_no_room_to_grow() -> None:
+    h = harness(num_slots=120, max_running_requests=4)
+    for i in range(2):
+        hint = ProgramHint(f"p{i}", "0", will_continue=True)
+        h.add(f"p{i}", [i + 1] * 20, max_tokens=1, program=hint)
+    h.drain()
+    growth = h.scheduler.programs
+    h.add("more", [1] * 20 + [7] * 60, max_tokens=10, program=ProgramHint("p0", "1"))
+    h.turn()
+    assert "more" in {req.rid for req in h.scheduler.active} | set(h.finishes)
+    h.drain()
+    for program in ("p0", "p1"):
+        growth.release(program, None)
+    assert growth.growth_before(Program("new", 9, 0.0)) == 0
 
 
 def test_who_has_waited_long_is_admitted_all_the_same() -> None:

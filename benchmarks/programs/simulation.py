@@ -1,0 +1,208 @@
+"""Recorded programs on the real scheduler, with a simulated device and clock: the same figures on every machine.
+
+`Simulation.run` sends each call when the calls before it have been answered, as the programs' own runtime or a client
+would, and returns the tokens that were computed and the time of each program.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.programs.optimal_cache import Traced
+from benchmarks.programs.recorded import RecordedCall
+from radixrt.config import SchedulerConfig
+from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+from radixrt.mem_cache.radix_cache import RadixCache
+from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+from radixrt.messages.parts import ProgramHint
+from radixrt.messages.runner import StepOutput
+from radixrt.messages.scheduler import StepTimes, TokenizedReq
+from radixrt.messages.wire import pack_i32
+from radixrt.sampling_params import SamplingParams
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.schedule_batch import ScheduleBatch
+from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.step_time import step_shape
+
+CPU = StepTimes(step=8e-3, row=4e-4, context=2e-7, extend=2e-3, token=2.5e-4, pair=6e-8)
+"""About SmolLM2-135M on two cores."""
+GPU = StepTimes(step=5e-3, row=2e-5, context=4e-8, extend=0.0, token=2.5e-5, pair=1e-9)
+"""About an 8B model on one H200."""
+
+ROUND_TRIP_S = 0.004
+"""Time from the end of an answer to the arrival of the call that it was waited for by."""
+CONTEXT = 8192
+
+
+class _Event(NamedTuple):
+    """A call that arrives, or one after which its branch is released. Events of one time are in order of branches."""
+
+    at: float
+    run: int
+    branch: tuple[int, ...]
+    releases: bool
+    call: int
+
+
+@dataclass
+class Result:
+    """Figures of one simulation.
+
+    Attributes:
+        seconds: time of each program, in order of their ends.
+        wall: time until the last has ended.
+        prompt, cached, generated: tokens.
+        trace: the calls in order of admission.
+    """
+
+    wall: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    steps: int = 0
+    retractions: int = 0
+    trace: list[Traced] = field(default_factory=list)
+
+    @property
+    def computed(self) -> int:
+        return self.prompt - self.cached + self.generated
+
+
+class Simulation:
+    """One engine with an empty cache.
+
+    Args:
+        runs: calls of each program.
+        hints: send the programs' hints; otherwise the calls are plain.
+        concurrency: number of programs at once.
+    """
+
+    def __init__(
+        self, runs: Sequence[Sequence[RecordedCall]], *, slots: int, times: StepTimes, hints: bool, concurrency: int,
+        **options: object,
+    ) -> None:  # fmt: skip
+        config = SchedulerConfig(**{"max_running_requests": 64, "chunked_prefill_size": 1024, **options})  # type: ignore[arg-type]
+        allocator = TokenToKVPoolAllocator(slots, 1)
+        rows = ReqToTokenPool(config.max_running_requests, CONTEXT)
+        self.scheduler = Scheduler(
+            config, KVManager(RadixCache(allocator, "lru"), allocator, rows), context_length=min(CONTEXT, slots),
+            eos_ids=[0], vocab_size=1000,
+        )  # fmt: skip
+        self._runs, self._times, self._hints = runs, times, hints
+        self._now = self._free_at = 0.0
+        self._events: list[_Event] = []
+        self._inflight: deque[tuple[ScheduleBatch, float]] = deque()
+        self._waits = [[len(call.after) for call in run] for run in runs]
+        self._open = [len(run) for run in runs]
+        self._begun: dict[int, float] = {}
+        self._queue = deque(range(len(runs)))
+        self._progress: dict[str, int] = {}
+        self.result = Result()
+        for _ in range(min(concurrency, len(runs))):
+            self._begin()
+
+    def run(self) -> Result:
+        """Run all programs to their end."""
+        while self._events or not self.scheduler.is_idle:
+            self._submit()
+            answer_at = self._inflight[0][1] if self._inflight else float("inf")
+            if self._events and self._events[0][0] <= answer_at:
+                event = heapq.heappop(self._events)
+                self._now = max(self._now, event.at)
+                if event.releases:
+                    self._release(event.run, event.call)
+                else:
+                    self._arrive(event.run, event.call)
+            elif self._inflight:
+                self._now = answer_at
+                self._answer()
+            else:
+                self._now += 0.01  # nothing fits before a time has passed
+            self._take()
+        self.result.wall = self._now
+        self.result.retractions = self.scheduler.counters.retractions
+        return self.result
+
+    def _begin(self) -> None:
+        if not self._queue:
+            return
+        run = self._queue.popleft()
+        self._begun[run] = self._now
+        for call, waits in enumerate(self._waits[run]):
+            if not waits:
+                self._later(self._runs[run][call].pause_s, run, call)
+
+    def _later(self, seconds: float, run: int, call: int, *, releases: bool = False) -> None:
+        branch = tuple(map(int, self._runs[run][call].hint.branch.split("/")))
+        heapq.heappush(self._events, _Event(self._now + ROUND_TRIP_S + seconds, run, branch, releases, call))
+
+    def _arrive(self, run: int, call: int) -> None:
+        recorded = self._runs[run][call]
+        sampling = SamplingParams(max_tokens=len(recorded.output), temperature=0.0, ignore_eos=True)
+        hint = recorded.hint if self._hints else None
+        rid = f"{run}.{call}"
+        self._progress[rid] = 0
+        self.scheduler.add(
+            TokenizedReq(rid, pack_i32(np.array(recorded.prompt, np.int32)), sampling, program=hint), self._now
+        )
+
+    def _release(self, run: int, call: int) -> None:
+        hint: ProgramHint = self._runs[run][call].hint
+        self.scheduler.programs.release(hint.program, hint.branch if self._open[run] else None)
+
+    def _submit(self) -> None:
+        while len(self._inflight) < 2:
+            batch = self.scheduler.next_batch(self._now)
+            if batch is None:
+                return
+            self._free_at = max(self._now, self._free_at) + self._times.seconds(*step_shape(batch.step))
+            self._inflight.append((batch, self._free_at))
+            self.result.steps += 1
+
+    def _answer(self) -> None:
+        batch, _ = self._inflight.popleft()
+        tokens = array("i")
+        for req in batch.sampled:
+            run, call = map(int, req.rid.split("."))
+            output = self._runs[run][call].output
+            done = self._progress[req.rid]
+            tokens.append(output[min(done, len(output) - 1)])
+            if req.finish is None:
+                self._progress[req.rid] = done + 1
+        self.scheduler.commit(batch, StepOutput(batch.step_id, tokens.tobytes()), self._now)
+
+    def _take(self) -> None:
+        taken = self.scheduler.take_deltas()
+        for delta in taken.deltas if taken is not None else ():
+            if delta.finish is None:
+                continue
+            assert delta.finish.error is None, delta.finish.error
+            assert delta.usage is not None
+            self._ended(delta.rid)
+            self.result.prompt += delta.usage.prompt_tokens
+            self.result.cached += delta.usage.cached_tokens
+            self.result.generated += delta.usage.completion_tokens
+
+    def _ended(self, rid: str) -> None:
+        run, call = map(int, rid.split("."))
+        recorded = self._runs[run][call]
+        self.result.trace.append(Traced(recorded.prompt, recorded.output))
+        self._open[run] -= 1
+        for after, other in enumerate(self._runs[run]):
+            if call in other.after:
+                self._waits[run][after] -= 1
+                if not self._waits[run][after]:
+                    self._later(other.pause_s, run, after)
+        if recorded.ends_branch and self._hints:
+            self._later(0.0, run, call, releases=True)
+        if not self._open[run]:
+            self.result.seconds.append(self._now - self._begun[run])
+            self._begin()
