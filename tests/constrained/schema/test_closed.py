@@ -25,7 +25,7 @@ def test_closed_objects() -> None:
     assert not checker.accepts({"a": {"x": 1}, "c": 1})
     assert not checker.accepts({"c": 1, "d": 1})
     assert texts(schema | {"additionalProperties": {}}, closed=True).accepts({"c": 1, "d": 1})
-    with pytest.raises(EmptySchema):
+    with pytest.raises(EmptySchema, match=r"objects are closed .* declare each required property"):
         normalize(schema | {"required": ["d"]}, closed=True)
 
 
@@ -65,6 +65,12 @@ CLOSED_AS_ONE: list[dict[str, Any]] = [
     {"type": "object", "const": {"name": None}, "properties": {"name": {}}},
     {"enum": [{"name": None}, {"name": None, "more": 1}, None], "properties": {"name": {}}},
     {"type": "object", "anyOf": [{"properties": {name: {"type": "null"}}} for name in ("a", "b", "x", "age", "name")]},
+    {"type": "object", "anyOf": [{"properties": {name: {"type": "null"}, "x": {"type": "null"}}}
+                                 for name in ("a", "b", "x", "age", "name", "more", "kind")]},
+    {"type": "object", "anyOf": [{**PERSON, "additionalProperties": False}, AGED,
+                                 {"properties": {"a": {"type": "null"}}, "required": ["a"],
+                                  "additionalProperties": {"type": "null"}}]},
+    {"anyOf": [{**PERSON, "additionalProperties": False}, {"$ref": "#/$defs/aged", "additionalProperties": False}]},
 ]  # fmt: skip
 
 

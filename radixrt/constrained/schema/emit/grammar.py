@@ -37,6 +37,12 @@ def emit_productions(graph: Graph, whitespace: int) -> Productions:
     return GrammarEmitter(graph, TextStyle(whitespace)).emit()
 
 
+CLOSED = (
+    "; objects are closed (by strict, closed or --closed-objects), so declare each required property in properties, or "
+    "leave objects open"
+)
+
+
 class GrammarEmitter:
     """Emits the productions of one graph; see `json_text.Emitter`."""
 
@@ -80,8 +86,10 @@ class GrammarEmitter:
         conflict = self.graph.conflict(node)
         if conflict is not None:
             pointer, name = conflict
-            return EmptySchema(pointer, f"what is asked of the required property {shown(name)} excludes one another")
-        return EmptySchema(node.pointer, "the conditions there exclude one another, or never come to an end")
+            reason = f"what is asked of the required property {shown(name)} excludes one another"
+        else:
+            pointer, reason = node.pointer, "the conditions there exclude one another, or never come to an end"
+        return EmptySchema(pointer, reason + (CLOSED if self.graph.closing is not None else ""))
 
     def _plan_from(self, root: Node) -> None:
         """Plan every node that is reachable from here and not planned yet."""

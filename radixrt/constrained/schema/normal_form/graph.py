@@ -38,6 +38,7 @@ class StaticFacts:
     types: dict[Located, int] = field(default_factory=dict)
     evaluates: dict[Located, bool] = field(default_factory=dict)
     declares: dict[Located, bool] = field(default_factory=dict)
+    evaluates_all: dict[Located, bool] = field(default_factory=dict)
     disjoint: dict[tuple[Located, Located], bool] = field(default_factory=dict)
     discriminated: dict[Assertion, bool] = field(default_factory=dict)
     contradict: dict[frozenset[Formula], bool] = field(default_factory=dict)

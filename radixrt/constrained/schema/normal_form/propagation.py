@@ -55,6 +55,7 @@ from radixrt.constrained.schema.normal_form.nodes import NONE, Either, Formulas,
 from radixrt.constrained.schema.normal_form.static_checks import (
     are_disjoint,
     evaluates,
+    evaluates_all_members,
     is_discriminated,
     listed_names,
     possible_types,
@@ -62,8 +63,8 @@ from radixrt.constrained.schema.normal_form.static_checks import (
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, StringTest
 from radixrt.constrained.schema.values import ALL, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, decimal_of, type_of
 
-MAX_COMBINED = 4
-"""Options of an `anyOf` whose sets are tried when an object is closed; of more options, each is decided."""
+MAX_SETS = 64
+"""Sets of an `anyOf`'s options that are tried when an object is closed; if there are more, each option is decided."""
 
 
 def apply_all(branch: Branch, conditions: Iterable[Condition], frames: Frames = ()) -> bool:
@@ -127,8 +128,10 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
     """Choose an option; if evaluation is recorded, every alternative decides each option."""
     graph = branch.graph
     if frames and any(evaluates(graph, option) for option in a.options):
-        if graph.closing is not None and frames == (0,) and len(a.options) <= MAX_COMBINED:
-            return choose(branch, _combinations(graph, a.options), frames)
+        if graph.closing is not None and frames == (0,):
+            sets = _combinations(graph, a.options)
+            if sets is not None:
+                return choose(branch, sets, frames)
         return choose(branch, [_first_of(a.options, place) for place in range(len(a.options))], frames)
     live: list[Alternative] = []
     for option in a.options:
@@ -139,17 +142,26 @@ def _any_of(branch: Branch, a: AnyOf, frames: Frames) -> bool:
     return choose(branch, live)
 
 
-def _combinations(graph: Graph, options: tuple[Located, ...]) -> list[Alternative]:
-    """Return the sets of options that may hold together, of which one must.
+def _combinations(graph: Graph, options: tuple[Located, ...]) -> list[Alternative] | None:
+    """Return the sets of options that may hold together, of which one must; None if there are too many.
 
     That other options may hold too needs not be said where the frame only closes the object: what they evaluate would
     admit more members, and those are in a larger set.
     """
     sets: list[tuple[Located, ...]] = [()]
     for option in options:
-        sets += [
-            (*chosen, option) for chosen in sets if not any(are_disjoint(graph, option, other) for other in chosen)
-        ]
+        if evaluates_all_members(graph, option):
+            sets.append((option,))  # no other option admits more members
+        else:
+            sets += [
+                (*chosen, option)
+                for chosen in sets
+                if not any(
+                    evaluates_all_members(graph, other) or are_disjoint(graph, option, other) for other in chosen
+                )
+            ]
+        if len(sets) > MAX_SETS:
+            return None
     return [tuple(Is(option, True) for option in chosen) for chosen in sorted(sets[1:], key=len)]
 
 

@@ -39,7 +39,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
 )
 from radixrt.constrained.schema.normal_form.numbers import ANY_NUMBER, NumberSet
 from radixrt.constrained.schema.normal_form.propagation import add_rule, apply_all, some_member
-from radixrt.constrained.schema.normal_form.static_checks import all_disjoint, declares_members
+from radixrt.constrained.schema.normal_form.static_checks import all_disjoint, declares_members, evaluates_all_members
 from radixrt.constrained.schema.normal_form.strings import ANY_STRING, RemainingKeys, StringSet
 from radixrt.constrained.schema.normal_form.validation import Evaluated, holds, satisfies
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
@@ -112,7 +112,11 @@ def _union(graph: Graph, node: Node, only: Assertion | None) -> tuple[Node, ...]
     if not isinstance(only, AnyOf | OneOf):
         return None
     # With objects closed, a value for which two options hold may have the members of both.
-    must_part = isinstance(only, OneOf) or (graph.closing is not None and declares_members(graph, node.formulas))
+    must_part = isinstance(only, OneOf) or (
+        graph.closing is not None
+        and declares_members(graph, node.formulas)
+        and not all(evaluates_all_members(graph, option) for option in only.options)
+    )
     if must_part and not all_disjoint(graph, only):
         return None
     found = [graph.formulas(option) for option in in_place(only)]

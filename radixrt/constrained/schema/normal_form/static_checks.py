@@ -16,6 +16,7 @@ from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.assertions import (
     AllOf,
     AnyOf,
+    Assertion,
     Enum,
     MembersMatching,
     Not,
@@ -23,6 +24,7 @@ from radixrt.constrained.schema.normal_form.assertions import (
     Properties,
     Reference,
     Required,
+    UnevaluatedProperties,
     accepted_types,
     in_place,
 )
@@ -117,6 +119,24 @@ def _declares(graph: Graph, located: Located) -> bool:
             for assertion in graph.assertions(located)
         )
     return found
+
+
+def evaluates_all_members(graph: Graph, located: Located) -> bool:
+    """Return True if the schema certainly evaluates every member of an object that satisfies it."""
+    known = graph.facts.evaluates_all
+    found = known.get(located)
+    if found is None:
+        found = known[located] = any(_covers_all(graph, assertion) for assertion in graph.assertions(located))
+    return found
+
+
+def _covers_all(graph: Graph, assertion: Assertion) -> bool:
+    if isinstance(assertion, AllOf | Reference):
+        return any(evaluates_all_members(graph, part) for part in in_place(assertion))
+    if isinstance(assertion, AnyOf | OneOf):
+        return all(evaluates_all_members(graph, part) for part in in_place(assertion))
+    is_rest = isinstance(assertion, MembersMatching) and not isinstance(assertion.keys, MatchingKeys)
+    return is_rest or isinstance(assertion, UnevaluatedProperties)
 
 
 # Formulas
