@@ -31,11 +31,11 @@ B = TypeVar("B", bound=HasModel)
 JSON_TYPE = "application/json"
 HARMLESS_FIELDS = frozenset(
     {
-        "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
-        "store", "user",
+        "guided_decoding_backend", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "store", "user",
     }
 )  # fmt: skip
-"""Fields of OpenAI's API that concern its service and not the answer."""
+"""Fields of OpenAI's API that concern its service and not the answer, and vLLM's choice among its backends."""
 
 MAX_IGNORED_FIELDS = 20
 MAX_FIELD_CHARS = 64

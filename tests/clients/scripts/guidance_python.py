@@ -1,13 +1,12 @@
-"""guidance: its model for OpenAI servers and the one for SGLang, with JSON, regular expressions and choices."""
+"""guidance: its models for OpenAI, SGLang and vLLM servers; JSON, regular expressions, choices, grammars."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import guidance
-from guidance import assistant, gen, system, user
-from guidance.models.experimental import SglangModel
+from guidance import assistant, capture, gen, select, system, user
+from guidance.models.experimental import SglangModel, VLLMModel
 from harness import MODEL, V1, case, main
 from pydantic import BaseModel, Field
 
@@ -41,21 +40,50 @@ def openai_json():
     assert City.model_validate_json(made["answer"])
 
 
-@case
-def sglang_gen():
-    assert ask(SglangModel(MODEL, **guidance_openai), gen("answer", max_tokens=8))["answer"]
+def servers():
+    return SglangModel(MODEL, **guidance_openai), VLLMModel(MODEL, **guidance_openai)
 
 
 @case
-def sglang_json():
-    made = ask(SglangModel(MODEL, **guidance_openai), guidance.json("answer", schema=City, max_tokens=64))
-    assert set(json.loads(made["answer"])) == {"name", "size"}
+def engine_gen():
+    for model in servers():
+        assert ask(model, gen("answer", max_tokens=8))["answer"]
 
 
 @case
-def sglang_regex():
-    made = ask(SglangModel(MODEL, **guidance_openai), gen("answer", regex="[a-z]{3,5}-[0-9]{2}", max_tokens=16))
-    assert re.fullmatch("[a-z]{3,5}-[0-9]{2}", made["answer"])
+def engine_json():
+    for model in servers():
+        made = ask(model, guidance.json("answer", schema=City, max_tokens=64))
+        assert City.model_validate_json(made["answer"])
+
+
+@case
+def engine_regex():
+    for model in servers():
+        made = ask(model, gen("answer", regex="[a-z]{3,5}-[0-9]{2}", max_tokens=16))
+        assert re.fullmatch("[a-z]{3,5}-[0-9]{2}", made["answer"])
+
+
+@case
+def engine_select():
+    for model in servers():
+        assert ask(model, select(["red", "blue"], name="answer"))["answer"] in ("red", "blue")
+
+
+@case
+def engine_sequence():
+    for model in servers():
+        made = ask(model, "It is " + select(["red", "blue"], name="colour") + ", size " + gen("size", regex="[0-9]"))
+        assert made["colour"] in ("red", "blue")
+        assert int(made["size"]) >= 0
+
+
+@case
+def engine_nested():
+    for model in servers():
+        number = select(["1", "2", "(" + select(["3", "4"]) + ")"])
+        made = ask(model, capture(number + "+" + number, "answer"))
+        assert re.fullmatch(r"(1|2|\([34]\))\+(1|2|\([34]\))", made["answer"])
 
 
 main()

@@ -10,7 +10,7 @@ import openai
 import outlines
 from harness import MODEL, V1, case, main, raises
 from outlines.inputs import Chat
-from outlines.types import JsonSchema, Regex
+from outlines.types import CFG, JsonSchema, Regex
 from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=V1, api_key="none", max_retries=0, timeout=300)
@@ -70,6 +70,13 @@ def simple_types():
         assert int(model("A number.", int, max_tokens=8)) is not None
         assert model("Yes?", bool, max_tokens=8) in ("True", "False")
         assert model("A day.", outlines.types.date, max_tokens=16).count("-") == 2
+
+
+@case
+def cfg():
+    grammar = CFG('start: greeting " " name\ngreeting: "hello" | "hi"\nname: "Ada" | "(" name ")"\n')
+    for model in (vllm, sglang):
+        assert re.match(r"(hello|hi) \(*Ada", model("Greet.", grammar, max_tokens=32))
 
 
 @case
