@@ -10,18 +10,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Unpack, overload
 
-from radixrt.client.answers import (
-    Chunk,
-    Completion,
-    Decision,
-    as_chunk,
-    as_completion,
-    as_decision,
-)
+from radixrt.client.answers import Chunk, Completion, Decision, as_decision
 from radixrt.client.collector import OutputCollector
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.pooled import aask_all, ask_all, pooled_jobs
 from radixrt.client.pooled_answers import Classification, Embedding
+from radixrt.client.relevance import Relevance, Reranking, relevance_request, rerank_request
 from radixrt.client.requests import (
     Job,
     Prompt,
@@ -36,17 +30,18 @@ from radixrt.client.requests import (
 )
 from radixrt.client.requests import token_ids as as_token_ids
 from radixrt.config import make_config
+from radixrt.engine.calls import chunk_of, completion_of, engine_errors, progress_bar
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
 from radixrt.engine.settings import resolve_settings
-from radixrt.errors import EngineError, RequestError
+from radixrt.errors import EngineError
 from radixrt.messages.client import ClassifyReq, DetokenizeReq, EmbedReq, RequestOutput
 from radixrt.messages.parts import SelectMethod
 from radixrt.messages.scheduler import SchedulerStats
 from radixrt.messages.wire import pack_i32
 
-__all__ = ["Chunk", "Classification", "Completion", "Decision", "Embedding", "Engine"]
+__all__ = ["Chunk", "Classification", "Completion", "Decision", "Embedding", "Engine", "Relevance", "Reranking"]
 
 
 class Engine:
@@ -145,19 +140,19 @@ class Engine:
         out: list[Completion] = []
         streams: deque[tuple[Job, Iterator[RequestOutput]]] = deque()
         try:
-            with _engine_errors():
+            with engine_errors():
                 for job in jobs(each, sampling_params, dict(options)):  # the engine starts on the first ones
                     made.append(job)
                     if len(made) <= self.window:
                         streams.append((job, self.client.stream(job.request)))
                 later = itertools.islice(made, len(streams), None)
-                with _progress(len(made), progress) as bar:
+                with progress_bar(len(made), progress) as bar:
                     while streams:
                         job, stream = streams.popleft()
                         collector = OutputCollector()
                         for output in stream:
                             whole = collector.add(output)
-                        out.append(_completion(job, whole))
+                        out.append(completion_of(job, whole))
                         bar.update()
                         streams.extend((job, self.client.stream(job.request)) for job in itertools.islice(later, 1))
         finally:
@@ -174,7 +169,7 @@ class Engine:
         slots = asyncio.Semaphore(self.window)
         tasks = [asyncio.ensure_future(self._collect(job, slots)) for job in made]
         try:
-            with _engine_errors():
+            with engine_errors():
                 out = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -186,7 +181,7 @@ class Engine:
         async with slots, contextlib.aclosing(self.client.astream(job.request)) as stream:
             async for output in stream:
                 whole = collector.add(output)
-        return _completion(job, whole)
+        return completion_of(job, whole)
 
     # --- streaming ---
 
@@ -194,9 +189,9 @@ class Engine:
         """Iterate over the increments of one completion; leaving the loop early aborts it. n must be 1."""
         job = streamed_job(prompt, sampling_params, dict(options))
         collector = OutputCollector()
-        with _engine_errors():
+        with engine_errors():
             for output in self.client.stream(job.request):
-                yield _chunk(job, collector, output)
+                yield chunk_of(job, collector, output)
 
     async def async_stream(
         self, prompt: Prompt, sampling_params: Any = None, **options: Unpack[RequestOptions]
@@ -204,10 +199,10 @@ class Engine:
         """`stream` for an event loop."""
         job = streamed_job(prompt, sampling_params, dict(options))
         collector = OutputCollector()
-        with _engine_errors():
+        with engine_errors():
             async with contextlib.aclosing(self.client.astream(job.request)) as stream:
                 async for output in stream:
-                    yield _chunk(job, collector, output)
+                    yield chunk_of(job, collector, output)
 
     # --- embeddings, classification, scoring, tokens ---
 
@@ -241,7 +236,7 @@ class Engine:
             "prompt_text": prompt,
         }
         jobs = pooled_jobs(EmbedReq, split(prompts)[0], **fields, **options)
-        with _engine_errors():
+        with engine_errors():
             return Embedding.of(ask_all(self.client, jobs))
 
     async def async_embed(
@@ -256,7 +251,7 @@ class Engine:
             "prompt_text": prompt,
         }
         jobs = pooled_jobs(EmbedReq, split(prompts)[0], **fields, **options)
-        with _engine_errors():
+        with engine_errors():
             return Embedding.of(await aask_all(self.client, jobs))
 
     def classify(
@@ -274,7 +269,7 @@ class Engine:
             EngineError: the engine failed.
         """
         jobs = pooled_jobs(ClassifyReq, split(prompts)[0], activation=activation, **options)
-        with _engine_errors():
+        with engine_errors():
             return Classification.of(ask_all(self.client, jobs), self._labels)
 
     async def async_classify(
@@ -282,13 +277,56 @@ class Engine:
     ) -> Classification:
         """`classify` for an event loop; cancelling it aborts its requests."""
         jobs = pooled_jobs(ClassifyReq, split(prompts)[0], activation=activation, **options)
-        with _engine_errors():
+        with engine_errors():
             return Classification.of(await aask_all(self.client, jobs), self._labels)
 
     @property
     def _labels(self) -> tuple[str, ...]:
         classifier = self.settings.tasks.classifier
         return () if classifier is None else classifier.labels
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
+    ) -> Reranking:  # fmt: skip
+        """Sort documents by their relevance to a query, by a reranker, an embedding model or a classifier of one label.
+
+        Args:
+            top_n: number of the best ones to return; None for all.
+            options: instruction (the task, for models whose template has one), activation (False for logits), priority,
+                cache_salt, timeout_s.
+
+        Raises:
+            RequestError: the model scores no pairs, or an argument is not valid; names it.
+            EngineError: the engine failed.
+        """
+        request = rerank_request(query, documents, top_n, **options)
+        with engine_errors():
+            return Reranking.of(request, self.client.ask(request), top_n)
+
+    async def async_rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
+    ) -> Reranking:  # fmt: skip
+        """`rerank` for an event loop; cancelling it aborts the request."""
+        request = rerank_request(query, documents, top_n, **options)
+        with engine_errors():
+            return Reranking.of(request, await self.client.aask(request), top_n)
+
+    def relevance(self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any) -> Relevance:
+        """Score pairs of a query and a document, as `/v1/score` does: equally many, or one text and each of the others.
+
+        Options and errors are those of `rerank`.
+        """
+        request = relevance_request(queries, documents, **options)
+        with engine_errors():
+            return Relevance.of(request, self.client.ask(request))
+
+    async def async_relevance(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
+    ) -> Relevance:  # fmt: skip
+        """`relevance` for an event loop; cancelling it aborts the request."""
+        request = relevance_request(queries, documents, **options)
+        with engine_errors():
+            return Relevance.of(request, await self.client.aask(request))
 
     def score(
         self, prompt: ScoredPrompt, choices: Sequence[str], method: SelectMethod = "token_length_normalized",
@@ -307,7 +345,7 @@ class Engine:
             EngineError: the engine failed.
         """
         request = score_request(prompt, choices, method, **options)
-        with _engine_errors():
+        with engine_errors():
             return as_decision(request, self.client.ask(request))
 
     async def async_score(
@@ -316,18 +354,18 @@ class Engine:
     ) -> Decision:  # fmt: skip
         """`score` for an event loop; cancelling it aborts the request."""
         request = score_request(prompt, choices, method, **options)
-        with _engine_errors():
+        with engine_errors():
             return as_decision(request, await self.client.aask(request))
 
     def tokenize(self, prompt: ScoredPrompt) -> list[int]:
         """Tokenize a prompt as a request would. Raises as `score` does."""
-        with _engine_errors():
+        with engine_errors():
             return self.client.ask(tokenize_request(prompt)).prompt_token_ids
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Convert token ids to text. Raises as `score` does."""
         column = pack_i32(as_token_ids(token_ids, "tokens"))
-        with _engine_errors():
+        with engine_errors():
             return self.client.ask(DetokenizeReq(new_rid(), column, skip_special_tokens)).text
 
     # --- programs, cache, statistics ---
@@ -354,33 +392,3 @@ class Engine:
     def stats(self) -> SchedulerStats | None:
         """Latest snapshot of the scheduler; at most about a quarter of a second old while it is busy."""
         return self.client.stats
-
-
-def _completion(job: Job, output: RequestOutput | None) -> Completion:
-    assert output is not None
-    return as_completion(output, job.reader, job.request.input_ids)
-
-
-def _chunk(job: Job, collector: OutputCollector, output: RequestOutput) -> Chunk:
-    whole = collector.add(output)
-    return as_chunk(output, None if whole is None else _completion(job, whole))
-
-
-@contextlib.contextmanager
-def _engine_errors() -> Iterator[None]:
-    """Raise EngineError for requests that ended because the engine failed."""
-    try:
-        yield
-    except RequestError as error:
-        if error.code == "engine_dead":
-            raise EngineError(error.message) from None
-        raise
-
-
-@contextlib.contextmanager
-def _progress(total: int, wanted: bool | None) -> Iterator[Any]:
-    from tqdm import tqdm
-
-    hidden = None if wanted is None and total > 1 else not wanted  # None: tqdm hides it where there is no terminal
-    with tqdm(total=total, desc="generate", unit="completion", disable=hidden) as bar:
-        yield bar

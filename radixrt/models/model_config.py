@@ -40,6 +40,9 @@ BASE_ARCHITECTURES = {name.replace("ForCausalLM", "Model"): name for name in _CA
 CLASSIFIER_ARCHITECTURES = {
     f"{family}ForSequenceClassification": f"{family}ForCausalLM"
     for family in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen3Next")
+} | {
+    "Qwen3_5TextForSequenceClassification": "Qwen3_5ForCausalLM",
+    "Qwen3_5ForSequenceClassification": "Qwen3_5ForConditionalGeneration",
 }
 """Decoders with a classification head instead of an output head, by name."""
 
@@ -125,10 +128,10 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         raise ModelLoadError(f"config.json: quantization_config ({method}) is not supported; use unquantized weights")
     known = {**BASE_ARCHITECTURES, **CLASSIFIER_ARCHITECTURES}
     architecture = known.get(architectures[0], architectures[0])
+    classifier = parse_classifier(config) if architectures[0] in CLASSIFIER_ARCHITECTURES else None
     if architecture in HYBRID_ARCHITECTURES:
         config = text_fields(architecture, config)
     _check_causal(architectures[0], config)
-    classifies = architectures[0] in CLASSIFIER_ARCHITECTURES
     return ModelSpec(
         architecture=architecture,
         vocab_size=positive_int(config, "vocab_size"),
@@ -138,8 +141,8 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         dtype=_dtype(config),
         decoder=_parse_decoder(architecture, config) if architecture in DECODER_ARCHITECTURES else None,
         hidden_size=next((size for name in HIDDEN_KEYS if (size := optional_int(config, name))), None),
-        has_head=architecture == architectures[0] or (not classifies and flag(config, "tie_word_embeddings")),
-        classifier=parse_classifier(config) if classifies else None,
+        has_head=architecture == architectures[0] or (classifier is None and flag(config, "tie_word_embeddings")),
+        classifier=classifier,
     )
 
 

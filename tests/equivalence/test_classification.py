@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 import radixrt
@@ -22,6 +24,7 @@ from tests.tiny_models import make_tiny_classifier
 CASES = [
     *zip(("llama", "mistral", "qwen2", "qwen3"), VARIANTS, strict=True),
     ("mixtral", "default"), ("qwen3_moe", "evicting"), ("qwen3_next", "evicting"),
+    ("qwen3_5", "evicting"),
 ]  # fmt: skip
 
 
@@ -52,7 +55,7 @@ def test_scores_equal_transformers(kind: str, variant: str, tmp_path: Path) -> N
     folder = make_tiny_classifier(tmp_path / "m", kind, num_labels=3, id2label=names)
     logits = reference_logits(folder, prompts())
     expected = softmax(logits)
-    atol = 1e-4 if kind == "qwen3_next" else 1e-5  # recurrent layers add up in another order
+    atol = 1e-4 if kind in ("qwen3_next", "qwen3_5") else 1e-5  # recurrent layers add up in another order
     assert len(set(expected.argmax(1))) > 1  # else any model would name the right label
     with start(folder, **VARIANTS[variant]) as engine:
         for _ in range(2):  # cold and warm
@@ -65,6 +68,23 @@ def test_scores_equal_transformers(kind: str, variant: str, tmp_path: Path) -> N
         assert (found.usage.cached_tokens > 100) is (variant != "depth-1-no-cache")
         assert found.classes == ("bad", "fair", "good")
         engine.check_invariants()
+
+
+def test_a_vision_models_classifier_is_that_of_its_text_part(tmp_path: Path) -> None:
+    folder = make_tiny_classifier(tmp_path / "text", "qwen3_5", num_labels=3, id2label={0: "a", 1: "b", 2: "c"})
+    vision = shutil.copytree(folder, tmp_path / "vision")
+    text = json.loads((folder / "config.json").read_text())
+    top = {key: text.pop(key) for key in ("id2label", "label2id")}
+    (architecture,) = text.pop("architectures")
+    config = {"architectures": [architecture.replace("Text", "")], "text_config": text, **top}
+    (vision / "config.json").write_text(json.dumps(config))
+    stored = load_file(folder / "model.safetensors")
+    tensors = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in stored.items()}
+    save_file({**tensors, "model.visual.merger.norm.weight": torch.zeros(3)}, vision / "model.safetensors")
+    with start(vision) as engine:
+        found = engine.classify(prompts()[:3], activation=False)
+    assert found.classes == ("a", "b", "c")
+    np.testing.assert_allclose(found.scores, reference_logits(folder, prompts()[:3]), atol=1e-4)
 
 
 def test_many_prompts_and_mistakes(tmp_path: Path) -> None:

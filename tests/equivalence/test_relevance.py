@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from starlette.testclient import TestClient
 
 from radixrt.config import ServerConfig
 from radixrt.engine.engine import Engine
-from radixrt.errors import ConfigError, EngineError, ModelLoadError
+from radixrt.errors import ConfigError, EngineError, ModelLoadError, RequestError
 from radixrt.models.relevance_spec import QWEN3_RERANKER
 from radixrt.server import create_app
 from tests.equivalence.reference import reference_logits
@@ -107,7 +108,38 @@ def test_a_causal_reranker(tmp_path: Path) -> None:
             assert [each["score"] for each in scored["data"]] == pytest.approx(by_index(answer), abs=1e-6)
             error = client.post("/v1/score", json={**pairs, "documents": ["a", "b " * 600]}).json()["error"]
             assert (error["param"], error["code"]) == ("documents[1]", "context_length_exceeded")
+        check_offline(engine, answer)
         engine.check_invariants()
+
+
+def check_offline(engine: Engine, answer: dict[str, Any]) -> None:
+    """The offline calls have the scores of the routes, and refuse by the name of the argument."""
+    found = engine.rerank(QUERY, DOCUMENTS)
+    assert [each.document for each in found.results] == [each["document"]["text"] for each in answer["results"]]
+    assert all(DOCUMENTS[each.index] == each.document for each in found.results)
+    scores = [each["relevance_score"] for each in answer["results"]]
+    assert [each.score for each in found.results] == pytest.approx(scores, abs=1e-6)
+    assert found.usage.prompt_tokens == answer["usage"]["prompt_tokens"]
+    (best,) = asyncio.run(engine.async_rerank(QUERY, DOCUMENTS, top_n=1, instruction="Find a city.")).results
+    expected = by_index(rerank(engine, instruction="Find a city."))
+    assert best.score == pytest.approx(max(expected), abs=1e-6)
+    pairs = engine.relevance([QUERY] * len(DOCUMENTS), DOCUMENTS)
+    assert pairs.scores.dtype == np.float32
+    np.testing.assert_allclose(pairs.scores, by_index(answer), atol=1e-6)
+    np.testing.assert_allclose(asyncio.run(engine.async_relevance(DOCUMENTS[0], QUERY)).scores.shape, (1,))
+    wrong: list[tuple[tuple[Any, Any], dict[str, Any], str]] = [
+        (([QUERY], DOCUMENTS), {}, "query"), ((QUERY, "one text"), {}, "documents"), ((QUERY, None), {}, "documents"),
+        ((QUERY, []), {}, "documents"), ((QUERY, ["a", 3]), {}, "documents[1]"),
+        ((QUERY, ["a"]), {"top_n": 0}, "top_n"), ((QUERY, ["a"]), {"instruction": 3}, "instruction"),
+        ((QUERY, ["a"]), {"activation": None}, "activation"),
+        ((QUERY, ["a", "b " * 600]), {}, "documents[1]"),
+    ]  # fmt: skip
+    for given, options, param in wrong:
+        with pytest.raises(RequestError) as raised:
+            engine.rerank(*given, **options)
+        assert raised.value.param == param
+    with pytest.raises(RequestError, match="documents holds 2 texts, and queries 3"):
+        engine.relevance(["a", "b", "c"], ["d", "e"])
 
 
 def test_the_models_own_task_and_raw_scores(tmp_path: Path) -> None:
