@@ -97,9 +97,10 @@ class CudaRecurrence(RecurrenceOps):
         if bcx.stride(1) != 1 or not weight.is_contiguous() or not pool.is_contiguous():
             return super().short_conv(bcx, weight, pool, rows)
         out = torch.empty(len(bcx), len(weight), dtype=bcx.dtype, device=bcx.device)
-        for lists in self._waves(rows):
+        for number, lists in enumerate(self._waves(rows)):
             chunks = None if lists is None else lists.all_chunks
-            self._conv.short_conv(bcx, weight, pool, rows.src, rows.dst, rows.starts, chunks, out, early=self._early)
+            early = self._early and number == 0  # later waves read states that the wave before them writes
+            self._conv.short_conv(bcx, weight, pool, rows.src, rows.dst, rows.starts, chunks, out, early=early)
         return out
 
     def gated_delta_net(
@@ -111,13 +112,13 @@ class CudaRecurrence(RecurrenceOps):
             return super().gated_delta_net(projected, shape, weights, conv_pool, state_pool, rows)
         tokens, k_heads, v_heads = len(projected), shape.k_heads, shape.v_heads
         out = torch.empty(tokens, v_heads * shape.v_dim, dtype=projected.dtype, device=projected.device)
-        for lists in self._waves(rows):
+        for number, lists in enumerate(self._waves(rows)):
             if lists is None or len(lists.singles):
                 self._decode.gated_delta_decode(
                     projected, k_heads, v_heads, weights.conv, weights.a_log, weights.dt_bias, weights.norm,
                     weights.eps, conv_pool, state_pool, rows.src, rows.dst, rows.starts,
                     None if lists is None else lists.singles, self._counters(len(rows.src) * k_heads, out.device), out,
-                    early=self._early,
+                    early=self._early and number == 0,  # as in `short_conv`
                 )  # fmt: skip
             if lists is not None and len(lists.longer):
                 qkv = torch.empty(tokens, shape.channels, dtype=projected.dtype, device=projected.device)

@@ -199,9 +199,11 @@ def test_recurrent_layers() -> None:
     heads = {"K_HEADS": 16, "V_HEADS": 32}
     conv = {"TAPS": 4, "PADDED": 4}
     decode = {"K_DIM": 128, "V_DIM": 128, "LISTED": False, "EARLY": True, **heads, **conv}
-    # A thread loads its part of the state sixteen bytes at once, all of it before it waits for the kernel before.
-    ptx = compiled(gated_delta_decode._gated_delta_decode_kernel, decode, warps=8, norm_weight="*fp32")
-    assert ptx.split("griddepcontrol.wait")[0].count("ld.global.v4") == 128 * 128 // 4 // 256
+    # A thread loads its first part of the state sixteen bytes at once, before it waits for the kernel before.
+    for v_block, warps in ((128, 4), (gated_delta_decode.MANY_V_BLOCK, 2)):
+        given = {"V_BLOCK": v_block, **decode}
+        ptx = compiled(gated_delta_decode._gated_delta_decode_kernel, given, warps=warps, norm_weight="*fp32")
+        assert ptx.split("griddepcontrol.wait")[0].count("ld.global.v4") == v_block * 128 // 4 // (32 * warps)
     compiled(causal_conv._conv_heads_kernel, {"DIM": 128, "TOKENS": 16, **heads, **conv})
     chunks = {"DIM": 128, "PRECISION": "tf32", **heads}
     rows = {"V_BLOCK": gated_delta_chunks.V_BLOCK, "STAGES": gated_delta_chunks.STAGES, **chunks}

@@ -43,6 +43,28 @@ def test_decode(triton_device: str, heads: tuple[int, int], dim: int, dtype: tor
     check_step(case, ops, slice(0, 4))
 
 
+@pytest.mark.parametrize(("heads", "dim"), [((2, 4), 16), ((1, 3), 32), ((16, 32), 128)])
+def test_decode_of_more_rows_than_run_at_once(
+    triton_device: str, heads: tuple[int, int], dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs with a part of the state in registers; the dims of a GPU have several parts."""
+    from radixrt.kernels.triton import gated_delta_decode
+
+    count = 40
+    if triton_device == "cpu":
+        if dim > 32:
+            pytest.skip("too slow in the interpreter")
+        count = 3
+        monkeypatch.setattr(gated_delta_decode, "FEW_PROGRAMS", 0)
+        monkeypatch.setattr(gated_delta_decode, "MANY_V_BLOCK", dim // 2)
+    slots = list(range(2, 2 + count))
+    rows = make_rows(triton_device, [1] * count, [0, *slots[1:]], slots, decode=True)
+    dtype = F32 if triton_device == "cpu" else BF16
+    case, ops = make_case(triton_device, heads, dim, dtype, rows, 2 + count), make_ops()
+    for _ in range(2):
+        check_step(case, ops)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=["f32", "f16", "bf16"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(("heads", "dim"), [((1, 2), 16), *FULL_SIZE])

@@ -73,7 +73,8 @@ def _convolve_row(
         tl.debug_barrier()  # all threads have read the old state
         last = tl.where(from_end < 0, old.to(tl.float32), new).to(pool.dtype.element_ty)
         later = pool + target * (SIZE * EARLIER)
-        tl.store(later + channel[:, None] * EARLIER + number, last, mask=kept & (target != SCRATCH))
+        if target != SCRATCH:
+            tl.store(later + channel[:, None] * EARLIER + number, last, mask=kept)
     return total
 
 

@@ -23,8 +23,14 @@ SCRATCH: tl.constexpr = tl.constexpr(1)
 """`SCRATCH_STATE`: padding rows read the zeros of slot 0 instead, and write nothing."""
 NORM_EPS: tl.constexpr = tl.constexpr(1e-6)
 
-ELEMENTS_PER_WARP = 2048
-"""Elements of the state per warp: 64 registers of a thread hold them."""
+FEW_PROGRAMS = 512
+"""Up to here all programs run at once, and each has its whole state in registers. More of them take turns, and more run
+at once with a part of the state in registers and the next part on its way."""
+FEW_WARP_ELEMENTS = 4096
+MANY_WARP_ELEMENTS = 2048
+"""Elements in registers per warp: 128 and 64 registers of a thread hold them."""
+MANY_V_BLOCK = 32
+"""Rows of the state that are in registers where programs take turns."""
 MAX_DIM = 128
 
 
@@ -64,7 +70,7 @@ def _gated_delta_decode_kernel(
     projected, conv_weight, a_log, dt_bias, norm_weight, conv_pool, states, src, dst, starts, which, arrived, out,
     x_stride, eps,
     K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, TAPS: tl.constexpr,
-    PADDED: tl.constexpr, LISTED: tl.constexpr, EARLY: tl.constexpr,
+    PADDED: tl.constexpr, V_BLOCK: tl.constexpr, LISTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     SHARE: tl.constexpr = V_HEADS // K_HEADS
     CHANNELS: tl.constexpr = 2 * K_HEADS * K_DIM + V_HEADS * V_DIM
@@ -77,10 +83,12 @@ def _gated_delta_decode_kernel(
     target = tl.load(dst + row).to(tl.int64)
     source = tl.where(target == SCRATCH, 0, tl.load(src + row).to(tl.int64))
     k_dims = tl.arange(0, K_DIM)
-    v_dims = tl.arange(0, V_DIM)
-    at = v_dims[:, None] * K_DIM + k_dims[None, :]
+    part = tl.arange(0, V_BLOCK)
+    at = part[:, None] * K_DIM + k_dims[None, :]
+    state_source = states + (source * V_HEADS + head) * (V_DIM * K_DIM)
+    state_target = states + (target * V_HEADS + head) * (V_DIM * K_DIM)
     # The last step wrote the state and the indices, and a step begins with launches that wait for it to end.
-    state = tl.load(states + (source * V_HEADS + head) * (V_DIM * K_DIM) + at)
+    state = tl.load(state_source + at)
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -90,26 +98,40 @@ def _gated_delta_decode_kernel(
     conv_target = conv_pool + target * (CHANNELS * (TAPS - 1))
     q_channel = head // SHARE * K_DIM + k_dims
     k_channel = K_HEADS * K_DIM + q_channel
-    v_channel = 2 * K_HEADS * K_DIM + head * V_DIM + v_dims
+    first_v = 2 * K_HEADS * K_DIM + head * V_DIM
     q_window = _load_window(x, conv_source, q_channel, TAPS, PADDED)
     k_window = _load_window(x, conv_source, k_channel, TAPS, PADDED)
-    v_window = _load_window(x, conv_source, v_channel, TAPS, PADDED)
     q = _convolve(q_window, conv_weight, q_channel, TAPS, PADDED)
     k = _convolve(k_window, conv_weight, k_channel, TAPS, PADDED)
-    v = _convolve(v_window, conv_weight, v_channel, TAPS, PADDED)
     q *= tl.rsqrt(tl.sum(q * q, axis=0) + NORM_EPS) * K_DIM**-0.5
     k *= tl.rsqrt(tl.sum(k * k, axis=0) + NORM_EPS)
+    both = tl.sum(k * q, axis=0)
     gates = x + CHANNELS + V_HEADS * V_DIM + head
     beta = tl.sigmoid(tl.load(gates).to(tl.float32))
     decay = tl.exp(log_decay(tl.load(gates + V_HEADS).to(tl.float32), tl.load(a_log + head), tl.load(dt_bias + head)))
-    added = beta * (v - decay * tl.sum(state * k[None, :], axis=1))
-    result = decay * tl.sum(state * q[None, :], axis=1) + added * tl.sum(k * q, axis=0)
-    state = decay * state + added[:, None] * k[None, :]
 
+    results = ()
+    square = 0.0
+    for block in tl.static_range(V_DIM // V_BLOCK):
+        offset = block * V_BLOCK * K_DIM
+        following = state
+        if block + 1 < V_DIM // V_BLOCK:
+            following = tl.load(state_source + offset + V_BLOCK * K_DIM + at)
+        v_channel = first_v + block * V_BLOCK + part
+        v = _convolve(_load_window(x, conv_source, v_channel, TAPS, PADDED), conv_weight, v_channel, TAPS, PADDED)
+        added = beta * (v - decay * tl.sum(state * k[None, :], axis=1))
+        result = decay * tl.sum(state * q[None, :], axis=1) + added * both
+        if target != SCRATCH:
+            tl.store(state_target + offset + at, decay * state + added[:, None] * k[None, :])
+        square += tl.sum(result * result, axis=0)
+        results = results + (result,)  # type: ignore[assignment]  # noqa: RUF005 (no starred tuples)
+        state = following
+
+    v_channels = first_v + tl.arange(0, V_DIM)
+    v_window = _load_window(x, conv_source, v_channels, TAPS, PADDED)
     tl.debug_barrier()  # all threads have read their inputs before any is overwritten
     if target != SCRATCH:
-        tl.store(states + (target * V_HEADS + head) * (V_DIM * K_DIM) + at, state)
-        _store_window(v_window, conv_target, v_channel, TAPS, PADDED)
+        _store_window(v_window, conv_target, v_channels, TAPS, PADDED)
         last = True
         if SHARE > 1:
             counter = arrived + number * K_HEADS + head // SHARE
@@ -120,9 +142,13 @@ def _gated_delta_decode_kernel(
             _store_window(q_window, conv_target, q_channel, TAPS, PADDED)
             _store_window(k_window, conv_target, k_channel, TAPS, PADDED)
 
-    normed = result * tl.rsqrt(tl.sum(result * result, axis=0) / V_DIM + eps) * tl.load(norm_weight + v_dims)
-    z = tl.load(x + CHANNELS + head * V_DIM + v_dims).to(tl.float32)
-    tl.store(out + token * (V_HEADS * V_DIM) + head * V_DIM + v_dims, (normed * silu(z)).to(out.dtype.element_ty))
+    scale = tl.rsqrt(square / V_DIM + eps)
+    for block in tl.static_range(V_DIM // V_BLOCK):
+        v_dims = block * V_BLOCK + part
+        normed = results[block] * scale * tl.load(norm_weight + v_dims)
+        z = tl.load(x + CHANNELS + head * V_DIM + v_dims).to(tl.float32)
+        out_at = out + token * (V_HEADS * V_DIM) + head * V_DIM + v_dims
+        tl.store(out_at, (normed * silu(z)).to(out.dtype.element_ty))
 
 
 def gated_delta_decode(
@@ -149,8 +175,11 @@ def gated_delta_decode(
     rows = src if which is None else which
     if not len(rows):
         return
+    few = v_heads * len(rows) <= FEW_PROGRAMS
+    v_block = v_dim if few else min(v_dim, MANY_V_BLOCK)
+    num_warps = max(1, v_block * k_dim // (FEW_WARP_ELEMENTS if few else MANY_WARP_ELEMENTS))
     _gated_delta_decode_kernel[(v_heads, len(rows))](
         projected, conv_weight, a_log, dt_bias, norm_weight, conv_pool, states, src, dst, starts, rows, arrived, out,
         projected.stride(0), eps, k_heads, v_heads, k_dim, v_dim, taps, triton.next_power_of_2(taps),
-        which is not None, early, num_warps=max(1, v_dim * k_dim // ELEMENTS_PER_WARP), launch_pdl=early,
+        v_block, which is not None, early, num_warps=num_warps, launch_pdl=early,
     )  # fmt: skip
