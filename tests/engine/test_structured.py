@@ -193,6 +193,22 @@ def test_several_prompts_with_constraints_of_their_own(engine: Engine) -> None:
     assert [set(c.parsed) for c in records] == [{"ok"}, {"ok"}]
 
 
+def test_log_probabilities_tell_where_the_grammar_left_a_choice(engine: Engine) -> None:
+    c = one(engine, TEXT, {**SHORT, "logprobs": 0}, json_schema=SCHEMA)
+    assert c.logprobs is not None
+    assert all(row.allowed is not None and row.allowed >= 1 for row in c.logprobs)
+    assert all(row.forced for row in c.logprobs if row.allowed == 1)
+    text = "".join(row.text for row in c.logprobs if row.forced)
+    assert "ok" in text
+    assert "size" in text
+    free = next(row for row in c.logprobs if not row.forced)
+    assert free.allowed is not None
+    assert free.allowed > 1
+    plain = one(engine, TEXT, {"max_tokens": 4, "logprobs": 0})
+    assert plain.logprobs is not None
+    assert all(row.allowed is None and not row.forced for row in plain.logprobs)
+
+
 @pytest.mark.parametrize("marker", ["</think>", "<|im_start|>", "."])
 def test_reasoning_comes_first_and_is_not_part_of_the_value(engine: Engine, marker: str) -> None:
     structured = {"reasoning_end": marker, "reasoning_budget": 12}

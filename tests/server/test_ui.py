@@ -215,3 +215,23 @@ def test_a_page_that_does_not_read_gets_a_snapshot_instead(engine: FakeEngine, m
         time.sleep(0.02)  # so that lines are written, which nobody takes
     engine.wait_for(lambda: b'"snapshot"' in opened.take())
     hub.close(opened)
+
+
+def test_watching_ends_after_the_last_page_and_begins_again(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixrt.server.ui.hub.LINGER_S", 0.3)
+    watched = Watched(engine)
+    hub = Caller(engine).app.state.service.ui
+    assert not watched.scheduler.stream.is_on, "nobody looks"
+
+    def look() -> None:
+        opened = hub.open()
+        engine.wait_for(lambda: b'"snapshot"' in opened.take())
+        assert watched.scheduler.stream.is_on
+        hub.close(opened)
+        engine.wait_for(lambda: not watched.scheduler.stream.is_on)
+
+    look()
+    look()
+    assert watched.scheduler.scheduler.kv.cache.journal is None

@@ -131,13 +131,18 @@ class Hub:
             while self._serve(watcher):
                 pass
         except Exception:
+            if self._client.draining or self._client.failure is not None:
+                return  # the connection to the engine is closed
             logger.exception("the pages of /ui are not served any more")
             with self._lock:
                 self._feeds.clear()
-                self._thread = None
-        finally:
-            self._client.watch(None)
-            self._client.send_watch(WatchCacheReq(False))
+                self._end()
+
+    def _end(self) -> None:
+        """Stop watching; the next page begins anew. The caller holds the lock, so that the next thread comes after."""
+        self._client.watch(None)
+        self._client.send_watch(WatchCacheReq(False))
+        self._thread = None
 
     def _serve(self, watcher: _Watcher) -> bool:
         """Handle what has come within FLUSH_S, and write to the feeds; returns False at the end."""
@@ -156,7 +161,7 @@ class Hub:
         with self._lock:
             feeds = list(self._feeds)
             if not feeds and time.monotonic() - self._emptied_at > LINGER_S:
-                self._thread = None
+                self._end()
                 return False
         watcher.write(feeds)
         return True

@@ -89,6 +89,7 @@ function draw() {
   icicle.now = now();
   showTiles();
   if (tab === "live") {
+    if (slow && $("search").value) search(); // what it finds changes with the tree
     icicle.draw();
     if (slow) {
       plots.draw(now());
@@ -156,6 +157,11 @@ function showScale() {
 
 // --- tabs, theme, search ---
 
+function search() {
+  const words = $("search").value, found = icicle.search(words);
+  $("search").classList.toggle("bad", Boolean(words) && !found);
+}
+
 function open(name) {
   tab = name;
   for (const node of document.querySelectorAll(".tab")) node.hidden = node.dataset.tab !== name;
@@ -181,10 +187,7 @@ $("color").addEventListener("change", (event) => {
   icicle.redraw();
   showScale();
 });
-$("search").addEventListener("input", (event) => {
-  const found = icicle.search(event.target.value);
-  event.target.classList.toggle("bad", Boolean(event.target.value) && !found);
-});
+$("search").addEventListener("input", search);
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
   storeKey($("key").value.trim());
