@@ -17,7 +17,7 @@ OUTPUT = "labels.jsonl"
 
 @rt.function
 def classify(s: rt.State, message: str) -> None:
-    s += f"{EXAMPLES}{message} ->" + rt.select("label", [f" {label}" for label in LABELS])
+    s += f"{EXAMPLES}Message: {message}\nTopic:" + rt.select("label", [f" {label}" for label in LABELS])
 
 
 def run(size: int) -> list[Any]:

@@ -64,11 +64,12 @@ _SENTENCES = (
     "I was charged twice for order {}.", "My parcel {} has not arrived.", "The app shows error {}.",
     "The invoice {} has the wrong name.", "The box of order {} came open.", "I cannot log in; the code is {}.",
 )  # fmt: skip
-EXAMPLES = (
-    "My card was charged twice. -> billing\nThe package is three days late. -> delivery\n"
-    "The screen stays black. -> technical\nThe refund is missing. -> billing\n"
-    "The courier left it in the rain. -> delivery\nThe update does not install. -> technical\n"
-)
+SHOWN = (
+    ("I was charged twice this month.", "billing"), ("The parcel is three days late.", "delivery"),
+    ("The app crashes when I open it.", "technical"), ("Where is my package?", "delivery"),
+    ("Please send me a copy of the invoice.", "billing"), ("I cannot log in since the update.", "technical"),
+)  # fmt: skip
+EXAMPLES = "".join(f"Message: {message}\nTopic: {label}\n\n" for message, label in SHOWN)
 
 
 def rows(size: int) -> list[str]:

@@ -40,7 +40,7 @@ async def label(client: openai.AsyncOpenAI, model: str, message: str) -> str:
     for attempt in range(3):
         try:
             answer = await client.completions.create(
-                model=model, prompt=f"{EXAMPLES}{message} ->", temperature=0, max_tokens=8,
+                model=model, prompt=f"{EXAMPLES}Message: {message}\nTopic:", temperature=0, max_tokens=8,
                 extra_body={"structured_outputs": {"choice": [f" {label}" for label in LABELS]}},
             )  # fmt: skip
             return answer.choices[0].text
