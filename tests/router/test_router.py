@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from radixrt.mem_cache.granules import GRANULE_TOKENS, prompt_hashes, seed_of
+from radixrt.messages.cache_events import CacheEvents, NodeInserted, RootOpened, SnapshotHeader
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import AbortReq, ReleaseReq, TokenizedReq
 from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.router.replica_load import ReplicaInfo
 from radixrt.router.router import Router
 from radixrt.sampling_params import SamplingParams
 from tests.router.fake_fleet import FakeFleet
@@ -45,6 +50,18 @@ def test_a_replica_gets_no_more_than_it_soon_computes_and_the_rest_goes_on_elsew
     for i in range(10):
         fleet.assert_answer(f"r{i}")
     fleet.check()
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_keys_and_values_without_a_state_are_no_hit_for_a_hybrid_model(has_state: bool) -> None:
+    router = Router(context_length=512)
+    epoch = router.add_replica(0, ReplicaInfo(1000, 4, 1024, has_states=True), 0.0)
+    hashes = prompt_hashes(pack_i32(PREFIX))
+    node = NodeInserted(2, 1, 200, hashes, 1, 1, has_state=has_state)
+    header = SnapshotHeader(1000, 1, GRANULE_TOKENS, "lru")
+    router.receive(0, epoch, CacheEvents(1, 1, True, [RootOpened(1, seed_of("")), node], header), 0.0)
+    router.submit(TokenizedReq("a", pack_i32([*PREFIX, 3, 4]), SamplingParams()), 0.0)
+    assert router.open["a"].work.miss == (2 if has_state else 202)
 
 
 def test_higher_priorities_leave_the_queue_first() -> None:
