@@ -8,6 +8,8 @@ from pathlib import Path
 
 from radixrt.config import DEVICE_DEFAULTS
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.mem_cache.state_sizes import size_states
+from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import ModelSpec, load_model_spec
@@ -27,6 +29,9 @@ class ModelNeeds:
     token_bytes: of a token in the KV cache, on all ranks together.
     context_length: of the model, in tokens.
     kv_tokens: tokens of the KV cache that fit beside the weights here, about; 0 where the weights do not.
+    state_bytes: of a recurrent state, on all ranks together; 0 for a model without recurrent layers.
+    num_states: recurrent states that fit beside these tokens, about, with the default options.
+    requests: maximum number of requests that run at once; each has a state.
     ranks: numbers of ranks that can share the model.
     notes: what else there is to know.
     problem: why the model does not run; empty if it does.
@@ -40,6 +45,9 @@ class ModelNeeds:
     token_bytes: int = 0
     context_length: int = 0
     kv_tokens: int = 0
+    state_bytes: int = 0
+    num_states: int = 0
+    requests: int = 0
     ranks: tuple[int, ...] = (1,)
     notes: tuple[str, ...] = ()
     problem: str = ""
@@ -69,7 +77,11 @@ def model_needs(folder: str, *, device: str, free_bytes: int, dtype: str = "auto
     token = 0 if decoder is None else attending * 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_BYTES[kind]
     fraction = DEVICE_DEFAULTS[device]["cache"]["memory_fraction"]
     shares = ranks if device == "cuda" else 1  # ranks on a CPU share its memory
-    left = shares * (free_bytes - weights / shares) * fraction
+    left = int(shares * (free_bytes - weights / shares) * fraction)
+    requests = DEVICE_DEFAULTS[device]["scheduler"]["max_running_requests"]
+    # On a CPU all activations are float32.
+    state = 0 if decoder is None else _state_bytes(decoder, 4 if device == "cpu" else ITEM_BYTES[kind])
+    states = _fitting_states(left, state, token, requests, spec.context_length) if state and token else 0
     return ModelNeeds(
         folder=folder,
         architecture=spec.architecture,
@@ -78,7 +90,10 @@ def model_needs(folder: str, *, device: str, free_bytes: int, dtype: str = "auto
         weight_bytes=weights,
         token_bytes=token,
         context_length=spec.context_length,
-        kv_tokens=max(0, int(left / token)) if token else 0,
+        kv_tokens=max(0, (left - states * state) // token) if token else 0,
+        state_bytes=state,
+        num_states=states,
+        requests=requests,
         ranks=tuple(_ranks(spec)),
         notes=tuple(_notes(decoder, files)),
     )
@@ -88,6 +103,27 @@ def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int) -> int:
     """Bytes of linear layers, embedding and output head; norms and biases are a thousandth of them."""
     tables = spec.vocab_size * decoder.hidden_size * (1 if decoder.tie_word_embeddings else 2)
     return item * (decoder.num_linear_parameters + tables)
+
+
+def _state_bytes(decoder: DecoderSpec, item: int) -> int:
+    """Bytes of a sequence's state in all recurrent layers: inputs of convolutions, and matrices in float32."""
+    sizes, layers = decoder.recurrent, sum(layer.is_recurrent for layer in decoder.layers)
+    if sizes is None:
+        return 0
+    values = sizes.v_heads * sizes.v_dim
+    channels = 2 * sizes.k_heads * sizes.k_dim + values if sizes.v_heads else decoder.hidden_size
+    return layers * (item * channels * (sizes.taps - 1) + 4 * values * sizes.k_dim)
+
+
+def _fitting_states(left: int, state: int, token: int, requests: int, context: int) -> int:
+    try:
+        slots = size_states(
+            wanted=None, free_bytes=left, state_bytes=state, token_bytes=token, kv_tokens=None, max_requests=requests,
+            context_length=context,
+        )  # fmt: skip
+    except ConfigError:
+        return 0
+    return slots - RESERVED_STATES
 
 
 def _ranks(spec: ModelSpec) -> Iterator[int]:
@@ -106,5 +142,3 @@ def _notes(decoder: DecoderSpec | None, file_bytes: int) -> Iterator[str]:
         return
     if decoder.experts is not None and decoder.experts.mxfp4:
         yield f"its experts are MXFP4 numbers ({file_bytes / 2**30:.1f} GiB of files), dequantized while they load"
-    if decoder.recurrent is not None:
-        yield "each request, and each cached prefix, takes a recurrent state too, which is not counted here"

@@ -71,6 +71,10 @@ def _model(needs: ModelNeeds) -> Iterator[tuple[str, str]]:
     if needs.token_bytes:
         fits = f"about {needs.kv_tokens} tokens fit beside the weights" if needs.kv_tokens else "the weights do not fit"
         yield "KV cache", f"{needs.token_bytes / 1024:.1f} KiB a token; {fits}"
+    if needs.state_bytes:
+        share = f"about {needs.num_states} fit beside these tokens" if needs.num_states else "none fits"
+        users = f"each running request (at most {needs.requests}) and each prefix that is kept"
+        yield "states", f"{needs.state_bytes / 1024:,.0f} KiB for {users}; {share}"
     if len(needs.ranks) > 1:
         yield "ranks", f"--tp may be {', '.join(map(str, needs.ranks))}"
     for note in needs.notes:

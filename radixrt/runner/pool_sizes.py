@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixrt.attention.kv_cache import bytes_per_token, size_pool
-from radixrt.attention.state_pool import bytes_per_state, size_states
+from radixrt.attention.state_pool import bytes_per_state
+from radixrt.mem_cache.state_sizes import size_states
 from radixrt.models.registry import Model
 from radixrt.runner.runner_config import RunnerConfig
 

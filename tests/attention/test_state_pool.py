@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from radixrt.attention.state_pool import StatePool, StateShape, bytes_per_state, size_states
+from radixrt.attention.state_pool import StatePool, StateShape, bytes_per_state
 from radixrt.errors import ConfigError
+from radixrt.mem_cache.state_sizes import size_states
 
 MATRICES: dict[str, Any] = {  # a state weighs as much as 1,500 tokens
     "wanted": None, "free_bytes": 10**9, "state_bytes": 150_000, "token_bytes": 100, "kv_tokens": None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.model_shapes import CONFIGS
 from radixrt.doctor.advice import advise
 from radixrt.doctor.facts import GIB, Facts, Gpu
 from radixrt.doctor.model import ModelNeeds, model_needs
@@ -106,3 +107,19 @@ def test_the_smallest_gpu_counts() -> None:
     small = Gpu("x", (9, 0), 80 * GIB, 10 * GIB)
     assert dataclasses.replace(GPU_MACHINE, gpus=(*GPU_MACHINE.gpus, small)).device_memory == 10 * GIB
     assert CPU_MACHINE.device_memory == 20 * GIB
+
+
+def test_recurrent_states_are_counted(tmp_path: Path) -> None:
+    """The sizes are those of docs/models.md; what remains is for keys and values."""
+    qwen = needs(tmp_path, CONFIGS["qwen3.5-0.8b"])
+    assert qwen.state_bytes / 2**20 == pytest.approx(18.6, abs=0.1)
+    assert qwen.requests == 256 < qwen.num_states
+    left = 0.9 * (139 * GIB - qwen.weight_bytes)
+    assert qwen.num_states * qwen.state_bytes + qwen.kv_tokens * qwen.token_bytes == pytest.approx(left, rel=0.01)
+    text = as_text(on(GPU_MACHINE, qwen), [])
+    assert f"KiB for each running request (at most 256) and each prefix that is kept; about {qwen.num_states}" in text
+    assert needs(tmp_path, CONFIGS["lfm2-350m"]).state_bytes == 40 * 1024
+    assert needs(tmp_path, CONFIGS["lfm2-350m"], device="cpu").state_bytes == 80 * 1024
+    crowded = needs(tmp_path, CONFIGS["qwen3.5-0.8b"], free_bytes=GIB)
+    assert (crowded.num_states, crowded.kv_tokens) == (0, 0)
+    assert needs(tmp_path, LLAMA).state_bytes == 0
