@@ -156,11 +156,17 @@ class RequestPublished(Event, frozen=True, tag="publish"):
 
 
 class RequestEnded(Event, frozen=True, tag="end"):
-    """A request ended; `reason` is that of its `Finish`."""
+    """A request ended.
+
+    Attributes:
+        reason: that of its `Finish`.
+        first_token_s: seconds from its arrival at the scheduler to its first token; None without one.
+    """
 
     rid: str
     reason: str
     output_tokens: int = 0
+    first_token_s: float | None = None
 
 
 CacheEvent = (

@@ -177,7 +177,9 @@ class RequestTable:
         req.finish = finish
         journal = self._kv.cache.journal
         if journal is not None and journal.records_requests:
-            journal.events.append(RequestEnded(req.rid, finish.reason, req.num_output))
+            first = req.stats.first_token_at
+            waited = None if first is None else first - req.stats.arrived_at
+            journal.events.append(RequestEnded(req.rid, finish.reason, req.num_output, waited))
         del self.by_rid[req.rid]
         if req.row is not None:
             self._row_ended(req, req.row, finish, now)

@@ -67,6 +67,7 @@ def test_new_tokens_and_where_they_part() -> None:
     assert split(parting) == (100, 50, 0, 0, 0)
     assert (parting.beside, parting.matched, parting.program, parting.branch) == (1, 100, "p", "0/1")
     assert (parting.ended, parting.out) == ("length", 2)
+    assert parting.first_token_s is not None
 
 
 def test_evicted_tokens_are_told_from_new_ones() -> None:

@@ -137,8 +137,8 @@ def test_numbers_stand_beside_it(page: Browser) -> None:
     tab(page, "live")
     page.wait("document.querySelectorAll('#next tbody tr').length === 8")
     page.wait("document.querySelector('#kv-legend').textContent.includes('evictable')")
-    assert page.run("document.querySelectorAll('#plots canvas').length") == 5
-    page.wait("document.querySelector('#plots').textContent.includes('Belady')")
+    assert page.run("document.querySelectorAll('#plots canvas').length") == 6
+    page.wait("document.querySelector('#plots + p').textContent.includes('Belady')")
     page.wait("/running 40/.test(document.querySelector('#plots').textContent)")
 
 

@@ -44,7 +44,7 @@ class Miss:
         beside: number of cached continuations from which the prompt parts where its cached prefix ends.
         granules: hashes of the prompt's granules, once they are known.
         ended: reason of the request's finish; None while it is open.
-        out: tokens of the output, once it has ended.
+        out, first_token_s: tokens of the output, and seconds to the first one, once it has ended.
     """
 
     rid: str
@@ -66,6 +66,7 @@ class Miss:
     ended: str | None = None
     ended_at: float = 0.0
     out: int = 0
+    first_token_s: float | None = None
     program: str = ""
     branch: str = ""
 
@@ -75,6 +76,7 @@ class Miss:
             self.rid, round(self.at, 2), self.prompt, self.cached, self.matched, self.reusable, self.beside,
             self.evicted, self.reset, round(self.evicted_s, 1), self.together, self.new, self.ended, self.number,
             self.program, self.branch, self.out, round(self.ended_at, 2),
+            None if self.first_token_s is None else round(self.first_token_s, 4),
         ]  # fmt: skip
 
 
@@ -166,6 +168,7 @@ class MissLog:
         miss = self.open.pop(event.rid, None)
         if miss is not None:
             miss.ended, miss.ended_at, miss.out = event.reason, self._clock(), event.output_tokens
+            miss.first_token_s = event.first_token_s
             self.ended.append(miss)
             self.changed[miss.number] = miss
         return miss

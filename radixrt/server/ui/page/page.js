@@ -7,7 +7,7 @@ import { $, call, count, fillStack, legend, lines, make, percent, plural, readCo
 import { Tree } from "./tree.js";
 
 const SLOW_MS = 1000; // lists of evictions and tables of programs
-const tree = new Tree(), requests = new Requests(tree), icicle = new Icicle(tree, requests), plots = new Plots(), playground = new Playground();
+const tree = new Tree(), requests = new Requests(tree), icicle = new Icicle(tree, requests), plots = new Plots(requests), playground = new Playground();
 let clock = 0; // the server's time less this page's
 let hello = null, tab = "live", drawnSlow = 0, live = false;
 

@@ -1,7 +1,7 @@
 // Plots over the last minutes, from the samples of the server (radixrt/server/ui/samples.py) and the bounds.
 import { $, clockTime, color, FONT, hideTip, make, prepare, short, showTip, time } from "./tools.js";
 
-const HEIGHT = 132, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20, LONGEST = 300, SHORTEST = 60, SMOOTH = 5;
+const HEIGHT = 132, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20, LONGEST = 300, SHORTEST = 60, SMOOTH = 5, RECENT = 10;
 const [AT, RUNNING, WAITING, PROMPT, CACHED, GENERATED, EVICTED, , , , , GAP50, GAP95] = Array(13).keys();
 
 const rate = (column) => (rows, i) => {
@@ -14,14 +14,25 @@ const difference = (one, other) => (rows, i) => {
   return a === null || b === null ? null : a - b;
 };
 
+// Percentile of the seconds to the first token, over the requests that ended within some seconds before a row.
+const firstToken = (share) => (rows, i, misses) => {
+  const at = rows[i][AT], found = [];
+  for (const miss of misses) if (miss.firstToken !== null && miss.endedAt <= at && miss.endedAt > at - RECENT) found.push(miss.firstToken);
+  if (!found.length) return null;
+  found.sort((a, b) => a - b);
+  return found[Math.min(Math.floor(share * found.length), found.length - 1)];
+};
+
 export class Plots {
-  constructor() {
+  constructor(requests) {
+    this.requests = requests;
     this.rows = [];
     this.bounds = []; // lines of bounds, as they came
     this.plots = [
       { title: "Prompt tokens a second", form: short, series: [["reused", "cached", rate(CACHED)], ["computed", "computed", difference(PROMPT, CACHED)]] },
       { title: "Output tokens a second", form: short, series: [["sampled", "sampled", rate(GENERATED)]] },
       { title: "Requests", form: short, series: [["running", "sampled", gauge(RUNNING)], ["waiting", "computed", gauge(WAITING)]] },
+      { title: "To the first token", form: time, least: 0.01, series: [["median", "sampled", firstToken(0.5)], ["95th percentile", "computed", firstToken(0.95)]] },
       { title: "Between two tokens", form: time, least: 0.01, series: [["median", "sampled", gauge(GAP50)], ["95th percentile", "computed", gauge(GAP95)]] },
       { title: "Evicted tokens a second", form: short, holder: "evicted", height: 96, series: [["evicted", "error", rate(EVICTED)]] },
     ];
@@ -40,7 +51,8 @@ export class Plots {
     plot.about = make("p", { class: "quiet note" });
     const holder = make("div", {}, plot.canvas);
     if (plot.holder) $(plot.holder).append(make("h3", {}, plot.title), holder);
-    else $("plots").append(make("section", {}, make("h2", {}, plot.title), holder, plot.values, ...(plot.note ? [plot.about] : [])));
+    else $("plots").append(make("section", {}, make("h2", {}, plot.title), holder, plot.values));
+    if (plot.note) $("plots").after(plot.about);
     plot.canvas.addEventListener("pointermove", (event) => this.hover(plot, event));
     plot.canvas.addEventListener("pointerleave", hideTip);
     new ResizeObserver(() => this.drawOne(plot)).observe(holder);
@@ -67,8 +79,9 @@ export class Plots {
 
   dataOf(plot) { // [times, [values of each series]]
     if (plot === this.hit) return [this.bounds.map((line) => line.at), plot.series.map(([, , of]) => this.bounds.map(of))];
+    const ended = [...this.requests.misses.values()].filter((miss) => miss.ended !== null);
     const from = this.rows.findIndex((row) => row[AT] > this.now - this.span), rows = from < 0 ? [] : this.rows.slice(from);
-    return [rows.map((row) => row[AT]), plot.series.map(([, , of]) => rows.map((_, i) => of(rows, i)))];
+    return [rows.map((row) => row[AT]), plot.series.map(([, , of]) => rows.map((_, i) => of(rows, i, ended)))];
   }
 
   drawOne(plot) {
@@ -141,7 +154,7 @@ export class Plots {
     if (!plot.note || !this.latest) return;
     const line = this.latest;
     plot.about.textContent = line.prompt
-      ? `Over the ${line.requests} requests that ended in the last ${time(Math.min(this.now - line.since, line.seconds))}: Belady's optimum for a cache of this pool's size that knows the future, in granules of 64 tokens, requests one after another; and the bound of a cache from which nothing was ever evicted. Watched since ${clockTime(line.since)}.`
+      ? `Hit rate against the optimum: over the ${line.requests} requests that ended in the last ${time(Math.min(this.now - line.since, line.seconds))}: Belady's optimum for a cache of this pool's size that knows the future, in granules of 64 tokens, requests one after another; and the bound of a cache from which nothing was ever evicted. Watched since ${clockTime(line.since)}.`
       : `Belady's optimum for a cache of this size, and the bound without eviction, follow once requests have ended. Watched since ${clockTime(line.since)}.`;
   }
 

@@ -2,7 +2,7 @@
 import { $, clockTime, color, count, fillStack, legend, make, percent, plural, prepare, stack, time } from "./tools.js";
 
 const KEPT = 600, ROW = 29; // pixels, as in the style sheet
-const MISS = ["rid", "at", "prompt", "cached", "matched", "reusable", "beside", "evicted", "reset", "evictedFor", "together", "fresh", "ended", "number", "program", "branch", "out", "endedAt"];
+const MISS = ["rid", "at", "prompt", "cached", "matched", "reusable", "beside", "evicted", "reset", "evictedFor", "together", "fresh", "ended", "number", "program", "branch", "out", "endedAt", "firstToken"];
 const CAUSES = [ // tokens of a prompt by what became of them
   ["reused", "cached", (m) => m.cached],
   ["new", "computed", (m) => m.fresh],
