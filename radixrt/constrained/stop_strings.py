@@ -102,13 +102,13 @@ def check_stops(productions: Productions, stops: Sequence[str]) -> None:
     """
     for stop in stops:
         try:
-            found = _Search(productions, stop).finds()
+            found = f"a text of the constraint can hold {shown(stop)}" if _Search(productions, stop).finds() else ""
         except RegexTooComplex:
-            found = True
+            found = f"the constraint is too complex to tell whether a text of it can hold {shown(stop)}"
         if found:
             raise RequestError(
-                f"stop: a text of the constraint can hold {shown(stop)}, or it is too complex to tell, and would be "
-                "cut there; leave that stop string out, or write a constraint that cannot produce it",
+                f"stop: {found}, and would be cut there; leave that stop string out, or write a constraint that cannot "
+                "produce it",
                 param="stop",
             )
 

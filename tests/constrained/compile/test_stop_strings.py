@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from radixrt.constrained import stop_strings
 from radixrt.constrained.compile.compiler import parse_constraint
 from radixrt.constrained.productions import Productions
 from radixrt.constrained.productions.ebnf import parse_ebnf
@@ -120,6 +121,12 @@ def test_exactly_the_stop_strings_that_a_text_holds_are_refused(source: str) -> 
             except RequestError:
                 refused = True
             assert refused == any(stop in text for text in sentences), stop
+
+
+def test_a_grammar_that_is_too_complex_to_tell_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_strings, "MAX_STEPS", 3)
+    with pytest.raises(RequestError, match="stop: the constraint is too complex to tell"):
+        check_stops(parse_ebnf(GRAMMAR).prune(), ["xyz"])
 
 
 def tag(*, begin: str = "<f>", end: str = "</f>", content: dict[str, Any] | None = None, **more: Any) -> str:
