@@ -6,6 +6,7 @@ that the client sent: `RequestedConstraint.field` records it, and `renamed` tran
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,14 @@ from typing import Any
 import msgspec
 
 from radixrt.chat.decoding import DECODING_ERRORS, decoding_error
+from radixrt.chat.tools import OfferedTools
 from radixrt.chat.unsupported_fields import UnsupportedFields
 from radixrt.chat.whitespace import check_whitespace_pattern
+from radixrt.constrained.tags.fields import from_legacy
+from radixrt.constrained.tags.tools import Tool, ToolFormat
 from radixrt.constraint import Kind, StructuredOptions, as_structured_options
 from radixrt.errors import RequestError, shown
+from radixrt.sampling_params import check_stops_of_choices
 
 FieldNames = Mapping[str, str]
 """The client's name for each field of the engine that has another name there."""
@@ -146,6 +151,60 @@ def decoded(source: str, field: str) -> Any:
         return msgspec.json.decode(source)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{field} is not JSON: {error}", param=field, code="invalid_json") from None
+
+
+# --- constraints as parts of a structural tag ---
+
+
+def part_of_tag(constraint: RequestedConstraint | None, field: str) -> RequestedConstraint:
+    """The structural tag that a constraint becomes a part of, with its options; errors name the field."""
+    options = {} if constraint is None else {k: v for k, v in (constraint.options or {}).items() if k != "closed"}
+    return RequestedConstraint("structural_tag", "", field, options)
+
+
+def with_closed(
+    constraint: RequestedConstraint | None, offered: OfferedTools | None, structured: Mapping[str, Any] | None
+) -> tuple[RequestedConstraint | None, tuple[Tool, ...]]:
+    """The constraint and the tools, with the client's option `closed`, which comes before `strict` of each schema."""
+    tools = () if offered is None else offered.tools
+    chosen = (structured or {}).get("closed")
+    if chosen is None:
+        return constraint, tools
+    if constraint is not None:
+        constraint = replace(constraint, options={**(constraint.options or {}), "closed": chosen})
+    return constraint, tuple(replace(tool, strict=chosen) for tool in tools)
+
+
+def as_format(constraint: RequestedConstraint, form: ToolFormat | None, stops: tuple[str, ...]) -> dict[str, Any]:
+    """A constraint as a format of a structural tag; no text of it other than JSON holds a stop string.
+
+    Args:
+        form: format of calls that the answer may begin with instead; None if it may not.
+    """
+    source, field = constraint.source, constraint.field
+    without = {"without": list(stops)} if stops else {}
+    if isinstance(source, tuple):
+        check_stops_of_choices(source, stops)
+        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
+    if constraint.kind == "json_schema":
+        decoded(source, field)
+        closed = (constraint.options or {}).get("closed")
+        return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
+    if constraint.kind == "regex":
+        # A text that begins like a call is a call.
+        no_call = "" if form is None else f"(?!{re.escape(form.trigger)})"
+        return {"type": "regex", "pattern": f"{no_call}(?:{source})", **without}
+    if constraint.kind == "ebnf":
+        return {"type": "grammar", "grammar": source, **without}
+    if stops:
+        raise RequestError(f"stop beside tools and {field} is not supported; leave one of them out", param="stop")
+    tag = decoded(source, field)
+    if isinstance(tag, dict) and "structures" in tag:
+        return from_legacy({name: value for name, value in tag.items() if name != "type"})
+    if not isinstance(tag, dict) or not isinstance(tag.get("format"), dict):
+        raise RequestError(f"{field} must be an object with a format", param=field)
+    found: dict[str, Any] = tag["format"]
+    return found
 
 
 # --- reading the client's forms ---

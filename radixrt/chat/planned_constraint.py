@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import msgspec
 
 from radixrt.chat.constraint import (
     ANY_TEXT,
     ConstraintFields,
     FieldNames,
     RequestedConstraint,
+    as_format,
     constraint_fields,
-    decoded,
     field_names,
+    part_of_tag,
     read_constraint,
+    with_closed,
 )
 from radixrt.chat.harmony import MARKERS, harmony_constraint
 from radixrt.chat.tools import OfferedTools
-from radixrt.constrained.tags.fields import from_legacy
-from radixrt.constrained.tags.tools import Tool, ToolFormat, tools_constraint
+from radixrt.constrained.tags.tools import ToolFormat, tools_constraint
 from radixrt.errors import RequestError
-from radixrt.sampling_params import NO_FREE_TEXT, check_stops_of_choices
+from radixrt.sampling_params import NO_FREE_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +76,14 @@ def plan_constraint(
             None,
             field_names(constraint, **names),
         )
-    combined = _combined(constraint, "functions" if offered.legacy else "tools")
+    combined = part_of_tag(constraint, "functions" if offered.legacy else "tools")
     fields = constraint_fields(combined, structured, **defaults)
     names = field_names(combined, **names)
-    constraint, tools = _closed(constraint, offered, structured)
+    constraint, tools = with_closed(constraint, offered, structured)
     response = None
     if constraint is not None:
         tool_format = replace(tool_format, in_text=False)
-        response = _as_format(constraint, tool_format, stops)
+        response = as_format(constraint, tool_format, stops)
     if stops:
         fields["stop_scope"] = tool_format.free_text if response is None else NO_FREE_TEXT
     fields["structural_tag"] = tools_constraint(
@@ -97,25 +95,6 @@ def plan_constraint(
         response=response,
     )
     return PlannedConstraint(fields, tool_format, names)
-
-
-def _combined(constraint: RequestedConstraint | None, field: str) -> RequestedConstraint:
-    """The structural tag that a constraint becomes a part of, with its options; errors name the field."""
-    options = {} if constraint is None else {k: v for k, v in (constraint.options or {}).items() if k != "closed"}
-    return RequestedConstraint("structural_tag", "", field, options)
-
-
-def _closed(
-    constraint: RequestedConstraint | None, offered: OfferedTools | None, structured: Mapping[str, Any] | None
-) -> tuple[RequestedConstraint | None, tuple[Tool, ...]]:
-    """The constraint and the tools, with the client's option `closed`, which comes before `strict` of each schema."""
-    tools = () if offered is None else offered.tools
-    chosen = (structured or {}).get("closed")
-    if chosen is None:
-        return constraint, tools
-    if constraint is not None:
-        constraint = replace(constraint, options={**(constraint.options or {}), "closed": chosen})
-    return constraint, tuple(replace(tool, strict=chosen) for tool in tools)
 
 
 def _in_channels(
@@ -139,45 +118,13 @@ def _in_channels(
                 f"structured.{option} is not supported for a model that reasons in channels",
                 param=f"structured.{option}",
             )
-    combined = _combined(constraint, field)
+    combined = part_of_tag(constraint, field)
     fields = constraint_fields(combined, structured)
-    constraint, tools = _closed(constraint, offered, structured)
+    constraint, tools = with_closed(constraint, offered, structured)
     fields["structural_tag"] = harmony_constraint(
         tools,
         required=offered is not None and offered.required,
-        response=None if constraint is None else _as_format(constraint, None, ()),
+        response=None if constraint is None else as_format(constraint, None, ()),
         reserved=[marker for marker in MARKERS if marker in tokens],
     )
     return PlannedConstraint(fields, None, field_names(combined, **names))
-
-
-def _as_format(constraint: RequestedConstraint, form: ToolFormat | None, stops: tuple[str, ...]) -> dict[str, Any]:
-    """A constraint as a format of a structural tag; no text of it other than JSON holds a stop string.
-
-    Args:
-        form: format of calls that the answer may begin with instead; None if it may not.
-    """
-    source, field = constraint.source, constraint.field
-    without = {"without": list(stops)} if stops else {}
-    if isinstance(source, tuple):
-        check_stops_of_choices(source, stops)
-        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in source]}
-    if constraint.kind == "json_schema":
-        decoded(source, field)
-        closed = (constraint.options or {}).get("closed")
-        return {"type": "json_schema", "json_schema": msgspec.Raw(source.encode()), "closed": closed, "origin": field}
-    if constraint.kind == "regex":
-        # A text that begins like a call is a call.
-        no_call = "" if form is None else f"(?!{re.escape(form.trigger)})"
-        return {"type": "regex", "pattern": f"{no_call}(?:{source})", **without}
-    if constraint.kind == "ebnf":
-        return {"type": "grammar", "grammar": source, **without}
-    if stops:
-        raise RequestError(f"stop beside tools and {field} is not supported; leave one of them out", param="stop")
-    tag = decoded(source, field)
-    if isinstance(tag, dict) and "structures" in tag:
-        return from_legacy({name: value for name, value in tag.items() if name != "type"})
-    if not isinstance(tag, dict) or not isinstance(tag.get("format"), dict):
-        raise RequestError(f"{field} must be an object with a format", param=field)
-    found: dict[str, Any] = tag["format"]
-    return found
