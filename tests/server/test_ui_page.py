@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import uvicorn
@@ -46,13 +47,13 @@ def say(request: GenerateReq) -> Iterable[RequestOutput | float]:
 class Served:
     """A server with a scripted engine, whose tree is that of a real scheduler that makes a few steps a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.engine = FakeEngine()
         self.engine.script = say
         self.engine.answer = lambda question: RequestOutput(question.rid, HOSTILE, finish=Finish("stop"))
         self.engine.watched = self.answer
         self.scheduler = SyntheticScheduler(3000, running=40, waiting=300, program=HOSTILE)
-        app = create_app(self.engine.client, ServerConfig(ui_text=True, access_log=False), MODEL)
+        app = create_app(self.engine.client, ServerConfig(ui_text=True, access_log=False, **options), MODEL)
         self.samples = app.state.service.ui.samples
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/ui"
@@ -183,3 +184,24 @@ def test_texts_of_users_are_only_text(page: Browser) -> None:
     """After all of the above: no element came out of a text, and nothing was refused by the policy."""
     assert page.run("document.querySelectorAll('img').length") == 0
     assert page.errors == []
+
+
+def test_the_page_asks_for_the_key_of_an_admin() -> None:
+    served, browser = Served(api_key="right"), Browser()
+
+    def give(key: str) -> None:
+        browser.run(f"document.querySelector('#key').value = '{key}'; document.querySelector('#login button').click()")
+
+    try:
+        browser.open(served.url)
+        browser.wait("!document.querySelector('#login').hidden")
+        assert browser.run("document.querySelector('#failure').hidden")
+        give("wrong")
+        browser.wait("!document.querySelector('#failure').hidden")
+        assert "a valid API key is needed" in text(browser, "#failure")
+        give("right")
+        browser.wait(LIVE)
+        assert browser.run("document.querySelector('#login').hidden && document.querySelector('#failure').hidden")
+    finally:
+        browser.close()
+        served.close()

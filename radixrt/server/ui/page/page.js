@@ -3,7 +3,7 @@ import { Icicle, MODES, SCALES } from "./icicle.js";
 import { Playground } from "./playground.js";
 import { Plots } from "./plots.js";
 import { Requests } from "./requests.js";
-import { $, call, count, fillStack, legend, lines, make, percent, plural, readColors, short, storeKey, time } from "./tools.js";
+import { $, call, count, fillStack, hasKey, legend, lines, make, percent, plural, readColors, short, storeKey, time } from "./tools.js";
 import { Tree } from "./tree.js";
 
 const SLOW_MS = 1000; // lists of evictions and tables of programs
@@ -59,7 +59,7 @@ async function follow() {
     } catch (error) {
       if (error.status === 401 || error.status === 403) {
         $("login").hidden = false;
-        $("failure").hidden = error.status === 401;
+        $("failure").hidden = !hasKey(); // a key was given, and is refused
         $("failure").textContent = error.message;
         state("not allowed", false);
         await new Promise((resolve) => $("login").addEventListener("submit", resolve, { once: true }));

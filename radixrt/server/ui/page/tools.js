@@ -120,6 +120,7 @@ export const FONT = '11.5px system-ui, -apple-system, "Segoe UI", Roboto, "Liber
 // --- requests to the server ---
 
 const KEY = "radixrt-key";
+export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
 export const storeKey = (key) => sessionStorage.setItem(KEY, key);
 
 export async function call(path, options = {}) {
