@@ -13,8 +13,6 @@ import openai
 
 import radixrt as rt
 
-DOCUMENTED = "docs/tour.md"
-
 
 def _arguments(doc: str | None, size: int, url: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
