@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import anthropic
 import instructor
 import openai
 from harness import MODEL, URL, V1, case, expect, main
 from instructor import Mode
-from instructor.core.exceptions import InstructorRetryException
+from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
 from pydantic import BaseModel, Field, ValidationError
 
 QUESTION = [{"role": "user", "content": "Name a city."}]
@@ -41,10 +41,18 @@ def ask(mode: Mode, **fields):
     return made.chat.completions.create(**{**given, "extra_body": CLOSED, **fields})
 
 
+def cut_or_whole(call: Callable[[], Any]) -> None:
+    """Check an answer whose object is open: it may be cut among members of the model's own."""
+    try:
+        assert isinstance(call(), City)
+    except IncompleteOutputException as error:
+        expect(error, "max_tokens")
+
+
 @case
 def tools():
     assert isinstance(ask(Mode.TOOLS), City)
-    assert isinstance(ask(Mode.TOOLS, extra_body=None, max_tokens=256), City)
+    cut_or_whole(lambda: ask(Mode.TOOLS, extra_body=None))
 
 
 @case
@@ -165,7 +173,7 @@ def ask_claude(mode: Mode, **fields):
 
 @case
 def anthropic_tools():
-    assert isinstance(ask_claude(Mode.ANTHROPIC_TOOLS), City)
+    cut_or_whole(lambda: ask_claude(Mode.ANTHROPIC_TOOLS))
 
 
 @case
