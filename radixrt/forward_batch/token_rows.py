@@ -58,6 +58,9 @@ class TokenRows:
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
         if not sampled.any():
             return None
+        if len(slots) == len(req_pool_idx) and sampled.all():  # decode rows, some of whose tokens were forced
+            given = unpack_i32(step.input_ids)
+            return TokenRows(req_pool_idx, seq_lens, slots, given, len(slots), shared)
         extend_lens = unpack_i32(step.extend_lens)
         ends = np.cumsum(extend_lens, dtype=I32)
         last = (ends - 1)[sampled]

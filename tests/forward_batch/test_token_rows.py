@@ -40,6 +40,23 @@ def test_a_decode_step_has_its_rows_as_they_are() -> None:
     assert (rows.given, rows.num_samples, rows.shared, rows.reread) == (None, 2, None, 0)
 
 
+def test_forced_tokens_of_decode_rows_leave_the_rows_as_they_are() -> None:
+    """One token each, all sampled: the same as by the general way, which a row that does not sample takes."""
+    columns = [pack_i32(each) for each in ([7, 4, 9], [10, 2, 5], [70, 40, 90], [1, 1, 1], [11, -1, 12])]
+    shared = {"shared_segments": pack_i32([0, 1, 0, 2]), "shared_rows": pack_i32([2, 0])}
+    rows = TokenRows.of(ForwardStep(0, 1, *columns, bytes([1, 1, 1]), **shared))  # type: ignore[arg-type]
+    assert rows is not None
+    assert (rows.req_pool_idx.tolist(), rows.seq_lens.tolist()) == ([7, 4, 9], [10, 2, 5])
+    assert rows.slots.tolist() == [70, 40, 90]
+    assert rows.given is not None
+    assert (rows.given.tolist(), rows.num_samples, rows.reread) == ([11, -1, 12], 3, 0)
+    assert rows.shared is not None
+    assert (rows.shared.segments.tolist(), rows.shared.rows.tolist()) == ([[0, 1, 0, 2]], [2, 0])
+    partly = TokenRows.of(ForwardStep(0, 1, *columns, bytes([1, 0, 1])))
+    assert partly is not None
+    assert (partly.req_pool_idx.tolist(), partly.num_samples) == ([7, 9, 4], 2)
+
+
 @pytest.mark.parametrize(
     "more", [{"logprob_rows": pack_i32([0])}, {"score_index": pack_i32([1])}], ids=["prompt_logprobs", "scores"]
 )
