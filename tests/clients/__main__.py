@@ -16,6 +16,7 @@ import venv
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.clients import recordings
 from tests.clients.catalog import CLIENTS, Client
@@ -83,7 +84,9 @@ def run_script(client: Client, folder: Path, url: str, cases: list[str]) -> list
         for each in SCRIPTS.glob("*.mjs"):
             (folder / each.name).write_text(each.read_text())
         command = ["node", str(folder / script.name)]
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    with TemporaryDirectory(prefix="clients-") as scratch:  # for what clients leave behind
+        environment["TMPDIR"] = scratch
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     tried = [Tried(line["case"], line["error"]) for line in lines]
     if done.returncode != 0:
