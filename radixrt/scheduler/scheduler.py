@@ -8,8 +8,7 @@ Deltas for the tokenizer accumulate until `take_deltas`.
 Parts of the scheduler, each the one writer of its state: `RequestTable` (open requests and their transitions),
 `AdmissionControl` (refusals), `Admission` (prefill chunks of a step), `Checkpoints` (places of states in prompts),
 `KVManager` (KV slots), `StateManager` (state slots), `ConstrainedRequests` (grammars), `Programs` (hints),
-`SharingPlanner` (shared prefixes of a step's rows), `StepTimeFit` (times of steps), `DeltaWriter` (output), `Recovery`
-(lost slots and dead runners).
+`SharingPlanner` (shared prefixes), `StepTimeFit` (times of steps), `DeltaWriter` (output), `Recovery` (dead runners).
 """
 
 from __future__ import annotations
@@ -279,6 +278,8 @@ class Scheduler:
             req = chunk.req
             if chunk.is_last:
                 req.state = RUNNING  # also a row of a group, which samples nothing
+            if chunk.start >= req.prompt_len and chunk.state is None:
+                continue  # tokens that a grammar forced: outputs are published at their end
             # Visible to others from the next step on: steps run in order, so its keys are written before they are read.
             self._kv.publish(req)
             self._kv.checkpoint(req, chunk.state)
@@ -290,8 +291,7 @@ class Scheduler:
         return batch
 
     def _retract_one(self) -> bool:
-        """Retract the active request of the lowest priority, the latest arrival among equals, unless it is the only
-        one."""
+        """Retract the active request of the lowest priority, the latest arrival among equals; never the only one."""
         active = self._requests.active
         if len(active) < 2:
             return False

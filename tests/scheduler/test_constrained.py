@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from radixrt.constrained.backends.matcher import GrammarError
@@ -34,6 +35,19 @@ def _run(grammars: dict[str, ScriptedGrammar], *, jumps: bool, depth: int, page_
     h.drain()
     h.assert_output("free")
     return h
+
+
+def test_forced_tokens_are_published_with_the_rest_of_the_output():
+    """Once behind the prompt and once at the end, however often the output jumped; then all of it is found again."""
+    h, published = Harness(), []
+    publish = h.scheduler._kv.publish
+    h.scheduler._kv.publish = lambda req: (published.append(req.known_len), publish(req))
+    h.add("r", [1, 2, 3], max_tokens=60, grammar=ScriptedGrammar(3), structured=StructuredOptions(jump_forward=True))
+    h.drain()
+    assert h.scheduler.counters.forced_tokens > 2
+    output = h.outputs["r"]
+    assert published == [3, 3 + len(output)]
+    assert h.scheduler._kv.cache.match_len(np.array([1, 2, 3, *output], np.int32)) >= 2 + len(output)
 
 
 @DEPTHS
