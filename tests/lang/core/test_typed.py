@@ -80,9 +80,9 @@ def test_a_stop_string_ends_a_text_that_a_regex_leaves_open(engine: rt.Engine) -
     assert state["number"].isdigit()
     assert (meta.finish_reason, meta.matched_stop, meta.forced_close) == ("stop", "\n", False)
     assert state.text() == f"Number: {state['number']}\nNext"
-    with pytest.raises(rt.RequestError, match="leave stop out") as raised:
-        rt.gen("value", int, stop="\n")
-    assert raised.value.param == "stop"
+    whole = rt.function(lambda s: s.append("Lines: " + rt.gen("lines", regex="a\nb", stop="\n")))
+    with pytest.raises(rt.CallError, match="each text of the regex has a stop string in it"):
+        whole.run(backend=engine)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,15 @@ def test_a_value_behind_free_reasoning(engine: rt.Engine) -> None:
 
 
 def test_stop_strings_of_the_program_are_for_texts_only(engine: rt.Engine) -> None:
-    @rt.function(stop="\n")
+    @rt.function(stop=["\n", "e"])
     def program(s: rt.State) -> None:
-        s += "Color: " + rt.gen("color", Color)
+        s += "Color: " + rt.gen("color", Color) + rt.gen("other", Color, stop="\n")
 
-    assert isinstance(program.run(backend=engine)["color"], Color)
-    with pytest.raises(rt.RequestError, match="stop"):
-        rt.gen("x", Color, stop="\n")
+    state = program.run(backend=engine)
+    assert isinstance(state["color"], Color)
+    assert isinstance(state["other"], Color)
+    with pytest.raises(rt.RequestError, match="the choice 'red' holds 'e', which would cut it"):
+        rt.gen("x", Color, stop="e")
 
 
 def test_a_rule_that_the_schema_does_not_say_fails_the_gen(engine: rt.Engine) -> None:
