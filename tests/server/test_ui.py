@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
-from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.cache_events import CacheEvents, FromWatched, NodeEvicted, SnapshotHeader, ToWatched
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish
 from radixrt.server.routes.ui import FILES
@@ -98,7 +98,8 @@ def test_pages_of_other_origins_are_refused(engine: FakeEngine) -> None:
     caller = Caller(engine, ServerConfig(cors_origins="https://tools.example"))
     own = {"host": "localhost:30000", "origin": "http://localhost:30000"}
     assert caller.get("/metrics", headers=own).status_code == 200
-    for headers in ({"origin": "http://localhost:99"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+    strangers = ("http://localhost:99", "null", "http://[::1")
+    for headers in (*({"origin": origin} for origin in strangers), {"sec-fetch-site": "cross-site"}):
         check_error(caller.get("/metrics", headers={"host": "localhost:30000", **headers}), 403, "Origin")
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert caller.get("/ui", headers=link).status_code == 200
@@ -174,10 +175,23 @@ def test_the_feed_has_the_tree_its_events_and_the_requests(
     assert misses[0][14] == "program-0"
 
 
+def test_a_feed_ends_if_the_hub_fails_so_that_its_page_connects_again(
+    engine: FakeEngine, watched: Watched, live: str
+) -> None:
+    for _ in range(2):
+        with httpx.stream("GET", f"{live}/ui/events", timeout=60) as response:
+            lines = response.iter_lines()
+            assert any('"snapshot"' in line for line in lines)
+            engine.deliver(CacheEvents(1, 0, True, [NodeEvicted(10**9)], SnapshotHeader(1, 1, 64, "lru")))
+            for _ in lines:
+                pass  # to the end
+
+
 def test_texts_of_nodes_are_shown_only_where_the_operator_allows_it(engine: FakeEngine, live: str) -> None:
     check_error(httpx.get(f"{live}/ui/text?node=1"), 404, code="no_texts")
     Watched(engine)
     caller = Caller(engine, ServerConfig(ui_text=True))
+    check_error(caller.get("/ui/text?node=1"), 404, "node")  # at once: nobody watches
     engine.answer = lambda question: RequestOutput(question.rid, "<b>text</b>", finish=Finish("stop"))
     hub = caller.app.state.service.ui
     opened = hub.open()

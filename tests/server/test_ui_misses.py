@@ -57,6 +57,16 @@ def split(miss: Miss) -> tuple[int, int, int, int, int]:
     return miss.cached, miss.new, miss.evicted, miss.reset, miss.together
 
 
+def test_requests_that_have_ended_keep_no_hashes() -> None:
+    log = Log(num_slots=2000)
+    log.add("a", [1] * 200)
+    log.h.drain()
+    log.read()
+    (kept,) = log.misses.ended
+    assert (kept.prompt, kept.granules, kept.output) == (200, [], [])
+    assert log.misses.changed == {1: kept}
+
+
 def test_new_tokens_and_where_they_part() -> None:
     log = Log(num_slots=2000)
     first = log.run("a", [1] * 100 + [2] * 100)

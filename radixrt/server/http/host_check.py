@@ -52,7 +52,7 @@ class HostCheck:
                 param="Host", code="host_not_allowed", status=403,
             )  # fmt: skip
         origin = headers.get("origin")
-        foreign = origin is not None and origin not in self._origins and urlsplit(origin).netloc.lower() != host.lower()
+        foreign = origin is not None and origin not in self._origins and not _is_of(origin, host)
         # Browsers send no Origin with every GET; following a link to the page itself is harmless.
         crossed = headers.get("sec-fetch-site") in ("cross-site", "same-site") and origin is None
         if foreign or (crossed and headers.get("sec-fetch-mode") != "navigate"):
@@ -73,6 +73,14 @@ class HostCheck:
         except ValueError:
             return False
         return True
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Return whether an Origin header is that of pages which are served under a Host header."""
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
 
 
 def _listed(text: str) -> list[str]:

@@ -88,7 +88,7 @@ async def _lines(service: Service, feed: Feed) -> AsyncIterator[bytes]:
             max_running=0 if info is None else info.max_running_requests,
             generates=info is None or info.generates, chats=info is None or info.has_chat_template,
         )  # fmt: skip
-        while not service.client.draining and service.client.failure is None:
+        while not (feed.ended or service.client.draining or service.client.failure is not None):
             taken = feed.take()
             if taken:
                 yield taken

@@ -45,9 +45,14 @@ MAX_NODE_TOKENS = 512
 
 
 class Feed:
-    """Lines for one page. The hub's thread appends, the event loop takes."""
+    """Lines for one page. The hub's thread appends, the event loop takes.
+
+    Attributes:
+        ended: the hub has failed and writes no more; the page has to connect again.
+    """
 
     def __init__(self) -> None:
+        self.ended = False
         self._lines: list[bytes] = []
         self._bytes = 0
         self._lock = threading.Lock()
@@ -110,6 +115,8 @@ class Hub:
         """The first tokens of a node, or None if there is no such node; blocks."""
         answer: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
         with self._lock:
+            if self._thread is None:
+                return None  # nobody watches, so no page has learnt of a node
             self._asks += 1
             ask_id = str(self._asks)
             self._asked[ask_id] = answer
@@ -135,7 +142,8 @@ class Hub:
                 return  # the connection to the engine is closed
             logger.exception("the pages of /ui are not served any more")
             with self._lock:
-                self._feeds.clear()
+                for feed in self._feeds:
+                    feed.ended = True
                 self._end()
 
     def _end(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from radixrt.mem_cache.cache_replica import CacheReplica
@@ -84,7 +84,7 @@ class MissLog:
     """See the module's docstring. `before` takes each event before the replica does, `after` after it.
 
     Attributes:
-        ended: requests that have ended, the oldest first.
+        ended: requests that have ended, the oldest first, without hashes.
         open: those that have not, by id.
         changed: requests with news since the caller last cleared it.
     """
@@ -169,6 +169,7 @@ class MissLog:
         if miss is not None:
             miss.ended, miss.ended_at, miss.out = event.reason, self._clock(), event.output_tokens
             miss.first_token_s = event.first_token_s
-            self.ended.append(miss)
-            self.changed[miss.number] = miss
+            kept = replace(miss, granules=[], output=[])  # of a long prompt, the hashes are most of it
+            self.ended.append(kept)
+            self.changed[miss.number] = kept
         return miss
