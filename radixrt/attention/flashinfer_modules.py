@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import logging
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,14 @@ COMPILER_HINT = (
     "they are compiled once on each machine, by nvcc (of the CUDA that torch was built for) and ninja; `radixrt doctor "
     "--device cuda --attention-backend flashinfer` reports what is missing"
 )
+
+LAST_LINES = 5
+MAX_LINE_CHARS = 300
+"""Part of a compiler's output that is reported: its last lines, cut at this length, for commands are long."""
+
+CLOSING_S = 2.0
+"""Delay before compilers that were ended from outside are reported. If the engine that closes has ended them, its
+process is gone by then, and there is nothing to report."""
 
 Loads = Callable[[], list[tuple[Any, Callable[[], Any]]]]
 """Returns each module's build specification (FlashInfer's JitSpec), and a function that loads the compiled module."""
@@ -68,12 +77,18 @@ class FlashInferModules:
         try:
             self._load()
         except Exception as error:  # of any type: from ninja, nvcc, the loader or another version of FlashInfer
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            self.error = f"its kernels cannot be loaded or compiled here ({text[:300]}); {COMPILER_HINT}"
-            logger.warning("prompts are computed by slower kernels: FlashInfer: %s", self.error)
+            self.error = f"its kernels cannot be loaded or compiled here ({_reason(error)}); {COMPILER_HINT}"
+            if _was_ended(error):
+                self._end()
+                time.sleep(CLOSING_S)
+            if threading.main_thread().is_alive():  # else the process exits, and no thread can be started any more
+                logger.warning("prompts are computed by slower kernels: FlashInfer: %s", self.error)
         finally:
-            self._known.set()
-            self._finished.set()
+            self._end()
+
+    def _end(self) -> None:
+        self._known.set()
+        self._finished.set()
 
     def _load(self) -> None:
         found = self._find()
@@ -102,6 +117,19 @@ def build_all(specs: Sequence[Any]) -> None:
     """
     with ThreadPoolExecutor(max(1, len(specs)), initializer=_lower_priority) as pool:
         list(pool.map(lambda spec: spec.build(verbose=False), specs))
+
+
+def _reason(error: Exception) -> str:
+    """Return the error's last lines: FlashInfer appends ninja's output, at whose end the cause stands."""
+    lines = [" ".join(line.split()) for line in f"{type(error).__name__}: {error}".splitlines()]
+    return " | ".join([line[:MAX_LINE_CHARS] for line in lines if line][-LAST_LINES:])
+
+
+def _was_ended(error: Exception) -> bool:
+    """Return True if ninja, or a compiler that it started, was ended by a signal."""
+    cause = error.__cause__
+    killed = isinstance(cause, subprocess.CalledProcessError) and cause.returncode < 0
+    return killed or "interrupted by user" in f"{error}"  # ninja says so of SIGINT, SIGTERM and SIGHUP
 
 
 def _lower_priority() -> None:

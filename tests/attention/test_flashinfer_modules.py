@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from radixrt.attention import flashinfer_modules
 from radixrt.attention.flashinfer_modules import NICENESS, FlashInferModules
 
 TIMEOUT_S = 60
@@ -24,7 +26,7 @@ class Spec:
     is_compiled: bool = False
     is_aot: bool = False
     together: threading.Barrier | None = None
-    fails: bool = False
+    fails: Exception | None = None
     niceness: list[int] = field(default_factory=list)
     loaded: threading.Event = field(default_factory=threading.Event)
 
@@ -32,8 +34,8 @@ class Spec:
         assert not verbose
         if self.together is not None:
             self.together.wait(TIMEOUT_S)
-        if self.fails:
-            raise RuntimeError("nvcc is not there")
+        if self.fails is not None:
+            raise self.fails
         self.niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
 
@@ -86,7 +88,7 @@ def test_modules_of_another_installation_are_not() -> None:
 
 
 def test_without_a_compiler_nothing_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    spec = Spec("a", fails=True)
+    spec = Spec("a", fails=RuntimeError("nvcc is not there"))
     with caplog.at_level(logging.WARNING):
         modules = load(spec, Spec("b"))
         modules.wait()
@@ -95,3 +97,48 @@ def test_without_a_compiler_nothing_is_loaded(caplog: pytest.LogCaptureFixture) 
     assert "nvcc is not there" in caplog.text
     assert modules.error is not None
     assert "radixrt doctor" in modules.error
+
+
+def ninja_failed(output: str, code: int) -> RuntimeError:
+    """Return the error that FlashInfer raises from ninja's."""
+    error = RuntimeError(f"Ninja build failed. Ninja output:\n{output}")
+    error.__cause__ = subprocess.CalledProcessError(code, "ninja", output)
+    return error
+
+
+def test_the_end_of_a_compilers_output_is_reported() -> None:
+    compiled = [f"[{i}/11] nvcc {'-I/include ' * 200}" for i in range(11)]
+    cause = ["FAILED: prefill.o", f"nvcc {'-D ' * 2000}", "a.cuh(3): error: no such type", "", "ninja: build stopped"]
+    modules = load(Spec("a", fails=ninja_failed("\n".join([*compiled, *cause]), 1)))
+    modules.wait()
+    assert modules.error is not None
+    assert "FAILED: prefill.o | nvcc -D" in modules.error
+    assert "| a.cuh(3): error: no such type | ninja: build stopped)" in modules.error
+    assert len(modules.error) < 1500
+
+
+@pytest.mark.parametrize(
+    "error", [ninja_failed("ninja: build stopped: interrupted by user.", 2), ninja_failed("[1/11] nvcc", -9)]
+)
+def test_compilers_ended_by_an_engine_that_closes_are_not_reported(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flashinfer_modules, "CLOSING_S", 3600.0)  # the process ends before
+    with caplog.at_level(logging.WARNING):
+        modules = load(Spec("a", fails=error))
+        modules.wait()
+        assert not modules.loaded
+        assert not caplog.records
+
+
+def test_compilers_ended_by_others_are_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flashinfer_modules, "CLOSING_S", 0.0)
+    before = set(threading.enumerate())
+    with caplog.at_level(logging.WARNING):
+        modules = load(Spec("a", fails=ninja_failed("ninja: build stopped: interrupted by user.", 130)))
+        for thread in set(threading.enumerate()) - before:
+            thread.join(TIMEOUT_S)
+    assert modules.error is not None
+    assert "interrupted by user" in caplog.text
