@@ -12,8 +12,8 @@ released. A hit on such a node shows that another request uses it, and makes it 
 Between two calls of a program nothing locks its nodes, and a waiting request would be admitted into their slots just
 before the next call arrives. So for GRACE_S requests that would displace held nodes are not admitted, as long as there
 is other work, they have not waited too long, and computing the nodes again would take longer than GRACE_STEPS steps (a
-row that waits is missing from every step meanwhile). And a program begins only where those that have begun keep room to
-grow.
+row that waits is missing from every step meanwhile). And a program begins only where those that have begun, and have a
+call or a branch that goes on, keep room to grow.
 
 Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE; beyond that a hint is
 ignored. A program's holds end KEEP_S after its last request or hint.
@@ -85,6 +85,7 @@ class Program:
         seen_at: time of its last request.
         tokens: sum of the tokens of its holds.
         growth: tokens that it is left room to grow by; 0 before its first call is admitted.
+        is_growing: it has an admitted call, or a branch that goes on.
     """
 
     id: str
@@ -93,6 +94,7 @@ class Program:
     live: int = 0
     tokens: int = 0
     growth: int = 0
+    is_growing: bool = False
     forks: dict[TreeNode, _Hold] = field(default_factory=dict)
     branches: dict[str, _Branch] = field(default_factory=dict)
 
@@ -124,7 +126,7 @@ class Programs:
         self._num_holds = 0
         self._num_branches = 0
         self._tokens = 0
-        self._growth = 0  # of all programs
+        self._growth = 0  # of all programs that are growing
         self._swept_at = 0.0
 
     @property
@@ -162,13 +164,14 @@ class Programs:
     def admitted(self, call: ProgramCall, prompt_len: int) -> None:
         """Note that a call was admitted; the first one begins its program."""
         program = call.program
-        if program is not None and not program.growth and self._is_current(program):
-            program.growth = max(1, int(GROWTH_SHARE * prompt_len))
+        if program is not None and not program.is_growing and self._is_current(program):
+            program.growth = program.growth or max(1, int(GROWTH_SHARE * prompt_len))
+            program.is_growing = True
             self._growth += program.growth
 
     def growth_before(self, program: Program | None) -> int:
-        """Number of tokens by which programs that have begun are expected to grow, for a program that has not; 0 for
-        one that has, and outside of programs."""
+        """Number of tokens by which programs that have begun are still expected to grow, for a program that has not; 0
+        for one that has, and outside of programs."""
         return 0 if program is None or program.growth else self._growth
 
     def lease_fork(self, call: ProgramCall, ids: Int32Array, namespace: str, computed: int) -> None:
@@ -200,8 +203,12 @@ class Programs:
         if not self._is_current(program):
             return
         self._touch(program, now)
-        if node is None or node.parent is None:
-            return
+        if node is not None and node.parent is not None:
+            self._end_turn(program, hint, node, cached)
+        self._settle_growth(program)
+
+    def _end_turn(self, program: Program, hint: ProgramHint, node: TreeNode, cached: int) -> None:
+        """Update the branch of a call that ended in this node."""
         before = self._drop_branch(program, hint.branch)
         goes_on = before is not None and before.node in node.path()
         own_from = before.own_from if before is not None and goes_on else max(hint.fork_len, cached)
@@ -241,6 +248,8 @@ class Programs:
                 self._give_up(ended.node, ended.own_from)
         if branch is None:
             self._forget(program)
+        else:
+            self._settle_growth(program)
 
     def expire(self, now: float) -> None:
         """Forget programs without a request for KEEP_S; their nodes become RETAIN_NORMAL."""
@@ -272,8 +281,19 @@ class Programs:
         program.forks.clear()
         for name in list(program.branches):
             self._drop_branch(program, name)
-        self._growth -= program.growth
+        self._stop_growing(program)
         del self._programs[program.id]
+
+    def _settle_growth(self, program: Program) -> None:
+        """Take back the room to grow of a program without calls and branches. Nothing else says that a program has
+        ended whose client releases none."""
+        if not program.live and not program.branches:
+            self._stop_growing(program)
+
+    def _stop_growing(self, program: Program) -> None:
+        if program.is_growing:
+            program.is_growing = False
+            self._growth -= program.growth
 
     def _drop_branch(self, program: Program, name: str) -> _Branch | None:
         branch = program.branches.pop(name, None)

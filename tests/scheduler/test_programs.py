@@ -319,6 +319,24 @@ def test_a_call_of_a_program_that_has_begun_waits_for_no_room_to_grow() -> None:
     assert growth.growth_before(Program("new", 9, 0.0)) == 0
 
 
+def test_programs_that_have_ended_keep_no_room_to_grow() -> None:
+    """Their clients release nothing. Short programs pass through a pool that their growth would have filled."""
+
+    def begun_at_once(goes_on: bool) -> bool:
+        h = harness(num_slots=120, max_running_requests=4)
+        h.add("other", [9, 9, 9], max_tokens=60, ignore_eos=True)
+        for i in range(12):
+            h.add(f"p{i}", [i + 1] * 20, max_tokens=1, program=ProgramHint(f"p{i}", will_continue=goes_on))
+            for _ in range(3):
+                h.turn()
+        begun = len(h.finishes) == 12
+        h.drain()
+        return begun
+
+    assert begun_at_once(goes_on=False)
+    assert not begun_at_once(goes_on=True)
+
+
 def test_who_has_waited_long_is_admitted_all_the_same() -> None:
     h = harness(num_slots=160, request_timeout_s=1000.0)
     h.add("other", [9, 9, 9], max_tokens=60, ignore_eos=True)
