@@ -257,7 +257,7 @@ def read_constraint(body: ConstraintFields) -> RequestedConstraint | None:
 
 
 def _meaning(constraint: RequestedConstraint) -> tuple[Kind, str | tuple[str, ...] | bytes]:
-    """What is equal for equal constraints, wherever the client stated them: of JSON, the value."""
+    """Return a value that is equal for equal constraints, wherever the client stated them: of JSON, the value."""
     kind, source = constraint.kind, constraint.source
     if kind in ("json_schema", "structural_tag") and isinstance(source, str):
         value = decoded(source, constraint.field)

@@ -58,6 +58,7 @@ def plan_chat(
     Raises:
         RequestError: naming the field that is malformed.
     """
+    budget, stops = _reasoning_budget(conversation), _stop_strings(sampling)
     offered = read_tools(tools)
     variables = template_variables(conversation)
     prompt = chat_prompt(conversation, offered, dialect, variables)
@@ -79,17 +80,9 @@ def plan_chat(
     chosen = {**sampling}
     if not dialect.special_tokens.isdisjoint(markers):
         chosen["skip_special_tokens"] = False
-    budget = conversation.thinking_token_budget
-    if budget is not None and not 1 <= budget <= MAX_BUDGET:
-        raise RequestError(
-            f"thinking_token_budget must be between 1 and {MAX_BUDGET}, not {shown(budget)}",
-            param="thinking_token_budget",
-        )
     defaults: dict[str, Any] = {}
     if thinking is not Thinking.OFF and not harmony:
         defaults = {"reasoning_end": THINK_END, "reasoning_budget": budget}
-    given_stops = sampling.get("stop") or ()
-    stops = (given_stops,) if isinstance(given_stops, str) else tuple(given_stops)
     planned = plan_constraint(
         constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops, harmony=harmony
     )
@@ -104,6 +97,22 @@ def plan_chat(
     except RequestError as error:
         raise renamed(error, planned.names) from None
     return ChatPlan(prompt, validated, form, planned.names)
+
+
+def _reasoning_budget(conversation: Conversation) -> int | None:
+    """Return the most tokens of reasoning, if the client bounds them; an error names the field."""
+    budget = conversation.thinking_token_budget
+    if budget is not None and not 1 <= budget <= MAX_BUDGET:
+        raise RequestError(
+            f"thinking_token_budget must be between 1 and {MAX_BUDGET}, not {shown(budget)}",
+            param="thinking_token_budget",
+        )
+    return budget
+
+
+def _stop_strings(sampling: Mapping[str, Any]) -> tuple[str, ...]:
+    given = sampling.get("stop") or ()
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _check_channels(conversation: Conversation) -> None:

@@ -25,7 +25,7 @@ from radixrt.server.http.errors import (
     on_invalid_request,
     on_request_error,
 )
-from radixrt.server.http.host_check import HostCheck
+from radixrt.server.http.host_check import HostCheck, listed
 from radixrt.server.http.keys import KeyRing
 from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
@@ -125,10 +125,16 @@ def create_app(
     app.add_exception_handler(ClientGone, on_client_gone)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
-    # The last one added is the outermost.
-    hosts = HostCheck(config.host, config.allowed_hosts, config.cors_origins)
-    app.add_middleware(Guard, hosts=hosts)
-    origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
+    _add_middleware(app, config, keys, service, tracing)
+    return app
+
+
+def _add_middleware(
+    app: FastAPI, config: ServerConfig, keys: KeyRing, service: Service, tracing: Tracing | None
+) -> None:
+    """Add all middleware; the last one added is the outermost."""
+    app.add_middleware(Guard, hosts=HostCheck(config.host, config.allowed_hosts, config.cors_origins))
+    origins = listed(config.cors_origins)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -150,7 +156,6 @@ def create_app(
         access_log=config.access_log,
         tracing=tracing,
     )
-    return app
 
 
 def _bind(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:

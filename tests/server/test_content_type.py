@@ -1,4 +1,4 @@
-"""What a page of another origin can make a browser send is not served, unless that origin is listed."""
+"""Requests that a page of another origin can make a browser send are refused, unless that origin is listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics shows: the scheduler's snapshot, requests that have ended, and names that dashboards know."""
+"""Contents of /metrics: the scheduler's snapshot, requests that have ended, and names that dashboards know."""
 
 from __future__ import annotations
 

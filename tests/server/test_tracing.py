@@ -1,4 +1,4 @@
-"""Where traces are sent to, and what is refused. `tests/process/test_observability.py` has the traces themselves."""
+"""Choice of the endpoint of traces, and refusals. `tests/process/test_observability.py` has the traces themselves."""
 
 from __future__ import annotations
 

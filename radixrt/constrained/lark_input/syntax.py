@@ -64,14 +64,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Both:
-    """What all of the parts match; terminals only."""
+    """Texts that all of the parts match; terminals only."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Without:
-    """What the part does not match; terminals only."""
+    """Texts that the part does not match; terminals only."""
 
     part: Node
 

@@ -33,8 +33,8 @@ class HostCheck:
     """
 
     def __init__(self, host: str, allowed_hosts: str, cors_origins: str) -> None:
-        self._names = {"localhost", host.lower(), *(name.lower() for name in _listed(allowed_hosts))}
-        self._origins = set(_listed(cors_origins))
+        self._names = {"localhost", host.lower(), *(name.lower() for name in listed(allowed_hosts))}
+        self._origins = set(listed(cors_origins))
 
     def check(self, path: str, headers: Headers, tenant: Tenant) -> None:
         """Refuse a request for a route of operators by a foreign name, or from a page of a foreign origin.
@@ -83,5 +83,6 @@ def _is_of(origin: str, host: str) -> bool:
         return False
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """Return the entries of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]

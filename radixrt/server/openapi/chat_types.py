@@ -105,7 +105,7 @@ class ToolDelta(Answer, kw_only=True):
 
 
 class ChatDelta(Answer, kw_only=True):
-    """What a chunk adds to the message."""
+    """Part of a message that a chunk adds to it."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET

@@ -11,6 +11,8 @@ import msgspec
 from radixrt.server.openapi import answer_types as answers
 from radixrt.server.openapi import chat_types as chats
 from radixrt.server.openapi import event_types as events
+from radixrt.server.openapi import pooling_types as pooling
+from radixrt.server.openapi import service_types as service
 from radixrt.server.protocol.decisions import decision_decoder
 from radixrt.server.protocol.fields import (
     abort_decoder,
@@ -112,52 +114,52 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         example={"text": "The capital of France is", "choices": [" Paris", " London"]},
     ),
     ("POST", "/v1/embeddings"): Operation(
-        POOLING, "Vectors of texts", embedding_decoder, answers.Embeddings, example={"input": ["a text", "another"]}
+        POOLING, "Vectors of texts", embedding_decoder, pooling.Embeddings, example={"input": ["a text", "another"]}
     ),
     ("POST", "/v1/rerank"): Operation(
-        POOLING, "Documents in the order of their relevance to a query", rerank_decoder, answers.Ranking,
+        POOLING, "Documents in the order of their relevance to a query", rerank_decoder, pooling.Ranking,
         example={"query": "capital of France", "documents": ["Paris", "London"]},
     ),
     ("POST", "/v1/score"): Operation(
-        POOLING, "Relevance of documents to queries", score_decoder, answers.Scores,
+        POOLING, "Relevance of documents to queries", score_decoder, pooling.Scores,
         example={"text_1": "capital of France", "text_2": ["Paris", "London"]},
     ),
     ("POST", "/classify"): Operation(
-        POOLING, "Scores of the labels of a classification model", classification_decoder, answers.Classification,
+        POOLING, "Scores of the labels of a classification model", classification_decoder, pooling.Classification,
         example={"input": "The food was cold."},
     ),
     ("POST", "/tokenize"): Operation(
-        TOKENS, "Token ids of a prompt or a conversation", tokenize_decoder, answers.Tokens,
+        TOKENS, "Token ids of a prompt or a conversation", tokenize_decoder, service.Tokens,
         example={"prompt": "Hello!"},
     ),
     ("POST", "/detokenize"): Operation(
-        TOKENS, "Text of token ids", detokenize_decoder, answers.Detokenized, example={"tokens": [1, 2, 3]}
+        TOKENS, "Text of token ids", detokenize_decoder, service.Detokenized, example={"tokens": [1, 2, 3]}
     ),
     ("GET", "/tokenizer_info"): Operation(TOKENS, "The tokenizer's configuration, with the chat template in use"),
     ("GET", "/chat_template"): Operation(
-        TOKENS, "The chat templates; null without one", answer=answers.ChatTemplates | None
+        TOKENS, "The chat templates; null without one", answer=service.ChatTemplates | None
     ),
-    ("GET", "/v1/models"): Operation(MANAGEMENT, "The models that are served", answer=answers.ModelList),
-    ("GET", "/v1/models/{model:path}"): Operation(MANAGEMENT, "One model", answer=answers.ModelCard),
+    ("GET", "/v1/models"): Operation(MANAGEMENT, "The models that are served", answer=service.ModelList),
+    ("GET", "/v1/models/{model:path}"): Operation(MANAGEMENT, "One model", answer=service.ModelCard),
     ("GET", "/health"): Operation(
-        MANAGEMENT, "Whether the server is alive", answer=answers.Health, query=_DEEP, unavailable=answers.Unavailable
+        MANAGEMENT, "Whether the server is alive", answer=service.Health, query=_DEEP, unavailable=service.Unavailable
     ),
     ("GET", "/ready"): Operation(
-        MANAGEMENT, "Whether a request sent now is served at once", answer=answers.Health,
-        unavailable=answers.Unavailable,
+        MANAGEMENT, "Whether a request sent now is served at once", answer=service.Health,
+        unavailable=service.Unavailable,
     ),
     ("GET", "/metrics"): Operation(MANAGEMENT, "Metrics for Prometheus", media_type="text/plain"),
-    ("GET", "/version"): Operation(MANAGEMENT, "Version of radixrt", answer=answers.Version),
+    ("GET", "/version"): Operation(MANAGEMENT, "Version of radixrt", answer=service.Version),
     ("POST", "/abort"): Operation(
-        MANAGEMENT, "Abort a request by its id, or all requests", abort_decoder, answers.Aborted,
+        MANAGEMENT, "Abort a request by its id, or all requests", abort_decoder, service.Aborted,
         example={"rid": "my-request"},
     ),
     ("POST", "/release"): Operation(
-        MANAGEMENT, "A program, or one branch of it, makes no more calls", release_decoder, answers.Released,
+        MANAGEMENT, "A program, or one branch of it, makes no more calls", release_decoder, service.Released,
         example={"program": "my-program"},
     ),
     ("POST", "/flush_cache"): Operation(
-        MANAGEMENT, "Empty the prefix cache, except for running requests", answer=answers.Flushed
+        MANAGEMENT, "Empty the prefix cache, except for running requests", answer=service.Flushed
     ),
     ("GET", "/openapi.json"): Operation(MANAGEMENT, "This description"),
     ("GET", "/docs"): Operation(MANAGEMENT, "This description as a page", media_type="text/html"),
@@ -169,7 +171,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         MANAGEMENT, "Feed of that page: a JSON object a line, without an end", media_type="application/x-ndjson"
     ),
     ("GET", "/ui/text"): Operation(
-        MANAGEMENT, "Text of a cached prefix's node", answer=answers.NodeText, query={"node": {"type": "integer"}}
+        MANAGEMENT, "Text of a cached prefix's node", answer=service.NodeText, query={"node": {"type": "integer"}}
     ),
     ("GET", "/ui/{file}"): Operation(
         MANAGEMENT, "Scripts and style of that page", media_type=("text/javascript", "text/css")

@@ -126,7 +126,7 @@ def iterable():
 
 @case
 def iterable_as_sent():
-    """What instructor sends by itself. A small model may answer `{}`, which its schema allows and it cannot read."""
+    """Ask as instructor does by itself. A small model may answer `{}`, which its schema allows and it cannot read."""
     for mode in (Mode.TOOLS, Mode.JSON_SCHEMA):
         made = instructor.from_openai(plain, mode=mode)
         try:

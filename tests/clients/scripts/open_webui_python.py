@@ -132,7 +132,7 @@ def tools():
 
 @case
 def emoji_task():
-    """Of the tasks of its page, one whose tokens Open WebUI bounds.
+    """Run the task of its page whose tokens Open WebUI bounds.
 
     Tags and follow-ups have no bound, and a small model may go on to the end of its context.
     """
