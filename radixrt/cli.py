@@ -46,6 +46,13 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding")
     _add_options(generate, server=False)
 
+    chat = commands.add_parser(
+        "chat", help="chat on the terminal with any OpenAI-compatible server",
+        description="Chat on the terminal with any server that has OpenAI's API: answers stream, /help lists the "
+        "commands, Ctrl-C ends an answer, Ctrl-D leaves. From a pipe, each line is a message.",
+    )  # fmt: skip
+    _add_chat(chat)
+
     doctor = commands.add_parser(
         "doctor", help="check this machine for serving, and show how to fix what is missing",
         description="Check what this machine has for serving, and show the command that fixes each missing part. "
@@ -81,6 +88,20 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )  # fmt: skip
     return parser
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:30000/v1", help="base URL of the server (default: %(default)s)"
+    )
+    parser.add_argument("--model", help="the model to request; default: the first that the server lists")
+    parser.add_argument(
+        "--api-key", help="default: OPENAI_API_KEY of the environment for api.openai.com, RADIXRT_API_KEY for others"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--schema", metavar="FILE", help="JSON schema that the answers satisfy")
+    parser.add_argument("--max-tokens", type=_above_zero(int), metavar="N", help="default: the server's")
+    parser.add_argument("--temperature", type=float, help="default: the server's")
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -221,6 +242,15 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _chat(args: argparse.Namespace) -> int:
+    from radixrt.terminal_chat.command import chat
+
+    return chat(
+        args.url, args.model, args.api_key, system=args.system, schema=args.schema, max_tokens=args.max_tokens,
+        temperature=args.temperature,
+    )  # fmt: skip
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from radixrt.doctor import run
 
@@ -255,6 +285,7 @@ def _schema(args: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "generate": _generate,
+    "chat": _chat,
     "doctor": _doctor,
     "replay": _replay,
     "tree": _tree,

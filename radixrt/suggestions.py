@@ -11,7 +11,6 @@ PEER_COMMANDS = {
     "start": "launch",
     "launch_server": "launch",
     "run": "generate",
-    "chat": "generate",
     "complete": "generate",
     "check": "doctor",
     "env": "doctor",
