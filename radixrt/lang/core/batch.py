@@ -17,7 +17,8 @@ from radixrt.lang.errors import ProgramError, describe, hand_over
 from radixrt.lang.observe.run_log import ProgramUsage
 
 RETRY_S = 0.25
-"""Seconds before a failed item is run again; twice as many before each further time."""
+"""Seconds before a failed item is run again; twice as many before each further time, up to MAX_RETRY_S."""
+MAX_RETRY_S = 30.0
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -75,7 +76,7 @@ async def run_batch(
                         result = await _one(one, index, item)
                         if result.error is None or attempt == retries:
                             break
-                        await asyncio.sleep(RETRY_S * 2**attempt)
+                        await asyncio.sleep(retry_pause_s(attempt))
                     results[index] = file.add(result)
                 bar.add(results[index])
 
@@ -89,6 +90,11 @@ async def run_batch(
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
     return [results[index] for index in sorted(results)]
+
+
+def retry_pause_s(attempt: int) -> float:
+    """Return the seconds between an attempt, counted from 0, and the next one."""
+    return min(RETRY_S * 2.0 ** min(attempt, 16), MAX_RETRY_S)
 
 
 async def _one(one: Callable[..., Awaitable[State]], index: int, item: Any) -> BatchItem:

@@ -107,14 +107,15 @@ class Generate(CallStep):
     ) -> tuple[Any, Meta]:
         """The value and its meta; raises ValueError if the text is not a value of the type, or the program's check does
         not accept it. A placeholder of `explain` is not checked."""
-        if self._gen.tools is not None and dialect is not None:
-            said, calls = read_tool_calls(output.text, self._gen.tools, dialect)
-            return said, _meta(output, record, calls)
-        marker = self._sampling.structured.reasoning_end
-        text = output.text if marker is None else output.text.partition(marker)[2]
-        tool_calls = output.tool_calls if isinstance(output, ChatOutput) else ()
+        value: Any
         try:
-            value = self._gen.type.read(text)
+            if self._gen.tools is not None and dialect is not None:
+                value, tool_calls = read_tool_calls(output.text, self._gen.tools, dialect)
+            else:
+                marker = self._sampling.structured.reasoning_end
+                text = output.text if marker is None else output.text.partition(marker)[2]
+                tool_calls = output.tool_calls if isinstance(output, ChatOutput) else ()
+                value = self._gen.type.read(text)
             if self._gen.check is not None and not branch.program.log.dry_run:
                 self._gen.check(value)
             return value, _meta(output, record, tool_calls)

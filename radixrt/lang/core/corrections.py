@@ -15,7 +15,7 @@ from radixrt.sampling_params import SamplingParams
 
 MAX_REASON_CHARS = 1_000
 LEAST_TEMPERATURE = 0.7
-"""Of a further attempt in a program without roles, which has nobody to tell the model about the error."""
+"""Temperature of a further attempt, at least, in a program without roles, where the model is not told the error."""
 
 
 def correction(transcript: Transcript, answer: Answer, error: ValueError) -> Transcript:

@@ -225,7 +225,7 @@ class Function:
             progress: show a progress bar; default: on a terminal.
             output: a file to which each result is appended as a line of JSON when its run ends.
             resume: skip items that the file has results of, except failed ones; otherwise the file must not exist.
-            retries: number of times that an item is run again after an error.
+            retries: number of times that an item is run again after an error, with pauses of 0.25 to 30 s.
 
         Returns:
             One BatchItem for each item, in their order. A failed item has an `error` and the state of its run, and does

@@ -307,7 +307,8 @@ def gen(
         retries: number of further attempts after an answer that breaks a rule which its type has beyond the schema (a
             pydantic validator), or that `check` does not accept. The model is told the error; refused answers leave the
             conversation. Without roles it is only asked again, with a temperature.
-        check: is given the value, and raises ValueError if it is not acceptable.
+        check: is given the value (with tools, the text beside the calls), and raises ValueError if it does not accept
+            it.
         timeout_s: seconds after which the call fails; each attempt has them.
         sampling: any field of `SamplingParams`: max_tokens, temperature, stop, seed, logprobs, ... The default of
             max_tokens is 256 for a text, and what the type needs, at most 1024, for a value.

@@ -9,6 +9,7 @@ import pytest
 
 import radixrt as rt
 from radixrt.errors import RequestError
+from radixrt.lang.core.batch import MAX_RETRY_S, retry_pause_s
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
 
@@ -124,6 +125,10 @@ def test_items_of_a_batch_are_run_again(engine: rt.Engine, monkeypatch: pytest.M
     assert runs == {0: 1, 1: 2, 2: 3, 3: 3}
     with pytest.raises(rt.ProgramError, match="retries must be a whole number from 0 on, not -1"):
         flaky.batch([], backend=engine, retries=-1)
+
+
+def test_pauses_between_attempts_are_bounded() -> None:
+    assert [retry_pause_s(attempt) for attempt in (0, 1, 2, 7, 5000)] == [0.25, 0.5, 1.0, MAX_RETRY_S, MAX_RETRY_S]
 
 
 def test_the_bar_shows_reuse_errors_and_what_was_resumed(

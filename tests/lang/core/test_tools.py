@@ -112,6 +112,19 @@ def test_results_are_in_the_prompt_as_in_that_of_a_chat_request(engine: rt.Engin
         assert told[0] in text
 
 
+def test_the_text_beside_calls_is_checked(engine: rt.Engine) -> None:
+    def check(said: str) -> None:
+        raise ValueError(f"{said!r} is refused")
+
+    @rt.function(**GREEDY)
+    def program(s: rt.State) -> None:
+        s += rt.user("Which?") + rt.assistant(rt.gen("said", tools=[capital], tool_choice="required", check=check))
+
+    with pytest.raises(rt.CallError, match="'' is refused") as raised:
+        program.run(backend=engine)
+    assert raised.value.state.log.calls[0].error == "ValueError: '' is refused"
+
+
 def test_run_tools_without_calls_and_with_what_it_cannot_run(engine: rt.Engine) -> None:
     def broken(country: Literal["Norway"]) -> str:
         raise ValueError(f"no data on {country}")
