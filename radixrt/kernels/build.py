@@ -26,7 +26,7 @@ SOURCES = [
     Path(__file__).with_name(name)
     for name in ("attention.cpp", "elementwise.cpp", "experts.cpp", "gemm.cpp", "recurrence.cpp")
 ]
-HEADERS = [Path(__file__).with_name(name) for name in ("gemm_tiles.h", "vec.h")]
+HEADERS = [Path(__file__).with_name(name) for name in ("gemm.h", "gemm_tiles.h", "vec.h")]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-std=c++17")
 COMPILE_TIMEOUT_S = 120
 
