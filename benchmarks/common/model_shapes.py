@@ -152,7 +152,7 @@ QWEN3_5: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 248320,
 }
-"""What the text parts of Qwen3.5 have in common."""
+"""Fields that the text parts of Qwen3.5 have in common."""
 CONFIGS |= {
     "qwen3.5-0.8b": {
         **QWEN3_5,

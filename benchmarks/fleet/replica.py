@@ -27,7 +27,7 @@ MAX_INFLIGHT = 2
 
 
 class Answer(NamedTuple):
-    """What the answer of a step brought.
+    """Result of a step.
 
     Attributes:
         tokens: output of the requests; None if there is none.
@@ -83,7 +83,7 @@ class SimulatedReplica:
             self.scheduler.programs.release(message.program, message.branch)
 
     def events(self, now: float) -> list[FromWatched]:
-        """What the cache's stream has to say after a turn of the loop."""
+        """Messages of the cache's stream after a turn of the loop."""
         return self.stream.turn(now) if self.stream.is_on else []
 
     def stats(self) -> SchedulerStats:

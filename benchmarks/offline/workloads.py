@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        """Of all turns."""
+        """Tokens that all turns generate."""
         return sum(self.outputs) * (1 + len(self.turns))
 
     @property

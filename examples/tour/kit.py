@@ -42,7 +42,7 @@ def plain(run: Callable[[openai.AsyncOpenAI, str, int], Awaitable[Any]], doc: st
 
 
 async def with_client(run: Callable[[openai.AsyncOpenAI, str, int], Awaitable[Any]], url: str, size: int) -> Any:
-    """What a script with the plain OpenAI client returns."""
+    """Return the result of a script with the plain OpenAI client on a server."""
     async with openai.AsyncOpenAI(base_url=url.removesuffix("/v1") + "/v1", api_key="none", timeout=600.0) as client:
         model = (await client.models.list()).data[0].id
         return await run(client, model, size)

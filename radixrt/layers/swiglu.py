@@ -25,7 +25,7 @@ class ClampedSwiGLU:
 
 @dataclass(frozen=True)
 class BiasedSwiGLU:
-    """What experts with a clamped gate compute beside their two matrix multiplications.
+    """Gate and biases of experts, which they apply beside their two matrix multiplications.
 
     Attributes:
         gate_up: float32 [E, 2 * n], added to gate, then up.

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 STAGES = 5
-"""Of the loop over a range's positions. Their slots are loaded before their keys can be, so this many make two buffers
-of keys and values, of which one is filled while the other is read; three make one, which takes a third longer."""
+"""Pipeline stages of the loop over a range's positions. Their slots are loaded before their keys can be, so this many
+make two buffers of keys and values, of which one is filled while the other is read; three make one, which takes a third
+longer."""
 
 
 def block_n(dim: int, itemsize: int) -> int:

@@ -42,7 +42,7 @@ _Key = tuple[int, Tile | None]
 """Rows, and the tile of the kernel for shared prefixes (None: no prefix is shared)."""
 
 SHARED_LADDER = 2
-"""Of how many of the largest buckets of the ladder graphs with shared prefixes are captured before serving. Few rows
+"""Number of the largest buckets of the ladder whose graphs with shared prefixes are captured before serving. Few rows
 seldom share prefixes long enough to pay."""
 
 MAX_REREAD_BYTES = 4 << 30

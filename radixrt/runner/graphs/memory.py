@@ -7,7 +7,7 @@ from radixrt.forward_batch.padding import graph_buckets, max_graph_rows, token_b
 from radixrt.runner.runner_config import RunnerConfig
 
 LAYER_BYTES = 192 * 2**10
-"""Of the graphs of one bucket, for each layer: 72 buckets of a model of 28 layers took 380 MiB."""
+"""Memory of the graphs of one bucket, for each layer: 72 buckets of a model of 28 layers took 380 MiB."""
 STREAM_BYTES = 32 * 2**20
 """Workspace that cuBLAS allocates for each of the two streams on which graphs are captured."""
 
