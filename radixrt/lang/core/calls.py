@@ -108,6 +108,7 @@ class Generate(CallStep):
         """The value and its meta; raises ValueError if the text is not a value of the type, or the program's check does
         not accept it. A placeholder of `explain` is not checked."""
         value: Any
+        tool_calls: Sequence[dict[str, Any]]
         try:
             if self._gen.tools is not None and dialect is not None:
                 value, tool_calls = read_tool_calls(output.text, self._gen.tools, dialect)
