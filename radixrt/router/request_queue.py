@@ -62,6 +62,15 @@ class RequestQueue:
         """Remove a request, whose entries become void."""
         request.version += 1
         self._count(request, -1)
+        if self.num_entries > 2 * self._size + 64:  # mostly void, out of the reach of `first`
+            self._heap = [entry for entry in self._heap if entry[2].version == entry[1]]
+            heapq.heapify(self._heap)
+            self._arrivals = deque(entry for entry in self._arrivals if entry[1].version == entry[0])
+
+    @property
+    def num_entries(self) -> int:
+        """Number of entries in memory, void ones too."""
+        return max(len(self._heap), len(self._arrivals))
 
     def _count(self, request: RoutedRequest, change: int) -> None:
         self._size += change
