@@ -117,16 +117,17 @@ class HarmonyParser:
 
     def _read_text(self, parts: list[Part]) -> bool:
         """Read the text of a message up to its end; return False if that is not there yet."""
-        found = [(at, end) for end in ENDS if (at := self._buffer.find(end)) >= 0]
+        markers = ENDS if self._kind is None else MARKERS  # in a text, the others mean nothing and are dropped
+        found = [(at, marker) for marker in markers if (at := self._buffer.find(marker)) >= 0]
         if not found:
-            sure = len(self._buffer) - max(overlap(self._buffer, end) for end in ENDS)
+            sure = len(self._buffer) - max(overlap(self._buffer, marker) for marker in markers)
             text, self._buffer = self._buffer[:sure], self._buffer[sure:]
             self._add(text, parts)
             return False
-        at, end = min(found)
+        at, marker = min(found)
         self._add(self._buffer[:at], parts)
-        self._buffer = self._buffer[at if end == CHANNEL else at + len(end) :]
-        self._in_header = True
+        self._buffer = self._buffer[at if marker == CHANNEL else at + len(marker) :]
+        self._in_header = marker in ENDS
         return True
 
     def _add(self, text: str, parts: list[Part]) -> None:

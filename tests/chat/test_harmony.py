@@ -61,6 +61,10 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "no channels at all": ("Just <i>text</i>, to=you", "", "Just <i>text</i>, to=you", []),
     "almost a marker": ("<|chan", "", "<|chan", []),
     "a marker that is none": ("<|channel|>final<|message|>a <|en b", "", "a <|en b", []),
+    "markers that mean nothing in a text": (
+        "<|channel|>analysis<|message|>h<|constrain|>m<|end|><|start|>assistant" + FINAL + "<|message|> Much.",
+        "hm", "It rains. Much.", [],
+    ),
     "nothing": ("", "", "", []),
 }  # fmt: skip
 
