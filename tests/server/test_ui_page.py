@@ -109,6 +109,16 @@ def text(page: Browser, selector: str) -> str:
     return str(page.run(f"document.querySelector('{selector}')?.textContent ?? ''"))
 
 
+def test_a_tree_without_nodes_is_told_from_one_that_has_not_come(page: Browser) -> None:
+    def words(header: str) -> str:
+        made = f"Icicle.prototype.emptiness.call({{tree: {{header: {header}}}}})"
+        return str(page.run(f"import('/ui/icicle.js').then(({{ Icicle }}) => {made})"))
+
+    assert words("{}") == "The tree is being read."
+    assert "Nothing is cached yet" in words("{enabled: true}")
+    assert "--no-prefix-cache" in words("{enabled: false}")
+
+
 def test_the_tree_is_drawn_zoomed_coloured_and_searched(page: Browser) -> None:
     tab(page, "live")
     box = page.run(

@@ -118,11 +118,16 @@ export class Icicle {
     for (const rect of this.rects) this.paint(context, rect);
     if (!this.tree.size) {
       context.fillStyle = color("quiet");
-      context.fillText(this.tree.header.enabled === false ? "The prefix cache is off (--no-prefix-cache)." : "Nothing is cached yet. Send a request, or try the playground.", 12, height / 2);
+      context.fillText(this.emptiness(), 12, height / 2);
     }
     this.crumbs();
     this.drawn = performance.now() - started;
     performance.mark("icicle", { detail: { ms: this.drawn, rects: this.rects.length, nodes: this.tree.size } });
+  }
+
+  emptiness() { // words for a tree without nodes
+    if (this.tree.header.enabled === undefined) return "The tree is being read.";
+    return this.tree.header.enabled ? "Nothing is cached yet. Send a request, or try the playground." : "The prefix cache is off (--no-prefix-cache).";
   }
 
   // Collect the rectangles of a node and of what is visible below it.
