@@ -28,7 +28,8 @@ from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.prefix_index import PrefixIndex
-from radixrt.scheduler.programs import GRACE_STEPS, Program, Programs
+from radixrt.scheduler.program import Program
+from radixrt.scheduler.programs import GRACE_STEPS, Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk

@@ -99,7 +99,8 @@ def check_states(scheduler: Scheduler) -> None:
 
 def check_programs(scheduler: Scheduler) -> None:
     """retention(node) == highest level of its holds for the nodes that programs hold, <= RETAIN_NORMAL for all others;
-    sum of tokens over programs == held_tokens, and no bound is exceeded."""
+    sum of tokens over programs == held_tokens, and no bound is exceeded; sum of growth over growing programs ==
+    growing_tokens."""
     programs, slots = scheduler.programs, scheduler.kv.allocator.num_slots
     holds = programs.holds()
     for node in scheduler.kv.cache.iter_nodes():
@@ -110,6 +111,8 @@ def check_programs(scheduler: Scheduler) -> None:
     tokens = programs.program_tokens()
     if sum(tokens) != programs.held_tokens or min(tokens, default=0) < 0:
         raise InvariantError(f"programs hold {tokens}, but held_tokens is {programs.held_tokens}")
+    if sum(programs.program_growth()) != programs.growing_tokens:
+        raise InvariantError(f"programs grow by {programs.program_growth()}, not {programs.growing_tokens}")
     if programs.held_tokens > programs.max_tokens or max(tokens, default=0) > PROGRAM_SHARE * slots:
         raise InvariantError(f"programs hold {tokens} of {slots} slots, which is more than they may")
 

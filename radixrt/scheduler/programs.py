@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from radixrt.mem_cache.prefix_cache import PrefixCache
 from radixrt.mem_cache.tree_node import RETAIN_DONE, RETAIN_EXTENDED, RETAIN_LEASED, RETAIN_NORMAL, TreeNode
@@ -31,6 +30,7 @@ from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import ProgramStats
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
+from radixrt.scheduler.program import Branch, Hold, Program, ProgramCall
 
 KEEP_S = 10.0
 PROGRAM_SHARE = 0.75
@@ -48,72 +48,6 @@ SWEEP_S = 1.0
 """Shortest interval between searches for holds on evicted nodes, which are made only when a bound is reached."""
 
 
-@dataclass(eq=False)
-class _Hold:
-    """One reason to keep a node.
-
-    Attributes:
-        tokens: number of tokens of the node's path that are the program's own and not counted by a hold above.
-    """
-
-    node: TreeNode
-    retention: int
-    tokens: int
-
-
-@dataclass(eq=False)
-class _Branch:
-    """The node in which a branch's last call ended.
-
-    Attributes:
-        own_from: number of tokens at the start of its path that are not the branch's own: those of its fork, and those
-            that were cached before its first call.
-    """
-
-    node: TreeNode
-    own_from: int
-    hold: _Hold | None
-
-
-@dataclass(eq=False)
-class Program:
-    """One running program, as far as its hints describe it.
-
-    Attributes:
-        seq: position of its first request in the order of arrival.
-        live: number of its requests that have not ended.
-        seen_at: time of its last request.
-        tokens: sum of the tokens of its holds.
-        growth: tokens that it is left room to grow by; 0 before its first call is admitted.
-        is_growing: it has an admitted call, or a branch that goes on.
-    """
-
-    id: str
-    seq: int
-    seen_at: float
-    live: int = 0
-    tokens: int = 0
-    growth: int = 0
-    is_growing: bool = False
-    forks: dict[TreeNode, _Hold] = field(default_factory=dict)
-    branches: dict[str, _Branch] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class ProgramCall:
-    """One request, or one scoring or embedding request, as a call of a program.
-
-    Attributes:
-        program: None where nothing is cached, so that hints are of no use.
-        hint: None for a row of a group, whose call the group is.
-        lease_len: number of leading tokens to lease for a fork once they are in the tree; 0 for none, or done.
-    """
-
-    program: Program | None
-    hint: ProgramHint | None
-    lease_len: int = 0
-
-
 class Programs:
     """See the module's docstring. The only code that sets retention levels."""
 
@@ -122,7 +56,7 @@ class Programs:
         self._num_slots = cache.allocator.num_slots
         self._counters = counters
         self._programs: OrderedDict[str, Program] = OrderedDict()  # the least recently active first
-        self._holds: dict[TreeNode, list[_Hold]] = {}
+        self._holds: dict[TreeNode, list[Hold]] = {}
         self._num_holds = 0
         self._num_branches = 0
         self._tokens = 0
@@ -133,6 +67,11 @@ class Programs:
     def held_tokens(self) -> int:
         """Sum of the tokens of all holds."""
         return self._tokens
+
+    @property
+    def growing_tokens(self) -> int:
+        """Sum of the tokens by which programs that have begun are still expected to grow."""
+        return self._growth
 
     @property
     def max_tokens(self) -> int:
@@ -215,7 +154,7 @@ class Programs:
         if hint.will_continue:
             hold = self._hold(program, node, RETAIN_EXTENDED, own_from)
             if self._num_branches < MAX_BRANCHES:
-                program.branches[hint.branch] = _Branch(node, own_from, hold)
+                program.branches[hint.branch] = Branch(node, own_from, hold)
                 self._num_branches += 1
             elif hold is not None:
                 self._unhold(program, hold)
@@ -295,7 +234,7 @@ class Programs:
             program.is_growing = False
             self._growth -= program.growth
 
-    def _drop_branch(self, program: Program, name: str) -> _Branch | None:
+    def _drop_branch(self, program: Program, name: str) -> Branch | None:
         branch = program.branches.pop(name, None)
         if branch is not None:
             self._num_branches -= 1
@@ -316,14 +255,14 @@ class Programs:
             self._cache.set_retention(node, RETAIN_DONE)
             node = node.parent
 
-    def _hold(self, program: Program, node: TreeNode, retention: int, own_from: int) -> _Hold | None:
+    def _hold(self, program: Program, node: TreeNode, retention: int, own_from: int) -> Hold | None:
         tokens = self._cost(node, own_from)
         if not self._fits(program, tokens):
             self._sweep(program.seen_at)
             if not self._fits(program, tokens):
                 self._counters.refused_holds += 1
                 return None
-        hold = _Hold(node, retention, tokens)
+        hold = Hold(node, retention, tokens)
         self._holds.setdefault(node, []).append(hold)
         self._num_holds += 1
         self._tokens += tokens
@@ -331,7 +270,7 @@ class Programs:
         self._update_retention(node)
         return hold
 
-    def _unhold(self, program: Program, hold: _Hold) -> None:
+    def _unhold(self, program: Program, hold: Hold) -> None:
         holds = self._holds[hold.node]
         holds.remove(hold)
         if not holds:
@@ -400,6 +339,10 @@ class Programs:
             holds = [*program.forks.values(), *(b.hold for b in program.branches.values() if b.hold is not None)]
             for hold in holds:
                 yield program.id, hold.node, hold.retention
+
+    def program_growth(self) -> list[int]:
+        """Tokens by which each program that is growing is expected to grow."""
+        return [program.growth for program in self._programs.values() if program.is_growing]
 
     def program_tokens(self) -> list[int]:
         """Sum of the tokens of each program's holds."""

@@ -14,7 +14,7 @@ from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.group_rows import GroupRow
-from radixrt.scheduler.programs import ProgramCall
+from radixrt.scheduler.program import ProgramCall
 
 
 class ReqState(enum.Enum):

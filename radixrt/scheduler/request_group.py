@@ -16,7 +16,7 @@ from radixrt.messages.scheduler import TokenizedEmbedReq, TokenizedReq, Tokenize
 from radixrt.messages.wire import Int32Array, unpack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.group_rows import GroupRow, PooledRow, ScoredRow
-from radixrt.scheduler.programs import ProgramCall
+from radixrt.scheduler.program import ProgramCall
 from radixrt.scheduler.req import Req
 
 NOTHING_SAMPLED = SamplingParams(max_tokens=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import StepTimes
 from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
+from radixrt.scheduler.program import Program
 from radixrt.scheduler.programs import (
     GRACE_STEPS,
     GROWTH_SHARE,
@@ -12,7 +13,6 @@ from radixrt.scheduler.programs import (
     MAX_PROGRAMS,
     PROGRAM_SHARE,
     TOTAL_SHARE,
-    Program,
 )
 from tests.scheduler.fake_runner import Harness, deltas_of
 
