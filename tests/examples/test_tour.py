@@ -36,7 +36,7 @@ def url(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 
 
 def both(name: str, size: int, url: str) -> tuple[list[Any], list[Any]]:
-    """What the script in the language returns, and what the plain one does."""
+    """Return the results of the script in the language and of the plain one."""
     kit, program, plain = (load(FOLDER / f"{each}.py") for each in ("kit", name, f"plain/{name}"))
     return program.run(size), asyncio.run(kit.with_client(plain.run, url, size))
 

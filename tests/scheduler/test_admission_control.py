@@ -1,4 +1,4 @@
-"""Which requests are refused at arrival, in simulated time."""
+"""Refusals of requests at arrival, in simulated time."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def short_forks(s: rt.State) -> None:
 
 
 def test_it_tells_the_cached_tokens_of_each_call(engine: rt.Engine) -> None:
-    """Of a fresh cache. A call that comes a step later than planned finds a few tokens more, and never less."""
+    """The cache is fresh. A call that comes a step later than planned finds a few tokens more, and never less."""
     for _ in range(3):
         engine.flush_cache()
         made = short_forks.explain(backend=engine)
