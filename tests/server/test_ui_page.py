@@ -119,6 +119,12 @@ def test_a_tree_without_nodes_is_told_from_one_that_has_not_come(page: Browser) 
     assert "--no-prefix-cache" in words("{enabled: false}")
 
 
+def test_samples_that_come_with_a_second_snapshot_are_plotted_once(page: Browser) -> None:
+    add = "(rows) => Plots.prototype.add.call(plots, rows)"
+    script = f"const plots = {{rows: []}}, add = {add}; add([[1], [2]]); add([[1], [2], [3]]); return plots.rows"
+    assert page.run(f"import('/ui/plots.js').then(({{ Plots }}) => {{ {script} }})") == [[1], [2], [3]]
+
+
 def test_the_tree_is_drawn_zoomed_coloured_and_searched(page: Browser) -> None:
     tab(page, "live")
     box = page.run(

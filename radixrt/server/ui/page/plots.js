@@ -59,7 +59,8 @@ export class Plots {
   }
 
   add(rows) {
-    this.rows.push(...rows);
+    const last = this.rows.at(-1)?.[AT] ?? 0; // with a snapshot, as after a restart, the rows come once more
+    this.rows.push(...rows.filter((row) => row[AT] > last));
     if (this.rows.length > 900) this.rows.splice(0, this.rows.length - 900);
   }
 
