@@ -19,7 +19,7 @@ import msgspec
 
 from radixrt.chat.reasoning import Reasoning, overlap
 from radixrt.chat.tool_parser import CallArguments, CallBegin, ObjectScanner, Text
-from radixrt.constrained.tags.tools import Tool
+from radixrt.constrained.tags.tools import Tool, arguments_format
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -179,10 +179,8 @@ def harmony_constraint(
 
     options, calls = [], []
     for tool in tools:
-        schema: dict[str, Any] = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
-        schema |= ({"closed": True} if tool.strict else {}) | ({"origin": tool.origin} if tool.origin else {})
         head = [_text(f" to={RECIPIENT}{tool.name} "), mark(CONSTRAIN), _text("json"), mark(MESSAGE)]
-        calls.append(_sequence(*head, schema))
+        calls.append(_sequence(*head, arguments_format(tool)))
     if not required:
         final = {"type": "any_text"} if response is None else response
         options.append(_sequence(_text("final"), mark(MESSAGE), final))

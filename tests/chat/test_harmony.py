@@ -236,6 +236,21 @@ def test_constraints_are_accepted(response: dict[str, Any] | None, reserved: tup
         read_structural_tag(source, StructuredOptions())
 
 
+def parts_of(value: Any) -> list[dict[str, Any]]:
+    """All objects in a JSON value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return ([value] if isinstance(value, dict) else []) + [part for each in inner for part in parts_of(each)]
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_strict_is_kept_where_the_server_closes_objects(strict: bool | None) -> None:
+    tool = Tool("get", '{"type":"object","properties":{"city":{}}}', strict)
+    source = harmony_constraint([tool], required=True, response=None, reserved=MARKERS)
+    formats = [part for part in parts_of(json.loads(source)) if part.get("type") == "json_schema"]
+    assert formats
+    assert {part.get("closed") for part in formats} == {strict}
+
+
 @pytest.mark.parametrize(
     ("options", "param", "message"),
     [

@@ -104,6 +104,16 @@ class Tool:
     origin: str = ""
 
 
+def arguments_format(tool: Tool) -> dict[str, Any]:
+    """The format of a structural tag for the arguments of a tool."""
+    schema: dict[str, Any] = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
+    if tool.strict is not None:
+        schema["closed"] = tool.strict
+    if tool.origin:
+        schema["origin"] = tool.origin
+    return schema
+
+
 def tools_constraint(
     tools: Sequence[Tool],
     form: ToolFormat,
@@ -180,17 +190,10 @@ class _Calls:
         heads = [self._pieces((before + self._form.head(tool.name)).removeprefix(begun)) for tool in self._tools]
         tail = self._pieces(self._form.tail)
         options = [
-            _sequence([head[-1], self._schema(tool), tail[0]]) for head, tool in zip(heads, self._tools, strict=True)
+            _sequence([head[-1], arguments_format(tool), tail[0]])
+            for head, tool in zip(heads, self._tools, strict=True)
         ]
         return [*heads[0][:-1], _any_of(options), *tail[1:]]
-
-    def _schema(self, tool: Tool) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "json_schema", "json_schema": msgspec.Raw(tool.parameters.encode())}
-        if tool.strict is not None:
-            schema["closed"] = tool.strict
-        if tool.origin:
-            schema["origin"] = tool.origin
-        return schema
 
     def _pieces(self, text: str) -> list[dict[str, Any]]:
         """The text as constant strings and the markers in it that are tokens."""
