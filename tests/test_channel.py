@@ -113,8 +113,8 @@ def nested(depth: int) -> bytes:
     delta = msgspec.msgpack.encode(OutputBatch([RequestOutput("r", logprobs=[TokenLogprob(1, "a", b"a", None)])]))
     one = msgspec.msgpack.encode(TokenLogprob(1, "a", b"a", None))
     assert delta.count(one) == 1
-    assert one.endswith(b"\x90")
-    return delta.replace(one, one[:-1] + (b"\x91" + one[:-1]) * depth + b"\x90")
+    head, tail = one.split(b"\x90")  # around the list of alternatives, which is empty
+    return delta.replace(one, (head + b"\x91") * depth + one + tail * depth)
 
 
 BAD_FRAMES = {

@@ -34,7 +34,7 @@ from benchmarks.common.machine import facts
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
 from benchmarks.common.tables import table
 from radixrt import Engine
-from radixrt.constrained.schema import SchemaRefused, normalize
+from radixrt.constrained.schema import EmptySchema, SchemaRefused, normalize
 
 PROMPT_TOKENS, OUTPUT_TOKENS, TEMPERATURE = 256, 200, 0.6
 LOW_ID, HIGH_ID = 10, 10_000
@@ -141,7 +141,7 @@ def mixed_schemas(path: Path) -> list[Any]:
         schema = json.loads(line)["schema"]
         try:
             productions = normalize(schema).productions()
-        except SchemaRefused:
+        except (SchemaRefused, EmptySchema):
             continue
         if productions.shortest[productions.start] <= OUTPUT_TOKENS // 2:
             chosen.append(schema)

@@ -97,13 +97,14 @@ def divide_into_rows(single: StateRows, tokens: int) -> Iterator[StateRows]:
         single: rows of one token each.
 
     Yields:
-        These rows; one row of all tokens; and one row of one token before as many longer rows as there can be.
+        These rows; one row of all tokens; one row of one token before as many longer rows as there can be; and as many
+        rows of one token as there can be before a longer one.
     """
     yield single
     kinds = [[tokens]]
     if tokens > 2:
         pairs, odd = divmod(tokens - 1, 2)
-        kinds.append([1, *[2] * (pairs - 1), 2 + odd])
+        kinds += [[1, *[2] * (pairs - 1), 2 + odd], [1] * (tokens - 2) + [2]]
     for lens in kinds:
         starts = torch.tensor([0, *np.cumsum(lens)], device=single.starts.device)
         yield StateRows(single.src[: len(lens)], single.dst[: len(lens)], starts, np.array(lens, np.int32))

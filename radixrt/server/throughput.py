@@ -62,7 +62,7 @@ class Throughput:
         self._next_sample = now + SAMPLE_S
         stats = self._client.stats
         if stats is None:  # the scheduler is being started
-            self._samples.clear()
+            self._samples = deque([_Sample(now, 0, 0, 0)])  # its counters begin at zero
             self.prompt_per_s = self.generation_per_s = 0.0
             return
         self._measure(_Sample(now, stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens))

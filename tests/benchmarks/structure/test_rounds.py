@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from benchmarks.structure.rounds import KINDS, Round, cells, parameters, prompts
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.structure.rounds import (
+    KINDS,
+    MIXED,
+    OUTPUT_TOKENS,
+    Round,
+    cells,
+    mixed_schemas,
+    parameters,
+    prompts,
+    twin,
+)
 
 
 def test_ratios_leave_the_first_round_out() -> None:
-    rounds = [Round(100, 0, 0, 1.0, 0.9), Round(400, 100, 0, 1.0, 0.002), Round(100, 20, 1, 0.5, 0.004)]
-    assert cells("integers", 8, rounds, plain=600.0) == [
-        "integers", "8", "100", "400", "200", "300", "0.50", "0.33", "20%", "1", "3.00",
+    rounds = [
+        Round([40, 60], 0, 0, 1.0, 0.9), Round([200, 200], 100, 0, 1.0, 0.002), Round([30, 70], 20, 1, 0.5, 0.004),
     ]  # fmt: skip
-    assert cells("integers", 8, [Round(100, 0, 0, 1.0)] * 2, plain=None)[-1] == ""
+    twins = [Round([200, 200], 0, 0, 0.8), Round([30, 70], 0, 0, 0.5)]
+    assert cells("integers", rounds, twins, plain=600.0) == [
+        "integers", "2", "100", "400", "200", "300", "0.50", "0.90", "0.33", "20%", "1", "3.00",
+    ]  # fmt: skip
+    assert cells("integers", [Round([100], 0, 0, 1.0)] * 2, twins[:1], plain=None)[-1] == ""
+
+
+def test_a_twin_has_the_lengths_of_the_outputs_and_no_constraint() -> None:
+    assert [each["max_tokens"] for each in twin([5, 0, 7])] == [5, 1, 7]
+    assert all(each["ignore_eos"] and "json_schema" not in each for each in twin([5]))
+
+
+def test_mixed_schemas_are_those_whose_outputs_fit(tmp_path: Path) -> None:
+    long = {"type": "string", "minLength": OUTPUT_TOKENS}
+    refused = {"type": "integer", "minimum": 3, "maximum": 2}
+    rows = [long, refused] + [{"type": "array", "minItems": i} for i in range(MIXED + 3)]
+    path = tmp_path / "schemas.jsonl"
+    path.write_text("\n".join(json.dumps({"schema": schema}) for schema in rows))
+    chosen = mixed_schemas(path)
+    assert len(chosen) == MIXED
+    assert long not in chosen
+    assert refused not in chosen
+    path.write_text("\n".join(json.dumps({"schema": schema}) for schema in rows[:MIXED]))
+    with pytest.raises(ValueError, match=f"{MIXED - 2} of {MIXED}"):
+        mixed_schemas(path)
 
 
 def test_prompts_are_new_in_each_round() -> None:
