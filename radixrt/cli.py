@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from radixrt._version import __version__
+from radixrt.bench.options import add_bench
 from radixrt.config import SECTIONS, ExecutorConfig, ServerConfig, field_type, make_config
 from radixrt.errors import RadixRTError
 from radixrt.logs import configure_logging
@@ -52,6 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
         "commands, Ctrl-C ends an answer, Ctrl-D leaves. From a pipe, each line is a message.",
     )  # fmt: skip
     _add_chat(chat)
+
+    bench = commands.add_parser(
+        "bench", help="measure a server, or an engine of this process",
+        description="Measure any OpenAI-compatible server, or an engine of this process, with random prompts, shared "
+        "prefixes, a ShareGPT file or a trace file.",
+    )  # fmt: skip
+    add_bench(bench, lambda parser: _add_options(parser, server=False))
 
     doctor = commands.add_parser(
         "doctor", help="check this machine for serving, and show how to fix what is missing",
@@ -251,6 +259,12 @@ def _chat(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _bench(args: argparse.Namespace) -> int:
+    from radixrt.bench.options import run
+
+    return run(args, {} if args.action == "serve" else _options(args))
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from radixrt.doctor import run
 
@@ -286,6 +300,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "generate": _generate,
     "chat": _chat,
+    "bench": _bench,
     "doctor": _doctor,
     "replay": _replay,
     "tree": _tree,

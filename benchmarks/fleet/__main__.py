@@ -25,7 +25,8 @@ from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.policies import POLICIES, make_router
 from benchmarks.fleet.programs import WORKLOAD_A, WORKLOAD_B, Program, fork_programs, shared_prefix
 from benchmarks.fleet.report import Run, plots, results_table
-from benchmarks.fleet.traces import read_trace, trace_programs
+from benchmarks.fleet.traces import trace_programs
+from radixrt.bench.traces import read_trace
 from radixrt.messages.scheduler import StepTimes
 
 DEFAULTS = {"A": (600, 200_000, [16.0]), "B": (40, 900_000, [0.3]), "prefix": (10_000, 900_000, [600.0])}

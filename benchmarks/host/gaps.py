@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from benchmarks.common.words import WORDS
+from radixrt.bench.words import WORDS
 from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.heartbeat import Heartbeat
 from radixrt.messages.client import GenerateReq, ToMain, ToTokenizer

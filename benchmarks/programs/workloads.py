@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import radixrt as rt
-from benchmarks.common.words import prose
+from radixrt.bench.words import prose
 from radixrt.lang.core.function import Function
 
 Messages = list[dict[str, str]]

@@ -10,7 +10,7 @@ Two servers in turn, A B A B, each started, warmed by one request, measured and 
         --server 'radixrt=radixrt launch MODEL --port {port}' --server 'vllm=/tmp/peers/run_vllm.sh {port}'
 
 Round r uses the text of seed + r for every server, so nothing is warm and servers are compared on the same prompts.
-Prompt lengths come from a fixed ratio of tokens to words (see benchmarks/common/words.py), never from the server, so
+Prompt lengths come from a fixed ratio of tokens to words (see radixrt/bench/words.py), never from the server, so
 that two servers get the same text; the token counts in the tables are each server's own `usage`. No speed is asserted.
 """
 
@@ -28,11 +28,11 @@ from pathlib import Path
 
 from benchmarks.common import machine
 from benchmarks.common.servers import ServerError, served_model, started
-from benchmarks.common.words import TOKENS_PER_WORD
 from benchmarks.serving import workloads
 from benchmarks.serving.client import run_workload
 from benchmarks.serving.report import Run, Summary, comparison, resources, run_header, run_row, summarise
 from benchmarks.serving.workloads import UniqueShape, Workload
+from radixrt.bench.words import TOKENS_PER_WORD
 
 WARM_UP_TOKENS = 8
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from benchmarks.common.words import TOKENS_PER_WORD, prose
+from radixrt.bench.words import TOKENS_PER_WORD, prose
 
 Json = dict[str, object]
 Messages = list[dict[str, str]]

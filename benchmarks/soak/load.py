@@ -10,8 +10,8 @@ from contextlib import suppress
 import httpx
 
 import radixrt as rt
-from benchmarks.common.words import WORDS, prose
 from benchmarks.soak.requests import KINDS, BrokenAnswer, compare
+from radixrt.bench.words import WORDS, prose
 from radixrt.errors import RadixRTError
 from radixrt.lang.errors import CallError
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 import radixrt as rt
-from benchmarks.common.words import WORDS, prose
+from radixrt.bench.words import WORDS, prose
 
 Json = dict[str, Any]
 Send = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]

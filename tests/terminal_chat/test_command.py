@@ -94,6 +94,7 @@ def test_a_chat_in_a_terminal(server_url: str, model_name: str, tmp_path: Path) 
     assert messages[0]["content"] == "You count."
     assert messages[2]["content"]
     assert list(json.loads(messages[4]["content"])) == ["city"]
+    terminal.wait_for("> ")  # before it, the terminal is not readline's, and the key would be lost
     terminal.type("\x04")  # Ctrl-D
     assert terminal.exit_code() == 0
     again = Terminal("--url", f"{server_url}/v1")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fleet.traces import BAILIAN_BLOCK, MOONCAKE_BLOCK, block_tokens, read_trace, trace_programs
+from benchmarks.fleet.traces import block_tokens, trace_programs
+from radixrt.bench.traces import BAILIAN_BLOCK, MOONCAKE_BLOCK, read_trace
 
 MOONCAKE = [
     {"timestamp": 3000, "input_length": 1030, "output_length": 3, "hash_ids": [0, 7, 8]},

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.common.machine import facts, tree_memory
 from benchmarks.common.tables import percentile, table
-from benchmarks.common.words import TOKENS_PER_WORD, WORDS, prose
 from benchmarks.serving import workloads
 from benchmarks.serving.client import Event, Outcome, chat_body, read_events
 from benchmarks.serving.report import Run, Summary, comparison, summarise
 from benchmarks.serving.workloads import ITEM_SCHEMA, NAMES, UniqueShape, Workload, build, text_conforms
+from radixrt.bench.words import TOKENS_PER_WORD, WORDS, prose
 
 SHAPES = {
     "shared-prefix": (64, 64, 16, 16),
