@@ -17,9 +17,17 @@ import pytest
 
 from radixrt.cli import main
 from radixrt.terminal_chat import command
-from tests.server_process import LIMIT_S, wait_for, wait_idle
+from tests.server_process import LIMIT_S, wait_idle
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Makes the terminal on its standard input that of its session, to which Ctrl-C goes, and runs a command there."""
 
 
 class Terminal:
@@ -27,9 +35,13 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self.shown = ""
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execv(sys.executable, [sys.executable, "-m", "radixrt", "chat", *arguments])
+        self._fd, end = pty.openpty()
+        # `pty.fork` would run Python in the child of a process with threads, whose locks nobody there releases.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, sys.executable, "-m", "radixrt", "chat", *arguments],
+            stdin=end, stdout=end, stderr=end,
+        )  # fmt: skip
+        os.close(end)
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
@@ -48,16 +60,9 @@ class Terminal:
         return before
 
     def exit_code(self) -> int:
-        status = 0
-
-        def ended() -> bool:
-            nonlocal status
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            return pid != 0
-
-        assert wait_for(ended)
+        code = self._process.wait(LIMIT_S)
         os.close(self._fd)
-        return os.waitstatus_to_exitcode(status)
+        return code
 
 
 def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
