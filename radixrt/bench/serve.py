@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ def serve(
     requests = make_requests(dataset, _ruler(server, options))
     print(f"{len(requests)} requests of {dataset.name} to {server.model} on {server.url}", file=sys.stderr)
     with tqdm(total=len(requests), desc="requests", unit="request") as bar:
-        duration, outcomes = asyncio.run(Load(server, options).run(requests, lambda outcome: _advance(bar, outcome)))
+        duration, outcomes = asyncio.run(Load(server, options).run(requests, _advancing(bar)))
     figures = summarize(outcomes, duration)
     print(block(figures, rate=options.rate, max_concurrency=options.max_concurrency))
     if cached := figures["total_cached_tokens"]:
@@ -91,8 +92,15 @@ def _ruler(server: OpenAIServer, options: LoadOptions) -> Ruler:
     return calibrated(texts, (outcomes[0].prompt_tokens, outcomes[1].prompt_tokens))
 
 
-def _advance(bar: Any, outcome: Outcome) -> None:
-    if outcome.error is not None:
-        bar.failed = getattr(bar, "failed", 0) + 1
-        bar.set_postfix(failed=bar.failed, refresh=False)
-    bar.update()
+def _advancing(bar: Any) -> Callable[[Outcome], None]:
+    """Return a callback for each outcome, which moves the bar on and shows how many requests failed."""
+    failed = 0
+
+    def advance(outcome: Outcome) -> None:
+        nonlocal failed
+        if outcome.error is not None:
+            failed += 1
+            bar.set_postfix(failed=failed, refresh=False)
+        bar.update()
+
+    return advance

@@ -175,11 +175,8 @@ class Vocabulary:
         """
         found = self._token_sets.get(chars)
         if found is None:
-            table = np.zeros(256, bool)
-            for first, last in chars.pairs():
-                table[first : min(last, LAST_ASCII) + 1] = True
             whole = chars & _NOT_ASCII == _NOT_ASCII
-            table[LAST_ASCII + 1 :] = whole
+            table = _byte_table(chars, others=whole)
             data, starts = self._joined
             others = np.concatenate([[0], np.cumsum(~table[data])])
             good = (others[starts[1:]] == others[starts[:-1]]) & (starts[1:] > starts[:-1])
@@ -197,10 +194,7 @@ class Vocabulary:
         """
         found = self._longest_runs.get(chars)
         if found is None:
-            table = np.zeros(256, bool)
-            for first, last in chars.pairs():
-                table[first : min(last, LAST_ASCII) + 1] = True
-            table[LAST_ASCII + 1 :] = bool(chars & _NOT_ASCII)
+            table = _byte_table(chars, others=bool(chars & _NOT_ASCII))
             data, starts = self._joined
             others = np.append(np.flatnonzero(~table[data]), len(data))
             ends = np.minimum(others[np.searchsorted(others, starts[:-1])], starts[1:])
@@ -254,6 +248,15 @@ class _ForLlguidance:
 
     def __call__(self, data: bytes) -> list[int]:
         return self._encode_short(data) if len(data) <= MAX_SHORT_BYTES else self._vocabulary.encode_bytes(data)
+
+
+def _byte_table(chars: CharSet, *, others: bool) -> npt.NDArray[np.bool_]:
+    """Return bool [256], the ASCII characters of a set; and the bytes of all other characters, if `others`."""
+    table = np.zeros(256, bool)
+    for first, last in chars.pairs():
+        table[first : min(last, LAST_ASCII) + 1] = True
+    table[LAST_ASCII + 1 :] = others
+    return table
 
 
 def split_utf8(data: bytes) -> tuple[str | None, bytes]:

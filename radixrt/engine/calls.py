@@ -1,4 +1,4 @@
-"""What the calls of `Engine` have in common: their outputs, their errors, and a progress bar."""
+"""Common parts of the calls of `Engine`: their outputs, their errors, and a progress bar."""
 
 from __future__ import annotations
 

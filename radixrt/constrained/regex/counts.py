@@ -8,6 +8,9 @@ from radixrt.constrained.regex.algebra import concat, repeat
 from radixrt.constrained.regex.charset import CharSet
 from radixrt.constrained.regex.nodes import Concat, Regex, Repeat
 
+MIN_COUNT = 8
+"""Smaller counts stay: computing the few masks that they could share takes less than finding the longest token."""
+
 
 def small_counts(regex: Regex, longest: Callable[[CharSet], int]) -> Regex:
     """Return a language with the same beginnings, as far as a token goes, that counts no further than necessary.
@@ -36,7 +39,7 @@ def _small(regex: Regex, alphabet: CharSet, longest: Callable[[CharSet], int]) -
     """Return a repetition with counts that a token over `alphabet` cannot exceed; any other language as it is."""
     if not isinstance(regex, Repeat) or regex.has_boolean or regex.item.min_length == 0 or regex.item.text is not None:
         return regex
-    if regex.low < 2 and (regex.high is None or regex.high < 2):
+    if max(regex.low, regex.high or 0) < MIN_COUNT:
         return regex
     most = longest(alphabet) + 1
     return repeat(regex.item, min(regex.low, most), None if regex.high is None else min(regex.high, most))
