@@ -233,7 +233,7 @@ def needs(name: str) -> Json:
 
 
 SETTLE_S = 8.0
-"""An engine that has just started goes on to start its second compile worker."""
+"""An engine that has just started on few cores goes on to start its second compile worker."""
 
 BOMBS: list[Callable[[int], Json]] = [
     lambda i: {"json_schema": {"type": "string", "pattern": f"^((a{{1,50}}){{1,50}}){{1,{50 + i}}}$"}},

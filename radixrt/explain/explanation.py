@@ -80,7 +80,8 @@ class Explainer:
         folder = prepare_model(ModelConfig(model=model or DEFAULT_MODEL, load_format="dummy")).folder
         spec = load_model_spec(folder)
         self._timeout_s = compile_timeout_s or ConstrainedConfig().compile_timeout_s
-        self._client = CompileClient(WorkerSettings(str(folder), spec.vocab_size, list(spec.eos_token_ids)))
+        settings = WorkerSettings(str(folder), spec.vocab_size, list(spec.eos_token_ids))
+        self._client = CompileClient(settings, max_workers=2)  # one works, the other takes over if that must be ended
         self._client.start(time.monotonic())
         self._jobs = itertools.count()
         self._vocabulary = Vocabulary.from_folder(folder, spec.vocab_size, spec.eos_token_ids)

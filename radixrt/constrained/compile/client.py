@@ -1,9 +1,10 @@
 """`CompileClient`: the scheduler's end of the compile workers. Never blocks; kills what hangs.
 
 A worker has one job at a time, so that a worker that dies concerns nothing else. Its job is tried once more, because
-others may have killed the worker; the second death is the job's fault. One worker serves all as long as jobs are short;
-while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them, so that no compile bomb delays anyone
-but the other bombs. A job is ended by killing its worker once its time is up.
+others may have killed the worker; the second death is the job's fault. A machine with many cores has several workers
+from the start (`max_workers`), because the first requests may bring many constraints at once. With few cores one worker
+serves all as long as jobs are short; while one has been busy for `SLOW_JOB_S` and others wait, a second one takes them,
+so that no compile bomb delays anyone but the other bombs. A job is ended by killing its worker once its time is up.
 
 Workers that do not start are tried MAX_FAILED_STARTS times in a row, or once if they report a reason that stays; then
 jobs are refused with the reason.
@@ -42,7 +43,8 @@ from radixrt.os_process import child_command
 logger = logging.getLogger(__name__)
 
 WORKER_MODULE = "radixrt.constrained.compile.worker"
-MAX_WORKERS = 2
+MIN_WORKERS, MAX_WORKERS = 2, 4
+CORES_PER_WORKER = 4
 SLOW_JOB_S = 0.1
 KILL_GRACE_S = 0.25
 """A worker gives up by itself when a job's time is up; this much later it is killed."""
@@ -60,6 +62,11 @@ that compute a step together all wait for the one whose core is taken, so even a
 step down."""
 LIBRARY_S = 30.0
 """Longest time of loading a library, which does not count against the job that needs it first."""
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 @dataclass
@@ -98,9 +105,17 @@ class _Worker:
 
 
 class CompileClient:
-    """See the module's docstring. Times are those of one monotonic clock, passed in."""
+    """See the module's docstring. Times are those of one monotonic clock, passed in.
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    Args:
+        max_workers: processes at most; None is one for every `CORES_PER_WORKER` cores, of which there are
+            `MIN_WORKERS` to `MAX_WORKERS`.
+    """
+
+    def __init__(self, settings: WorkerSettings, max_workers: int | None = None) -> None:
+        share = available_cores() // CORES_PER_WORKER
+        self._max_workers = max_workers or min(max(share, MIN_WORKERS), MAX_WORKERS)
+        self._started_ahead = min(max(share, 1), self._max_workers)
         self._settings = frame(msgspec.msgpack.encode(settings))
         self._epoll = select.epoll()
         self._workers: list[_Worker] = []
@@ -114,8 +129,8 @@ class CompileClient:
         self.timeouts = 0
 
     def start(self, now: float) -> None:
-        """Start a worker ahead of the first job."""
-        if not self._workers:
+        """Start workers ahead of the first job: as many as have `CORES_PER_WORKER` cores each, but at least one."""
+        for _ in range(self._started_ahead - len(self._workers)):
             self._spawn(now)
 
     def fileno(self) -> int:
@@ -184,14 +199,15 @@ class CompileClient:
             return
         starting = any(not w.ready for w in self._workers)
         stuck = all(w.job is not None and now - w.busy_since >= SLOW_JOB_S for w in self._workers)
-        if not starting and stuck and len(self._workers) < MAX_WORKERS:
+        if not starting and stuck and len(self._workers) < self._max_workers:
             self._spawn(now)
 
     def _keep_a_spare(self, now: float, *, crowded: bool) -> None:
-        """Start the second worker while nobody needs the cores: a start takes a second or two of one."""
+        """Start one more worker while nobody needs the cores: a start takes a second or two of one."""
         if self._given_up is not None:
             return
-        if not crowded and self._workers and all(w.ready for w in self._workers) and len(self._workers) < MAX_WORKERS:
+        all_ready = bool(self._workers) and all(w.ready for w in self._workers)
+        if not crowded and all_ready and len(self._workers) < self._max_workers:
             self._spawn(now)
 
     def _spawn(self, now: float) -> None:

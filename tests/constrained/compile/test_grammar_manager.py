@@ -81,6 +81,12 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of workers is that of a small machine, wherever the tests run."""
+    monkeypatch.setattr(compile_client, "available_cores", lambda: 2)
+
+
 @pytest.fixture
 def inline(vocabulary: Vocabulary) -> GrammarManager:
     return GrammarManager(lambda: vocabulary, inline=True)
@@ -413,6 +419,25 @@ def test_a_second_worker_is_started_while_nobody_needs_the_cores(hostile: MakeMa
     assert len(manager._client.pids) == 1
     manager.poll(clock.now)
     assert len(manager._client.pids) == 2
+
+
+@pytest.mark.parametrize(("cores", "ahead", "most"), [(4, 1, 2), (8, 2, 2), (16, 4, 4), (128, 4, 4)])
+def test_workers_by_cores(cores: int, ahead: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first requests may bring many constraints, and a second worker that starts only then comes too late."""
+    monkeypatch.setattr(compile_client, "available_cores", lambda: cores)
+    monkeypatch.setattr(compile_client, "child_command", lambda module: ["cat"])
+    client = compile_client.CompileClient(WorkerSettings("none", VOCAB_SIZE, list(EOS_IDS)))
+    try:
+        client.start(0.0)
+        assert len(client.pids) == ahead
+        client.start(0.0)
+        for _ in range(6):
+            for worker in client._workers:
+                worker.ready = True
+            client._keep_a_spare(0.0, crowded=False)
+        assert len(client.pids) == most
+    finally:
+        client.close()
 
 
 def test_a_slow_compilation_makes_way_for_running_requests(hostile: MakeManager, clock: Clock) -> None:
