@@ -58,14 +58,15 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
     """One forward step, sent to every rank, for B rows with T = sum(extend_lens) new tokens.
 
     Attributes:
-        mode: a `ForwardMode` value. In DECODE every row has one new token, which is its future token: extend_lens and
-            input_ids are empty, and every row samples.
+        mode: a `ForwardMode` value. In DECODE every row has one new token, which is its future token unless input_ids
+            gives it: extend_lens is empty, and every row samples.
         req_pool_idx: int32[B], row of each request in req_to_token.
         seq_lens: int32[B], length of each sequence including this step's tokens.
         out_cache_loc: int32[T], slots for the new keys and values; the mirror of req_to_token gets them at positions
             [seq_len - extend_len, seq_len) of each row.
         extend_lens: int32[B], number of new tokens of each row.
-        input_ids: int32[T], new tokens; -1 stands for the row's future token, sampled by an earlier step.
+        input_ids: int32[T], new tokens; -1 stands for the row's future token, sampled by an earlier step. Empty in a
+            DECODE step of future tokens. With pipeline stages no token is a future token: only the last stage samples.
         samples: uint8[B], 1 for a row whose last position is sampled (a chunk inside a prompt samples nothing).
         row_writes: other changes to req_to_token, applied before the step.
         sampling_rows: sampling parameters of new or changed rows, applied before the step.

@@ -27,6 +27,7 @@ from radixrt.config import SchedulerConfig
 from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
+from radixrt.scheduler.pipeline_stages import ChunkTimes, StepBudget
 from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.program import Program
 from radixrt.scheduler.programs import GRACE_STEPS, Programs
@@ -68,32 +69,35 @@ class Admission:
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, requests: RequestTable, programs: Programs,
-        checkpoints: Checkpoints | None, step_time: StepTimeFit,
+        checkpoints: Checkpoints | None, step_time: StepTimeFit, stages: int = 1,
     ) -> None:  # fmt: skip
         self._config = config
         self._kv = kv
         self._requests = requests
         self._programs = programs
         self._step_time = step_time
+        self._stages = stages
+        self._chunk_times = ChunkTimes(stages, config.chunked_prefill_size)
         self._max_active = min(config.max_running_requests, kv.max_active)
         self._checkpoints = None if kv.states is None or not kv.cache.shares else checkpoints or Checkpoints()
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
 
     def plan_chunks(self, now: float, alone: Req | None = None) -> list[Chunk]:
-        """The chunks of prompts for this step, within the token budget `chunked_prefill_size`.
+        """The chunks of prompts for this step, within the token budget `chunked_prefill_size` and, with pipeline
+        stages, in a time that is the same for all steps.
 
         Args:
             alone: the only request that may be admitted; None: any.
         """
-        budget = self._config.chunked_prefill_size
+        budget = self._budget()
         chunks: list[Chunk] = []
         for req in self._requests.active:
-            if req.state is ReqState.PREFILL and budget > 0:
-                budget -= self._add_chunk(req, budget, chunks)
+            if req.state is ReqState.PREFILL and not budget.is_spent:
+                self._add_chunk(req, budget, chunks)
         waiting = self._requests.waiting
         if alone is not None:
             waiting = [alone] if alone.state is ReqState.WAITING else []
-        if waiting and budget > 0 and not self._is_full:
+        if waiting and not budget.is_spent and not self._is_full:
             self._admit(waiting, budget, chunks, now)
         return chunks
 
@@ -110,24 +114,34 @@ class Admission:
     def _is_full(self) -> bool:
         return len(self._requests.active) >= self._max_active
 
-    def _add_chunk(self, req: Req, budget: int, chunks: list[Chunk]) -> int:
-        """Append the request's next chunk; returns its tokens, 0 if there is no room for it."""
-        start = self._kv.computed_len(req)
-        slots = self._kv.extend_chunk(req, min(req.known_len - start, budget))
-        if slots is None:
-            return 0
-        end = start + len(slots.slots)
-        chunks.append(Chunk(req, start, slots.slots, end == req.known_len, slots.state))
-        return end - start
+    def _budget(self) -> StepBudget:
+        if self._stages == 1:
+            return StepBudget(self._config.chunked_prefill_size)
+        kv, requests = self._kv, self._requests
+        under_way = [(kv.computed_len(r), r.known_len) for r in requests.active if r.state is ReqState.PREFILL]
+        prompts = [*under_way, *((0, r.known_len) for r in requests.waiting[:WINDOW])]
+        return self._chunk_times.budget(self._step_time.times, [(start, end - start) for start, end in prompts])
 
-    def _admit(self, waiting: list[Req], budget: int, chunks: list[Chunk], now: float) -> None:
+    def _add_chunk(self, req: Req, budget: StepBudget, chunks: list[Chunk]) -> bool:
+        """Append the request's next chunk; False if there is no room for it."""
+        start = self._kv.computed_len(req)
+        wanted = min(req.known_len - start, budget.tokens_behind(start))
+        slots = self._kv.extend_chunk(req, wanted) if wanted else None
+        if slots is None:
+            return False
+        tokens = len(slots.slots)
+        chunks.append(Chunk(req, start, slots.slots, start + tokens == req.known_len, slots.state))
+        budget.spend(start, tokens)
+        return True
+
+    def _admit(self, waiting: list[Req], budget: StepBudget, chunks: list[Chunk], now: float) -> None:
         active = self._requests.active
         reserved = sum(self.ratio.reserve(r, r.kv.length) for r in active)
         order = deque(arrange(self._config.schedule_policy, waiting, self._kv, now))
         checkpoints = self._checkpoints
         computing = PrefillPrefixes(active, self._kv, checkpoints)
         queued = None if checkpoints is None else PrefixIndex(self._requests.waiting[:WINDOW], checkpoints.min_gap)
-        while order and budget > 0 and not self._is_full:
+        while order and not budget.is_spent and not self._is_full:
             req = order.popleft()
             if req.stats.deadline <= now or computing.covers(req):
                 continue
@@ -152,10 +166,9 @@ class Admission:
                 if follower is not None:
                     queued.add(follower)
                 checkpoints.place(req, len(prefix), queued)
-            used = self._add_chunk(req, budget, chunks)
-            if used == 0:  # the estimate was too low: the request keeps its prefix and tries again at the next step
+            # Where the estimate was too low, the request keeps its prefix and tries again at the next step.
+            if not self._add_chunk(req, budget, chunks):
                 return
-            budget -= used
             reserved += self.ratio.reserve(req, req.kv.length)
 
     def _would_displace(self, req: Req, wanted: int, now: float) -> bool:
@@ -182,9 +195,13 @@ class NewTokenRatio:
         self._decay = (self._initial - self._floor) / DECAY_STEPS
         self.value = self._initial
 
-    def decoded(self) -> None:
-        """Lower the ratio after a decode step without retraction."""
-        self.value = max(self._floor, self.value - self._decay)
+    def decoded(self, share: float = 1.0) -> None:
+        """Lower the ratio after a decode step without retraction.
+
+        Args:
+            share: part of all rows that the step has.
+        """
+        self.value = max(self._floor, self.value - share * self._decay)
 
     def retracted(self, active: Iterable[Req]) -> None:
         """Raise the ratio after a retraction: the others are expected to use at least what they have used so far."""

@@ -135,7 +135,7 @@ class LoadPredictor:
         wait = following.clock
         if self._levels and arrival.priority > self._levels[-1][0]:
             wait = max((at for priority, at in self._levels if priority >= arrival.priority), default=0.0)
-        step_s = max(self._step_time.recent_s, following.step_s)
+        step_s = max(self._step_time.recent_turn_s, following.step_s)
         service_s = self._step_time.times.token * work.prefill + step_s * work.output
         return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following)
 
@@ -163,7 +163,7 @@ class LoadPredictor:
             wait_s = self.predict(Arrival("", _NO_IDS, "", 1, 1, 0, 0.0), now, compiling).wait_s
             queued = self._queued
         rows = max(len(active), 1)
-        step_s = times.seconds(rows, sum(req.kv.length for req in active))
+        step_s = self._step_time.turn_times.seconds(rows, sum(req.kv.length for req in active))
         chunk = self._config.chunked_prefill_size
         return LoadStats(
             predicted_wait_s=wait_s,
@@ -220,7 +220,7 @@ class LoadPredictor:
         share = locked / max(sum(req.kv.length for req in active), 1)
         reserves = [self._ratio.reserve(req, req.kv.length) for req in active]
         forecast = QueueForecast(
-            self._step_time.times,
+            self._step_time.turn_times,
             max_rows=self._config.max_running_requests,
             chunk_tokens=self._config.chunked_prefill_size,
             free_slots=kv.reachable_slots - sum(reserves),

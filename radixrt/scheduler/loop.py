@@ -203,7 +203,9 @@ class SchedulerLoop:
             self._inflight.append(batch)
             self._core.counters.schedule_s += time.perf_counter() - started
             if len(self._inflight) == 1:
-                self._new_head()
+                self._head_since = time.monotonic()
+            if len(self._inflight) == 1 or self._core.stages > 1:
+                self._send_masks(batch)
             submitted = True
         return submitted
 
@@ -219,10 +221,9 @@ class SchedulerLoop:
             return False
         return now - self._head_since < HOLD_SHARE * times.seconds(*step_shape(head.step))
 
-    def _new_head(self) -> None:
-        """Send the masks of the new oldest step in flight: all earlier tokens are known now."""
-        self._head_since = time.monotonic()
-        batch = self._inflight[0]
+    def _send_masks(self, batch: ScheduleBatch) -> None:
+        """Send the masks of a step. All earlier tokens of its rows must be known: it is the oldest step in flight, or
+        the model has pipeline stages and no row is in two steps."""
         if batch.grammar_rows:
             found = self._core.masks(batch, time.monotonic())
             bits, offset = self._executor.mask_rows(len(found.masks), self._core.mask_words)
@@ -254,7 +255,9 @@ class SchedulerLoop:
             self._core.commit(batch, answer, time.monotonic())
         self._core.counters.commit_s += time.perf_counter() - started
         if self._inflight:
-            self._new_head()
+            self._head_since = time.monotonic()
+            if self._core.stages == 1:
+                self._send_masks(self._inflight[0])
         if self._check:
             check_scheduler(self._core)
         return True

@@ -113,6 +113,7 @@ class Req:
         turn_len: length of the prompt of a conversation without its generation prompt; 0 if unknown.
         ids: int32, prompt and then output tokens, as far as they are known; grown in place (see `known_len`).
         num_pending: number of tokens sampled by steps in flight, whose ids are not known yet.
+        last_step: number of the last step that samples for the request; -1 before the first one.
         call: the call of a program that this request is; None outside of programs.
         row: what this request reads as one row of a group; None for one that generates.
         sampling_row_due: the runner's sampling tables do not hold this request's parameters yet.
@@ -125,6 +126,7 @@ class Req:
         "ids",
         "known_len",
         "kv",
+        "last_step",
         "max_len",
         "namespace",
         "num_pending",
@@ -163,6 +165,7 @@ class Req:
         self.ids[: len(ids)] = ids
         self.known_len = len(ids)
         self.num_pending = 0
+        self.last_step = -1
         self.state = ReqState.WAITING
         self.finish: Finish | None = None
         self.sampling_row_due = row is None

@@ -118,9 +118,9 @@ def sampling_row(req: Req) -> SamplingRow:
 
 def decode_batch(
     step_id: int, now: float, reqs: list[Req], slots: DecodeSlots, writes: list[RowWrite],
-    shared: SharedColumns = NOTHING,
+    shared: SharedColumns = NOTHING, *, gives_ids: bool = False,
 ) -> ScheduleBatch:  # fmt: skip
-    """A DECODE step: one future token for each row."""
+    """A DECODE step: one token for each row, its future token or, with gives_ids, its last one."""
     rows = [sampling_row(r) for r in reqs if r.sampling_row_due]
     grammar_rows = [i for i, r in enumerate(reqs) if r.constraint is not None]
     step = ForwardStep(
@@ -129,6 +129,7 @@ def decode_batch(
         req_pool_idx=pack_i32(slots.req_pool_idx),
         seq_lens=pack_i32(slots.seq_lens),
         out_cache_loc=pack_i32(slots.slots),
+        input_ids=pack_i32(_decode_ids(reqs, gives_ids)) if gives_ids else b"",
         row_writes=writes,
         sampling_rows=rows,
         has_grammar=bool(grammar_rows),
@@ -142,9 +143,9 @@ def decode_batch(
 
 def extend_batch(
     step_id: int, now: float, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, writes: list[RowWrite],
-    shared: SharedColumns = NOTHING,
+    shared: SharedColumns = NOTHING, *, gives_ids: bool = False,
 ) -> ScheduleBatch:  # fmt: skip
-    """An EXTEND step: chunks in the order of `ByKind`, then the decode rows with one future token each."""
+    """An EXTEND step: chunks in the order of `ByKind`, then decode rows with one token each, as in `decode_batch`."""
     reqs = [c.req for c in chunks] + decode
     samples = [c.is_last and c.req.row is None for c in chunks]
     sampled = [c.req for c, is_sampled in zip(chunks, samples, strict=True) if is_sampled] + decode
@@ -162,7 +163,7 @@ def extend_batch(
         seq_lens=pack_i32(np.concatenate([np.array(chunk_lens, np.int32), slots.seq_lens])),
         out_cache_loc=pack_i32(np.concatenate([*(c.slots for c in chunks), slots.slots])),
         extend_lens=pack_i32(np.concatenate([np.array([len(c.slots) for c in chunks], np.int32), ones])),
-        input_ids=pack_i32(np.concatenate([*(_chunk_ids(c) for c in chunks), -ones])),
+        input_ids=pack_i32(np.concatenate([*(_chunk_ids(c) for c in chunks), _decode_ids(decode, gives_ids)])),
         samples=bytes([*samples, *[1] * len(decode)]),
         row_writes=writes,
         sampling_rows=[sampling_row(r) for r in reqs if r.sampling_row_due],
@@ -279,6 +280,11 @@ def _state_cuts(chunks: list[Chunk]) -> bytes:
 
 def _chunk_ids(chunk: Chunk) -> Int32Array:
     return chunk.req.ids[chunk.start : chunk.start + len(chunk.slots)]
+
+
+def _decode_ids(reqs: list[Req], gives_ids: bool) -> Int32Array:
+    """Input ids of decode rows: -1 for future tokens, else the last known tokens, behind which nothing is in flight."""
+    return np.array([req.ids[req.known_len - 1] if gives_ids else -1 for req in reqs], np.int32)
 
 
 def _targets(chunk: Chunk) -> Int32Array:

@@ -31,6 +31,7 @@ from radixrt.scheduler.deltas import DeltaWriter
 from radixrt.scheduler.kv_manager import DecodeSlots, KVManager
 from radixrt.scheduler.load import LoadPredictor, arrival_of
 from radixrt.scheduler.output_lengths import OutputLengths
+from radixrt.scheduler.pipeline_stages import rows_of_step
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.recovery import Recovery
 from radixrt.scheduler.req import Req, ReqState
@@ -57,13 +58,16 @@ class Scheduler:
         random_seed: seed of the seeds given to requests that bring none.
         cascade: costs by which shared prefixes are computed once for several rows; None if they never are.
         checkpoints: decides where prompts leave states, for a model with recurrent layers; None: with its defaults.
+        stages: pipeline stages of the model; see `radixrt.scheduler.pipeline_stages`.
     """
 
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, *, context_length: int, eos_ids: Iterable[int], vocab_size: int,
         random_seed: int = 0, cascade: CascadeCosts | None = None, checkpoints: Checkpoints | None = None,
+        stages: int = 1,
     ) -> None:  # fmt: skip
         self._config = config
+        self.stages = stages
         self._kv = kv
         self._max_len = min(context_length, kv.allocator.num_slots)
         self._eos_ids = frozenset(eos_ids)
@@ -75,13 +79,13 @@ class Scheduler:
         self._next_expiry_check = 0.0
         self._last_commit = 0.0
         self.counters = Counters()
-        self.step_time = StepTimeFit()
+        self.step_time = StepTimeFit(stages=stages)
         self.programs = Programs(kv.cache, self.counters)
         self._writer = DeltaWriter()
         outputs = OutputLengths()
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
         self.recovery = Recovery(self._requests, self.counters)
-        self._admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time)
+        self._admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time, stages)
         load = LoadPredictor(config, kv, self._requests, self._admission.ratio, self.step_time, outputs)
         self._control = AdmissionControl(config, self._requests, load, self.counters)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
@@ -131,18 +135,10 @@ class Scheduler:
         seed, seq = message.sampling.seed, self._take_seq()
         hint = message.program
         req = Req(
-            message,
-            ids,
-            seq=seq,
-            seed=self._seeds.getrandbits(63) if seed is None else seed,
-            eos_ids=self._eos_ids,
-            max_len=self._max_len,
-            now=now,
-            timeout_s=self._timeout_s(message),
-            grammar=grammar,
-            constraint_info=info,
+            message, ids, seq=seq, seed=self._seeds.getrandbits(63) if seed is None else seed, eos_ids=self._eos_ids,
+            max_len=self._max_len, now=now, timeout_s=self._timeout_s(message), grammar=grammar, constraint_info=info,
             call=None if hint is None else self.programs.begin_call(hint, seq, now, prompt_len=len(ids)),
-        )
+        )  # fmt: skip
         self._requests.queue(req)
         self._admission.arrived(req)
         if (finish := self._constrained.start(req, resumed)) is not None:
@@ -241,9 +237,10 @@ class Scheduler:
             return None
         while True:
             active = self._requests.active
-            decode = [r for r in active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
+            growing = [r for r in active if r.state is RUNNING and r.seq_len < r.max_len]
+            decode = rows_of_step(growing, self.stages)
             decode.sort(key=lambda req: -req.kv.length)  # a GPU starts rows in this order: the longest not last
-            if self._num_inflight and self._constrained.waits(decode):
+            if self._num_inflight and self.stages == 1 and self._constrained.waits(decode):
                 return None
             slots = self._kv.extend_decode(decode)
             if slots is not None:
@@ -257,21 +254,24 @@ class Scheduler:
                 return None
 
     def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, now: float) -> ScheduleBatch:
-        writes = self._kv.take_row_writes()
+        writes, gives_ids = self._kv.take_row_writes(), self.stages > 1
         if chunks:
             ordered = by_kind(chunks)
             shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, ordered, decode)
-            batch = extend_batch(self._next_step, now, ordered.chunks, decode, slots, writes, shared)
+            batch = extend_batch(
+                self._next_step, now, ordered.chunks, decode, slots, writes, shared, gives_ids=gives_ids
+            )
             self.counters.extend_steps += 1
         else:
             shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
-            batch = decode_batch(self._next_step, now, decode, slots, writes, shared)
+            batch = decode_batch(self._next_step, now, decode, slots, writes, shared, gives_ids=gives_ids)
             self.counters.decode_steps += 1
-            self._admission.ratio.decoded()
+            self._admission.ratio.decoded(1 / self.stages)
         for req in batch.requests:
             req.sampling_row_due = False
         for req in batch.sampled:
             req.num_pending += 1
+            req.last_step = batch.step_id
         if self._kv.states is not None:
             self._kv.states.end_step()
         for chunk in chunks:

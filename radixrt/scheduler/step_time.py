@@ -17,6 +17,8 @@ Sans-io and deterministic. Fitting takes about ten microseconds of each step.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.scheduler import StepTimes
 from radixrt.messages.step_shape import StepShape, step_shape
@@ -47,9 +49,14 @@ class StepTimeFit:
     Attributes:
         times: the model fitted to the steps so far.
         recent_s: running mean of the seconds of the last steps, whatever they consisted of.
+
+    Args:
+        stages: pipeline stages of the model. The model then predicts the seconds of one stage, those after which the
+            next step of the same size may follow.
     """
 
-    def __init__(self, prior: StepTimes = PRIOR) -> None:
+    def __init__(self, prior: StepTimes = PRIOR, stages: int = 1) -> None:
+        self._stages = stages
         self._decode = _LeastSquares((prior.step, prior.row, prior.context))
         self._extend = _LeastSquares((prior.extend, prior.token, prior.pair))
         self._error = 0.0
@@ -62,13 +69,26 @@ class StepTimeFit:
 
         It ended `forward_s` after it was sent, which is before now if the loop was busy, above all where the loop
         itself computes steps; and it ran since it was decided or, if that was later, since the step before it ended.
+        With s stages a step that a stage computes in t seconds ends s * t after it was decided, or t after the step
+        before it, whichever is later.
 
         Args:
             forward_s: see `StepOutput`; 0 if it is not known.
         """
-        ended_at = min(now, decided_at + forward_s) if forward_s else now
-        self.add(step_shape(step), ended_at - max(decided_at, self._ended_at))
+        # Where stages compute one after another, the last one's time is not the step's.
+        ended_at = min(now, decided_at + forward_s) if forward_s and self._stages == 1 else now
+        self.add(step_shape(step), min((ended_at - decided_at) / self._stages, ended_at - self._ended_at))
         self._ended_at = ended_at
+
+    @property
+    def turn_times(self) -> StepTimes:
+        """Model of the seconds in which every row gets a token: with s stages, s steps with a part of the rows each."""
+        return self.times if self._stages == 1 else replace(self.times, step=self._stages * self.times.step)
+
+    @property
+    def recent_turn_s(self) -> float:
+        """`recent_s` of as many steps as there are stages."""
+        return self._stages * self.recent_s
 
     def add(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took `seconds`; an empty step, or one without a duration, is ignored."""

@@ -129,12 +129,14 @@ class FakeRunner:
     Args:
         deadly: tokens that kill the runner as inputs.
         num_states: number of state slots, the two reserved ones included; 0 for a model without states.
+        stages: pipeline stages; the ids of all tokens must be given if there are several.
     """
 
     def __init__(
         self, num_slots: int, max_requests: int, max_context: int, deadly: frozenset[int] = frozenset(),
-        num_states: int = 0,
+        num_states: int = 0, stages: int = 1,
     ) -> None:  # fmt: skip
+        self.stages = stages
         self.deadly = deadly
         self.states: list[int | None] = [0, *[None] * (num_states - 1)] if num_states else []
         self.mirror = np.zeros((max_requests + 1, max_context), np.int32)
@@ -147,8 +149,9 @@ class FakeRunner:
     def successor(self) -> FakeRunner:
         """A runner of the same size that knows nothing."""
         return FakeRunner(
-            len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1], self.deadly, len(self.states)
-        )
+            len(self.content) - 64, len(self.mirror) - 1, self.mirror.shape[1], self.deadly, len(self.states),
+            self.stages,
+        )  # fmt: skip
 
     def run(self, step: ForwardStep, mask: GrammarMask | None = None) -> StepOutput:
         allowed = {} if mask is None else _masks(mask)
@@ -160,9 +163,11 @@ class FakeRunner:
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         locs = unpack_i32(step.out_cache_loc)
         if step.mode == DECODE:
-            extends, ids, samples = np.ones(len(idx), int), -np.ones(len(idx), int), [1] * len(idx)
+            given = unpack_i32(step.input_ids) if step.input_ids else -np.ones(len(idx), int)
+            extends, ids, samples = np.ones(len(idx), int), given, [1] * len(idx)
         else:
             extends, ids, samples = unpack_i32(step.extend_lens), unpack_i32(step.input_ids), list(step.samples)
+        assert self.stages == 1 or (ids >= 0).all(), "a future token, which the first stage has not sampled"
         stored = locs[locs != 0]
         assert self.states or len(stored) == len(locs), "slot 0 is padding"
         assert len(set(idx.tolist())) == len(idx), "a row twice in one step"
@@ -309,7 +314,7 @@ class Harness:
     def __init__(
         self, *, num_slots: int = 64, page_size: int = 1, depth: int = 1, max_context: int = 64, cache: bool = True,
         eviction: str = "lru", check: bool = True, cascade: CascadeCosts = FREE, deadly: Iterable[int] = (),
-        num_states: int = 0, min_gap: int = MIN_GAP, **config: object,
+        num_states: int = 0, min_gap: int = MIN_GAP, stages: int = 1, **config: object,
     ) -> None:  # fmt: skip
         self.config = SchedulerConfig(**{"max_running_requests": 4, "chunked_prefill_size": 1024, **config})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(num_slots, page_size)
@@ -318,10 +323,10 @@ class Harness:
         rows = ReqToTokenPool(self.config.max_running_requests, max_context)
         self.scheduler = Scheduler(
             self.config, KVManager(self.cache, allocator, rows), context_length=max_context, eos_ids=[EOS],
-            vocab_size=VOCAB, cascade=cascade, checkpoints=Checkpoints(min_gap),
+            vocab_size=VOCAB, cascade=cascade, checkpoints=Checkpoints(min_gap), stages=stages,
         )  # fmt: skip
         self.runner = FakeRunner(
-            num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly), num_states
+            num_slots + page_size, self.config.max_running_requests, max_context, frozenset(deadly), num_states, stages
         )
         self.max_len = min(max_context, num_slots)
         self.depth = depth
@@ -374,16 +379,22 @@ class Harness:
         self.inflight.append(batch)
         self.steps.append(batch.step)
         self.batches.append(batch)
+        if self.scheduler.stages > 1:
+            self.send_masks(batch)
         self.verify()
         return True
+
+    def send_masks(self, batch: ScheduleBatch) -> None:
+        if batch.grammar_rows:
+            self.runner.masks[batch.step_id] = mask_message(batch.step_id, self.scheduler.masks(batch, self.now))
+            self.take()
 
     def commit(self) -> bool:
         if not self.inflight:
             return False
         batch = self.inflight.popleft()
-        if batch.grammar_rows:
-            self.runner.masks[batch.step_id] = mask_message(batch.step_id, self.scheduler.masks(batch, self.now))
-            self.take()
+        if self.scheduler.stages == 1:
+            self.send_masks(batch)
         if batch.step_id in self.poisoned:  # it ran on what the failed step left unwritten: its answer is worthless
             worthless = pack_f32([1.0] * (len(batch.step.score_index) // 4))
             output = StepOutput(batch.step_id, pack_i32([VOCAB - 1] * len(batch.sampled)), scores=worthless)

@@ -94,9 +94,9 @@ class Outbox:
 class Loop:
     """A real loop over a fake runner."""
 
-    def __init__(self, *, depth: int, runs_ahead: bool, watch_s: float = 0.0) -> None:
+    def __init__(self, *, depth: int, runs_ahead: bool, watch_s: float = 0.0, stages: int = 1) -> None:
         self.log: list[str] = []
-        self.harness = Harness()
+        self.harness = Harness(stages=stages)
         self.executor = Recorder(self.harness.runner, self.log, runs_ahead=runs_ahead)
         self.inbox: LocalChannel[Any] = LocalChannel()
         self.outbox = Outbox(self.log)
@@ -157,6 +157,17 @@ def test_of_constrained_rows_what_the_device_waits_for_leaves_first() -> None:
     assert at.log == ["step 0", "mask 0", "step 1"]
     assert at.answer() == ["answer 0", "accept", "mask 1", "step 2", "tokens", "settle"]
     assert at.answer() == ["answer 1", "accept", "mask 2", "step 3", "tokens", "settle"]
+
+
+def test_over_pipeline_stages_a_mask_leaves_with_its_step() -> None:
+    at = Loop(depth=2, runs_ahead=True, stages=2)
+    for i in range(2):
+        message = TokenizedReq(f"r{i}", pack_i32([1, 2, i]), SamplingParams(max_tokens=9, structured=NO_JUMPS))
+        at.harness.scheduler.add(message, time.monotonic(), FixedSequence([5, 6, 7, 8, 9, 10]))
+    at.loop.run_once(wait=False)
+    assert at.log == ["step 0", "mask 0"]
+    assert at.answer() == ["answer 0", "step 1", "mask 1", "step 2", "mask 2", "tokens"]
+    assert at.answer() == ["answer 1", "step 3", "mask 3", "tokens"]
 
 
 def test_a_grammar_that_fails_late_says_so_at_once() -> None:

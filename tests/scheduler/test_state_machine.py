@@ -38,6 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         num_slots=st.sampled_from([24, 32, 48, 96]),
         page_size=st.sampled_from([1, 1, 2, 8]),
+        stages=st.sampled_from([1, 1, 2, 3]),
         depth=st.sampled_from([1, 2]),
         cache=st.booleans(),
         eviction=st.sampled_from(["lru", "lfu", "fifo", "priority"]),
@@ -48,11 +49,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_states=st.sampled_from([0, 0, 3, 4, 6, 9, 40]),
     )
     def start(
-        self, num_slots, page_size, depth, cache, eviction, policy, chunk, conservativeness, rows, num_states
+        self, num_slots, page_size, stages, depth, cache, eviction, policy, chunk, conservativeness, rows, num_states
     ) -> None:
         page_size = 1 if num_states else page_size
         self.h = Harness(
-            num_slots=num_slots, page_size=page_size, depth=depth, cache=cache, eviction=eviction,
+            num_slots=num_slots, page_size=page_size, stages=stages, depth=stages if stages > 1 else depth,
+            cache=cache, eviction=eviction,
             schedule_policy=policy, chunked_prefill_size=chunk, schedule_conservativeness=conservativeness,
             max_running_requests=rows, max_queued_requests=8, request_timeout_s=50.0,
             deadly=[DEADLY], num_states=num_states, min_gap=2,
