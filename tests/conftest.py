@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each worker has a core; where threads are tested, the test says so
+
+# The suite imports radixrt in hundreds of processes and its own 330 files in each worker. Where bytecode is not to be
+# written, as in many containers, each of them would compile every module again: a third of a server's start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Collecting makes millions of objects that live as long as the session; the collector would visit all of them again
+# and again. It runs during the tests, over what they have made.
+gc.disable()
+GC_THRESHOLDS = (50_000, 20, 20)
 
 # How fast a machine draws or checks an example is no verdict.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -97,6 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {file: i for i, file in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
