@@ -16,6 +16,8 @@ from radixrt.messages.wire import Int32Array
 
 FIRST_TOKEN = 8
 """Tokens below this one mean something to the simulated engine: 0 ends a request."""
+DRAWN_AT_ONCE = 256
+"""Single requests that are drawn in one call of the generator, each of which takes microseconds."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,17 @@ def shared_prefix(
 ) -> Iterator[Program]:
     """Yield single requests, each behind one of `groups` prefixes: by default 1,088 tokens with 93 % of hits."""
     rng = np.random.default_rng(seed)
-    prefixes = [_tokens(rng, prefix) for _ in range(groups)]
+    prefixes = _tokens(rng, groups * prefix).reshape(groups, prefix)
     answer = np.full(output, FIRST_TOKEN, np.int32)
     at = 0.0
-    for number in range(count):
-        at += rng.exponential(1 / rate)
-        prompt = np.concatenate([prefixes[int(rng.integers(groups))], _tokens(rng, own)])
-        yield Program(at, f"s{number}", iter([[Call(prompt, answer)]]))
+    for first in range(0, count, DRAWN_AT_ONCE):
+        number = min(count - first, DRAWN_AT_ONCE)
+        times = at + rng.exponential(1 / rate, number).cumsum()
+        tails = _tokens(rng, number * own).reshape(number, own)
+        prompts = np.concatenate([prefixes[rng.integers(groups, size=number)], tails], axis=1)
+        for i, (begin, prompt) in enumerate(zip(times.tolist(), prompts, strict=True)):
+            yield Program(begin, f"s{first + i}", iter([[Call(prompt, answer)]]))
+        at = float(times[-1])
 
 
 def _tokens(rng: np.random.Generator, count: int) -> Int32Array:

@@ -15,7 +15,6 @@ from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.cache_events import CacheAck, FromWatched, WatchCacheReq
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler import AbortReq, LoadStats, ReleaseReq, SchedulerStats, TokenBatch, TokenizedReq
-from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.kv_manager import KVManager
@@ -104,7 +103,7 @@ class SimulatedReplica:
             batch = self.scheduler.next_batch(now)
             if batch is None:
                 break
-            seconds = self._device.times.seconds(*step_shape(batch.step))
+            seconds = self._device.times.seconds(*batch.shape)
             if self._device.noise:
                 seconds *= self._rng.lognormvariate(0, self._device.noise)
             self._free_at = max(now, self._free_at) + seconds

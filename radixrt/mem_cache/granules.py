@@ -7,6 +7,7 @@ they share these tokens (but for collisions of 64 bits), so the longest prefix k
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 GRANULE_TOKENS = 64
@@ -16,6 +17,7 @@ HASH_BYTES = 8
 _GRANULE_BYTES = 4 * GRANULE_TOKENS
 
 
+@lru_cache(maxsize=256)
 def seed_of(namespace: str) -> bytes:
     """Return the hash before the first granule of a namespace; it does not disclose the namespace's name."""
     return blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES, person=b"radixrt").digest()

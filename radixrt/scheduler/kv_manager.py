@@ -166,7 +166,8 @@ class KVManager:
         lengths = np.array([kv.length for kv in states], np.int32)
         if not self._make_room(self.allocator.new_slots_for_decode(lengths)):
             return None
-        slots = self.allocator.alloc_decode(lengths, self.rows.table[idx, lengths - 1])
+        last = lengths if self.allocator.page_size == 1 else self.rows.table[idx, lengths - 1]  # unused by pages of 1
+        slots = self.allocator.alloc_decode(lengths, last)
         assert slots is not None  # room was made just above
         self.rows.table[idx, lengths] = slots
         for kv in states:

@@ -18,7 +18,7 @@ from radixrt.scheduler.admission import NewTokenRatio
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS, OutputLengths
 from radixrt.scheduler.queue_forecast import QueueForecast, Work
-from radixrt.scheduler.queued_prompts import QueuedPrompts
+from radixrt.scheduler.queued_prompts import QueuedPrompts, prefix_hashes
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_group import GroupMessage
 from radixrt.scheduler.request_table import RequestTable
@@ -86,12 +86,14 @@ class Prediction(NamedTuple):
     Attributes:
         wait_s: seconds until it is admitted.
         service_s: seconds from there until it ends.
+        hashes: `prefix_hashes` of its input; empty if the cache shares nothing.
     """
 
     wait_s: float
     service_s: float
     work: Work
     following: QueueForecast
+    hashes: list[int]
 
 
 class LoadPredictor:
@@ -127,8 +129,8 @@ class LoadPredictor:
             compiling: number of requests that will join the queue once their grammar is compiled.
         """
         forecast = self._current(now, compiling)
-        shared = self._prompts.shared_len(arrival.ids, arrival.namespace) if self._kv.cache.shares else 0
-        cached = max(self._kv.cache.match_len(arrival.ids, arrival.namespace), shared)
+        hashes = self._hashes(arrival.ids, arrival.namespace)
+        cached = max(self._kv.cache.match_len(arrival.ids, arrival.namespace), self._prompts.shared_len(hashes))
         length = len(arrival.ids) + arrival.new_tokens
         work = self._work(length, cached, arrival.max_output, sampled=0)
         following = forecast.with_next(work)
@@ -137,12 +139,12 @@ class LoadPredictor:
             wait = max((at for priority, at in self._levels if priority >= arrival.priority), default=0.0)
         step_s = max(self._step_time.recent_turn_s, following.step_s)
         service_s = self._step_time.times.token * work.prefill + step_s * work.output
-        return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following)
+        return Prediction(max(wait - (now - self._built_at), 0.0), service_s, work, following, hashes)
 
     def joined(self, arrival: Arrival, prediction: Prediction) -> None:
         """Append a request that joins the queue to the forecast. One that overtakes others counts from the next
         forecast on."""
-        self._remember(arrival.rid, prediction.work, arrival.ids, arrival.namespace)
+        self._remember(arrival.rid, prediction.work, prediction.hashes)
         if self._levels and arrival.priority > self._levels[-1][0]:
             return
         self._forecast = prediction.following
@@ -236,11 +238,13 @@ class LoadPredictor:
 
     def _measure(self, req: Req) -> Work:
         """Return the work of a waiting request, and remember it."""
-        ids = req.reusable_ids
-        shared = self._prompts.shared_len(ids, req.namespace) if self._kv.cache.shares else 0
-        work = self._work_of(req, max(self._kv.match_len(req), shared))
-        self._remember(req.rid, work, ids, req.namespace)
+        hashes = self._hashes(req.reusable_ids, req.namespace)
+        work = self._work_of(req, max(self._kv.match_len(req), self._prompts.shared_len(hashes)))
+        self._remember(req.rid, work, hashes)
         return work
+
+    def _hashes(self, ids: Int32Array, namespace: str) -> list[int]:
+        return prefix_hashes(ids, namespace) if self._kv.cache.shares else []
 
     def _work_of(self, req: Req, cached: int) -> Work:
         rest = 0 if req.row is None else self._requests.groups[req.row.rid].tokens_left
@@ -255,10 +259,9 @@ class LoadPredictor:
             slots=prefill + int(min(max(max_output - sampled, 0), CLIP_TOKENS) * self._ratio.value),
         )
 
-    def _remember(self, rid: str, work: Work, ids: Int32Array, namespace: str) -> None:
+    def _remember(self, rid: str, work: Work, hashes: list[int]) -> None:
         self._works[rid] = work
-        if self._kv.cache.shares:
-            self._prompts.add(rid, ids, namespace)
+        self._prompts.add(rid, hashes)
 
     def _keep(self, waiting: set[str]) -> None:
         """Forget the requests that have left the queue; prompts only when they are computed."""
@@ -266,6 +269,6 @@ class LoadPredictor:
             del self._works[rid]
         prefill = [req for req in self._requests.active if req.state is ReqState.PREFILL]
         self._prompts.keep(waiting | {req.rid for req in prefill})
-        if self._kv.cache.shares:
-            for req in prefill:
-                self._prompts.add(req.rid, req.reusable_ids, req.namespace)
+        for req in prefill:
+            if req.rid not in self._prompts:
+                self._prompts.add(req.rid, self._hashes(req.reusable_ids, req.namespace))

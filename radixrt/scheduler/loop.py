@@ -30,7 +30,6 @@ from radixrt.messages.scheduler import (
     TokenizedScoreReq,
     ToScheduler,
 )
-from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.invariants import check_scheduler, check_slots
@@ -219,7 +218,7 @@ class SchedulerLoop:
         head, times = self._inflight[0], self._core.step_time.times
         if head.num_tokens < LONG_STEP_TOKENS or not times.extend_steps:
             return False
-        return now - self._head_since < HOLD_SHARE * times.seconds(*step_shape(head.step))
+        return now - self._head_since < HOLD_SHARE * times.seconds(*head.shape)
 
     def _send_masks(self, batch: ScheduleBatch) -> None:
         """Send the masks of a step. All earlier tokens of its rows must be known: it is the oldest step in flight, or

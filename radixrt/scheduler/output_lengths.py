@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from itertools import accumulate
 
 CLIP_TOKENS = 4096
 """Requests with a huge or no max_tokens are expected to stop before this many."""
@@ -53,9 +52,8 @@ class _Parts:
     """The last RECENT parts, each from 0 to 1."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._sorted: list[float] = []
-        self._sums: list[float] = []  # of the first i of `_sorted`; empty when there are new parts
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []  # the same parts
 
     @property
     def count(self) -> int:
@@ -63,15 +61,13 @@ class _Parts:
 
     def add(self, part: float) -> None:
         self._recent.append(part)
-        self._sums = []
+        insort(self._sorted, part)
+        if len(self._recent) > RECENT:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
 
     def further(self, part: float) -> float:
         """Mean of the rest of those that are longer than `part`; if none is, the mean part of what is left."""
-        if not self._sums:
-            self._sorted = sorted(self._recent)
-            self._sums = [0.0, *accumulate(self._sorted)]
-        shorter = bisect_right(self._sorted, part)
-        longer = len(self._sorted) - shorter
+        longer = self._sorted[bisect_right(self._sorted, part) :]
         if not longer:
-            return self._sums[-1] / len(self._sorted) * (1.0 - part)
-        return (self._sums[-1] - self._sums[shorter]) / longer - part
+            return sum(self._sorted) / len(self._sorted) * (1.0 - part)
+        return sum(longer) / len(longer) - part

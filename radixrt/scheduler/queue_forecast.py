@@ -10,7 +10,6 @@ says for the rows that run at that moment, plus the time of the prompts that are
 
 from __future__ import annotations
 
-import copy
 import heapq
 import math
 from typing import NamedTuple
@@ -85,7 +84,8 @@ class QueueForecast:
 
     def with_next(self, work: Work) -> QueueForecast:
         """Return a forecast with one more request in the queue; this one stays as it is."""
-        following = copy.copy(self)
+        following = QueueForecast.__new__(QueueForecast)
+        following.__dict__.update(self.__dict__)  # copy.copy takes five times as long
         following._ends = self._ends.copy()
         following.admit(work)
         return following

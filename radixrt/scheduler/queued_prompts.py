@@ -7,7 +7,6 @@ by hashes of their first GRANULE, 2 GRANULE, ... tokens.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Set
 
 from radixrt.messages.wire import Int32Array
@@ -19,27 +18,33 @@ class QueuedPrompts:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._prefixes: Counter[int] = Counter()  # hash of a prefix -> number of requests that begin with it
+        self._prefixes: dict[int, int] = {}  # hash of a prefix -> number of requests that begin with it
         self._hashes: dict[str, list[int]] = {}
 
     def __contains__(self, rid: str) -> bool:
         return rid in self._hashes
 
-    def shared_len(self, ids: Int32Array, namespace: str) -> int:
-        """Number of leading tokens that one of the requests has too, in whole granules."""
+    def shared_len(self, hashes: list[int]) -> int:
+        """Number of leading tokens that one of the requests has too, in whole granules.
+
+        Args:
+            hashes: `prefix_hashes` of the prompt.
+        """
         shared = 0
-        for hashed in _prefix_hashes(ids, namespace):
+        for hashed in hashes:
             if hashed not in self._prefixes:
                 break
             shared += GRANULE
         return shared
 
-    def add(self, rid: str, ids: Int32Array, namespace: str) -> None:
+    def add(self, rid: str, hashes: list[int]) -> None:
         """Add a request, if it is not known yet."""
         if rid in self._hashes:
             return
-        hashes = self._hashes[rid] = _prefix_hashes(ids, namespace)
-        self._prefixes.update(hashes)
+        self._hashes[rid] = hashes
+        counts = self._prefixes
+        for hashed in hashes:
+            counts[hashed] = counts.get(hashed, 0) + 1
 
     def keep(self, rids: Set[str]) -> None:
         """Remove all requests but these."""
@@ -50,7 +55,8 @@ class QueuedPrompts:
                     del self._prefixes[hashed]
 
 
-def _prefix_hashes(ids: Int32Array, namespace: str) -> list[int]:
+def prefix_hashes(ids: Int32Array, namespace: str) -> list[int]:
+    """Return the hashes of the first GRANULE, 2 GRANULE, ... tokens of a prompt."""
     data, size = ids.tobytes(), 4 * GRANULE
     hashes, last = [], hash(namespace)
     for start in range(0, len(data) - size + 1, size):

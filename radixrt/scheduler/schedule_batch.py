@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS
 from radixrt.messages.runner import ForwardStep, RowWrite, SamplingRow, StepOutput
+from radixrt.messages.step_shape import StepShape, step_shape
 from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.group_rows import PooledRow, ScoredRow
 from radixrt.scheduler.kv_manager import DecodeSlots
@@ -72,6 +74,11 @@ class ScheduleBatch:
     grammar_rows: list[int] = field(default_factory=list)
     scored: list[tuple[Req, int]] = field(default_factory=list)
     pooled: list[tuple[Req, int]] = field(default_factory=list)
+
+    @cached_property
+    def shape(self) -> StepShape:
+        """Amount of work of the step."""
+        return step_shape(self.step)
 
     @property
     def num_tokens(self) -> int:

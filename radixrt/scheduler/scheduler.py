@@ -237,9 +237,9 @@ class Scheduler:
             return None
         while True:
             active = self._requests.active
-            growing = [r for r in active if r.state is RUNNING and r.seq_len < r.max_len]
+            growing = [r for r in active if r.state is RUNNING and r.known_len + r.num_pending < r.max_len]
             decode = rows_of_step(growing, self.stages)
-            decode.sort(key=lambda req: -req.kv.length)  # a GPU starts rows in this order: the longest not last
+            decode.sort(key=lambda req: req.kv.length, reverse=True)  # a GPU starts with the first, the longest
             if self._num_inflight and self.stages == 1 and self._constrained.waits(decode):
                 return None
             slots = self._kv.extend_decode(decode)
@@ -324,7 +324,7 @@ class Scheduler:
     def commit(self, batch: ScheduleBatch, output: StepOutput, now: float) -> None:
         """Take the answer of the oldest step in flight: append tokens, finish requests, free what they held."""
         self._num_inflight -= 1
-        self.step_time.answered(batch.step, batch.decided_at, output.forward_s, now)
+        self.step_time.answered(batch.shape, batch.decided_at, output.forward_s, now)
         if self._requests.recovering:
             if self._num_inflight == 0:
                 self.recovery.recover()

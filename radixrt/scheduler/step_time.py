@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from radixrt.messages.runner import ForwardStep
 from radixrt.messages.scheduler import StepTimes
-from radixrt.messages.step_shape import StepShape, step_shape
+from radixrt.messages.step_shape import StepShape
 
 MEMORY = 512
 CLIP = 4.0
@@ -64,7 +63,7 @@ class StepTimeFit:
         self.recent_s = 0.0
         self.times = prior
 
-    def answered(self, step: ForwardStep, decided_at: float, forward_s: float, now: float) -> None:
+    def answered(self, shape: StepShape, decided_at: float, forward_s: float, now: float) -> None:
         """Learn from a step that is answered now.
 
         It ended `forward_s` after it was sent, which is before now if the loop was busy, above all where the loop
@@ -77,7 +76,7 @@ class StepTimeFit:
         """
         # Where stages compute one after another, the last one's time is not the step's.
         ended_at = min(now, decided_at + forward_s) if forward_s and self._stages == 1 else now
-        self.add(step_shape(step), min((ended_at - decided_at) / self._stages, ended_at - self._ended_at))
+        self.add(shape, min((ended_at - decided_at) / self._stages, ended_at - self._ended_at))
         self._ended_at = ended_at
 
     @property

@@ -142,14 +142,13 @@ def test_the_model_of_times_is_of_one_stage() -> None:
     for i in range(8):
         h.add(f"r{i}", [i + 1, 2, 3], max_tokens=30, ignore_eos=True)
     h.drain()
-    steps = [step for step in h.steps if step.mode == DECODE]
+    shapes = [step_shape(step) for step in h.steps if step.mode == DECODE]
     full, alone = StepTimeFit(stages=3), StepTimeFit(stages=3)
-    for i, step in enumerate(steps):
-        full.answered(step, decided_at=1.0 + 0.01 * (i - 2), forward_s=9.0, now=1.0 + 0.01 * (i + 1))
-        alone.answered(step, decided_at=1.0 + 0.05 * i, forward_s=9.0, now=1.03 + 0.05 * i)
+    for i, shape in enumerate(shapes):
+        full.answered(shape, decided_at=1.0 + 0.01 * (i - 2), forward_s=9.0, now=1.0 + 0.01 * (i + 1))
+        alone.answered(shape, decided_at=1.0 + 0.05 * i, forward_s=9.0, now=1.03 + 0.05 * i)
     for fit in (full, alone):
-        shape = step_shape(steps[-1])
-        assert fit.times.seconds(*shape) == pytest.approx(0.01, rel=0.1)
+        assert fit.times.seconds(*shapes[-1]) == pytest.approx(0.01, rel=0.1)
         assert fit.recent_turn_s == pytest.approx(0.03, rel=0.15)
         assert fit.turn_times.step == pytest.approx(3 * fit.times.step)
     assert math.isclose(StepTimeFit().recent_turn_s, 0.0)

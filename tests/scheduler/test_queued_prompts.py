@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from radixrt.scheduler.queued_prompts import GRANULE, QueuedPrompts
+from radixrt.scheduler.queued_prompts import GRANULE, QueuedPrompts, prefix_hashes
 
 
 def ids(*parts: tuple[int, int]) -> np.ndarray:
@@ -14,14 +14,18 @@ def ids(*parts: tuple[int, int]) -> np.ndarray:
     return np.concatenate([np.full(count, token, np.int32) for token, count in parts])
 
 
+def hashes(*parts: tuple[int, int], namespace: str = "") -> list[int]:
+    return prefix_hashes(ids(*parts), namespace)
+
+
 def test_shared_prefixes_count_in_whole_granules() -> None:
     queued = QueuedPrompts()
-    queued.add("a", ids((1, 5 * GRANULE), (2, 3 * GRANULE)), "")
-    assert queued.shared_len(ids((1, 5 * GRANULE), (3, 3 * GRANULE)), "") == 5 * GRANULE
-    assert queued.shared_len(ids((1, 2 * GRANULE + 10)), "") == 2 * GRANULE
-    assert queued.shared_len(ids((1, GRANULE - 1)), "") == 0
-    assert queued.shared_len(ids((2, 3 * GRANULE)), "") == 0
-    assert queued.shared_len(ids((1, 5 * GRANULE)), "another namespace") == 0
+    queued.add("a", hashes((1, 5 * GRANULE), (2, 3 * GRANULE)))
+    assert queued.shared_len(hashes((1, 5 * GRANULE), (3, 3 * GRANULE))) == 5 * GRANULE
+    assert queued.shared_len(hashes((1, 2 * GRANULE + 10))) == 2 * GRANULE
+    assert queued.shared_len(hashes((1, GRANULE - 1))) == 0
+    assert queued.shared_len(hashes((2, 3 * GRANULE))) == 0
+    assert queued.shared_len(hashes((1, 5 * GRANULE), namespace="another namespace")) == 0
 
 
 def test_random_queues_against_the_definition() -> None:
@@ -46,6 +50,6 @@ def test_random_queues_against_the_definition() -> None:
             ):
                 same += GRANULE
             common = max(common, same)
-        assert queued.shared_len(prompt, namespace) == common
+        assert queued.shared_len(prefix_hashes(prompt, namespace)) == common
         held[f"r{i}"] = (prompt, namespace)
-        queued.add(f"r{i}", prompt, namespace)
+        queued.add(f"r{i}", prefix_hashes(prompt, namespace))

@@ -214,11 +214,11 @@ def test_a_step_ends_when_the_runner_says_so() -> None:
     h.commit()
     for _ in range(10):
         h.submit()
-        step = h.batches[-1].step
+        shape = h.batches[-1].shape
         first, second = now, now + 1.0
         now += 2.0
-        fit.answered(step, first, 1.0, now)
-        fit.answered(step, second, 1.0, now)
+        fit.answered(shape, first, 1.0, now)
+        fit.answered(shape, second, 1.0, now)
     assert fit.times.seconds(1, 8) == pytest.approx(1.0, rel=0.01)
     assert fit.times.error < 0.01
 
