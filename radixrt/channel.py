@@ -7,9 +7,10 @@ endpoints are `ipc://` sockets in a private folder (mode 0700, random name) that
 from __future__ import annotations
 
 import logging
+import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -98,17 +99,21 @@ class ZmqInbox(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
 
     def recv(self, timeout_s: float | None = 0.0) -> M | None:
-        while True:
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                if timeout_s == 0.0 or not self.socket.poll(None if timeout_s is None else max(1, timeout_s * 1000)):
-                    return None
-                continue
+        while (frame := self._frame(timeout_s)) is not None:
             try:
                 return self._decoder.decode(frame)
             except UNDECODABLE as error:
                 logger.error("dropped a frame of %d bytes that does not decode: %s", len(frame), error)
+        return None
+
+    def _frame(self, timeout_s: float | None) -> bytes | None:
+        while True:
+            try:
+                frame: bytes = self.socket.recv(zmq.NOBLOCK)
+                return frame
+            except zmq.Again:
+                if timeout_s == 0.0 or not self.socket.poll(None if timeout_s is None else max(1, timeout_s * 1000)):
+                    return None
 
     def close(self) -> None:
         self.socket.close()
@@ -139,6 +144,44 @@ class ZmqOutbox(Generic[M]):
 
     def close(self) -> None:
         self.socket.close()
+
+
+class Tag(NamedTuple):
+    """Mark of a frame between a router and a scheduler.
+
+    Attributes:
+        replica: replica that sends it, or that it is for.
+        epoch: life of the replica that it belongs to; 0 for any.
+    """
+
+    replica: int
+    epoch: int
+
+
+_TAG = struct.Struct("<iQ")
+
+
+class TaggedInbox(ZmqInbox[M]):
+    """A `ZmqInbox` whose frames begin with a tag."""
+
+    def recv_tagged(self, timeout_s: float | None = 0.0) -> tuple[Tag, M] | None:
+        """Return the next message with its tag; otherwise as `recv`."""
+        while (frame := self._frame(timeout_s)) is not None:
+            try:
+                return Tag(*_TAG.unpack_from(frame)), self._decoder.decode(memoryview(frame)[_TAG.size :])
+            except (struct.error, *UNDECODABLE) as error:
+                logger.error("dropped a frame of %d bytes that does not decode: %s", len(frame), error)
+        return None
+
+
+class TaggedOutbox(ZmqOutbox[M]):
+    """A `ZmqOutbox` whose frames begin with a tag; `send` sends to any epoch."""
+
+    def send(self, message: M) -> None:
+        self.send_tagged(Tag(0, 0), message)
+
+    def send_tagged(self, tag: Tag, message: M) -> None:
+        self.send_frame(_TAG.pack(*tag) + self._encoder.encode(message))
 
 
 class LocalChannel(Generic[M]):

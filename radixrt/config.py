@@ -99,6 +99,9 @@ class ExecutorConfig:
         choices=("mp", "external", "uni"),
     )
     tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
+    replicas: int = option(
+        1, "engines on this machine behind a router, each with processes, cache and, on CUDA, devices of its own", low=1
+    )
     all_reduce: str = option(
         "one_shot",
         "all-reduce of CUDA ranks; one_shot: one kernel over memory that GPUs of one machine map, if possible; "
@@ -153,6 +156,9 @@ class RecoveryConfig:
     restart_window_s: float = option(300.0, "time within which max_restarts counts", low=0.001)
     hang_timeout_s: float = option(
         10.0, "a process whose loop has not advanced for so long, long steps excepted, is killed and restarted", low=1.0
+    )
+    replica_stall_s: float = option(
+        4.0, "a replica that is silent for so long while it has requests counts as dead until it is heard", low=0.1
     )
 
 
@@ -339,6 +345,11 @@ def _check_together(config: Config) -> None:
     if config.executor.tp > 1 and config.executor.executor == "uni":
         raise ConfigError(
             f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
+        )
+    if config.executor.replicas > 1 and config.executor.executor != "mp":
+        raise ConfigError(
+            f"replicas={config.executor.replicas} needs processes that this engine starts; use executor=mp, not "
+            f"{config.executor.executor}"
         )
     for name in ("tokenizer", "chat_template", "score_template"):
         if config.model.skip_tokenizer_init and getattr(config.model, name) is not None:

@@ -42,6 +42,7 @@ LONGEST = (
     "tests/process/test_chaos.py",
     "tests/equivalence/test_constrained.py",
     "tests/process/test_restarts.py",
+    "tests/process/test_replicas.py",
     "tests/examples/test_programs.py",
     "tests/kernels/test_triton_tensor_parallel.py",
     "tests/server/test_pooling_servers.py",

@@ -211,8 +211,9 @@ def test_a_config_cannot_be_changed() -> None:
         config.model = SECTIONS["model"]()  # type: ignore[misc]
 
 
-TOGETHER = [option for option in OPTIONS if option.name != "skip_tokenizer_init"]
-"""Options that all go together: without a tokenizer, those that configure one are refused."""
+TOGETHER = [option for option in OPTIONS if option.name not in ("skip_tokenizer_init", "replicas")]
+"""Options that all go together: without a tokenizer, those that configure one are refused, and replicas are processes
+that only executor=mp starts."""
 
 
 def test_a_config_crosses_to_the_workers_as_json() -> None:

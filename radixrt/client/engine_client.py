@@ -18,6 +18,7 @@ from typing import Literal
 
 from radixrt.channel import Outbox
 from radixrt.client.answers import raise_for_error
+from radixrt.client.fleet_stats import merge_stats
 from radixrt.client.validation import Question, Request, check_request
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.cache_events import FromWatched, ToWatched
@@ -28,6 +29,7 @@ from radixrt.messages.client import (
     ToMain,
     ToTokenizer,
 )
+from radixrt.messages.fleet import ReplicaStats
 from radixrt.messages.parts import FINISH_ERROR, Finish, FinishError
 from radixrt.messages.scheduler import AbortReq, ControlReply, ControlReq, ReleaseReq, SchedulerStats
 
@@ -89,7 +91,8 @@ class EngineClient:
         status: state of the engine.
         restarts: processes started anew so far, by name.
         draining: new requests are refused because the engine is shutting down.
-        stats: latest snapshot of the scheduler; None before the first.
+        stats: latest snapshot of the scheduler, or of all replicas together; None before the first.
+        replica_stats: latest numbers of each replica; empty without replicas.
         worker_pids: returns the ids of the worker processes, by name; any thread may call it.
     """
 
@@ -110,6 +113,8 @@ class EngineClient:
         self.restarts: Counter[str] = Counter()
         self.draining = False
         self.stats: SchedulerStats | None = None
+        self.replica_stats: dict[int, ReplicaStats] = {}
+        self._ended_lives: dict[int, int] = {}  # of replicas, by number
 
     @property
     def open_requests(self) -> int:
@@ -264,6 +269,10 @@ class EngineClient:
             self._deliver(message.outputs)
         elif isinstance(message, SchedulerStats):
             self.stats = message
+        elif isinstance(message, ReplicaStats):
+            if message.life > self._ended_lives.get(message.replica, 0):
+                self.replica_stats[message.replica] = message
+                self._merge_stats()
         elif isinstance(message, EngineReady):
             self._serve(message)
             if self._watcher is not None:
@@ -276,6 +285,12 @@ class EngineClient:
             if waiting is not None:
                 waiting.put(message)
 
+    def _merge_stats(self) -> None:
+        found = list(self.replica_stats.values())
+        known = [each.stats for each in found if each.stats is not None]
+        queued = max((each.unbound for each in found), default=0) + sum(each.view.queued for each in found)
+        self.stats = merge_stats(known, queued) if known else None
+
     def _serve(self, info: EngineReady) -> None:
         """Note that the processes are ready, unless they are those of an earlier epoch and have failed since."""
         with self._lock:
@@ -285,7 +300,19 @@ class EngineClient:
             self.status = EngineStatus("serving")
         self.ready.set()
 
-    # --- the supervisor's thread ---
+    # --- the supervisors' threads ---
+
+    def pause(self, reason: str) -> None:
+        """Note that no replica serves at present; requests wait in the router, which announces the next one."""
+        with self._lock:
+            if self.failure is None:
+                self.status = EngineStatus("restarting", reason)
+
+    def forget_replica(self, replica: int, life: int) -> None:
+        """Drop the numbers of a replica whose life is over, also those that are still on their way."""
+        self._ended_lives[replica] = life
+        if self.replica_stats.pop(replica, None) is not None:
+            self._merge_stats()
 
     def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
         """Note that these processes, all of them ModelRunners, are started anew; requests wait in the scheduler."""
@@ -301,6 +328,7 @@ class EngineClient:
             self.restarts.update(names)
             self._outbox.close()
             self._outbox, self.stats = outbox, None
+            self.replica_stats = {}
             rids, controls = list(self._streams), list(self._controls.values())
         self._end(rids, controls, reason)
 

@@ -184,18 +184,18 @@ def _launcher_store(rank: int, size: int, timeout_s: float) -> Store:
 
 
 def rank_device(device: torch.device, info: RankInfo) -> torch.device:
-    """Return the device of a rank, made the current one where there are several ranks.
+    """Return the device of a rank, made the current one where there are several ranks or replicas.
 
     Raises:
         ConfigError: this machine has too few devices.
     """
-    if device.type != "cuda" or info.size == 1:
+    if device.type != "cuda" or info.size == info.local_size == 1:
         return device
     count = torch.cuda.device_count()
     if info.local_rank >= count:
         raise ConfigError(
-            f"tp={info.size}: rank {info.rank} needs a CUDA device of its own, and this machine shows {count};"
-            " lower tp, or show more devices (CUDA_VISIBLE_DEVICES)"
+            f"tp={info.size}: rank {info.rank} needs a CUDA device of its own (number {info.local_rank}), and this "
+            f"machine shows {count}; lower tp or replicas, or show more devices (CUDA_VISIBLE_DEVICES)"
         )
     torch.cuda.set_device(info.local_rank)
     return torch.device("cuda", info.local_rank)

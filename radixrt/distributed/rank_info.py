@@ -14,8 +14,8 @@ class RankInfo:
 
     Attributes:
         rank: of `size` ranks, from 0.
-        local_rank: of the `local_size` ranks on this machine, which share its memory and cores; also the index of the
-            rank's CUDA device.
+        local_rank: of the `local_size` ranks on this machine, those of all replicas, which share its memory and cores;
+            also the index of the rank's CUDA device.
         store: path of the file through which the ranks of this machine rendezvous; None for MASTER_ADDR and
         MASTER_PORT.
         timeout_s: the longest that ranks wait for each other, while loading too.

@@ -5,21 +5,30 @@ from __future__ import annotations
 from radixrt.config import Config
 from radixrt.engine.settings import EngineSettings
 
-NAMES = {"tokenizer": "tokenizer", "scheduler": "scheduler", "runner": "ModelRunner"}
+NAMES = {"tokenizer": "tokenizer", "router": "router", "scheduler": "scheduler", "runner": "ModelRunner"}
+FRONT_KINDS = ("tokenizer", "router")
+"""Kinds of the processes that replicas share."""
 
 
 def process_kinds(config: Config, settings: EngineSettings) -> tuple[str, ...]:
-    """Kinds of the processes to start: the keys of `NAMES`, with a rank for runners if there are several."""
+    """Kinds of the processes to start for an engine without replicas: keys of `NAMES`, with a rank for runners if there
+    are several."""
     if settings.tp == 1:
-        return tuple(NAMES)
+        return ("tokenizer", "scheduler", "runner")
     here = 1 if config.executor.executor == "external" else settings.tp
     return ("tokenizer", "scheduler", *(f"runner-{rank}" for rank in range(here)))
 
 
-def process_name(kind: str) -> str:
-    """Return the display name of a process, e.g. "ModelRunner 1"."""
+def replica_kinds(config: Config, settings: EngineSettings) -> tuple[str, ...]:
+    """Kinds of the processes of one replica."""
+    return tuple(kind for kind in process_kinds(config, settings) if kind not in FRONT_KINDS)
+
+
+def process_name(kind: str, replica: int | None = None) -> str:
+    """Return the display name of a process, e.g. "ModelRunner 1", or "replica 0 scheduler"."""
     base, _, rank = kind.partition("-")
-    return f"{NAMES[base]} {rank}".rstrip()
+    owner = "" if replica is None else f"replica {replica} "
+    return f"{owner}{NAMES[base]} {rank}".rstrip()
 
 
 def is_runner(kind: str) -> bool:
@@ -36,7 +45,7 @@ class Endpoints:
         self.folder = folder
 
     def of(self, name: str, epoch: int) -> str:
-        """Inbox of main, the tokenizer or the scheduler."""
+        """Inbox of main, the tokenizer, the router or the scheduler."""
         return f"ipc://{self.folder}/{name}.{epoch}"
 
     def runner(self, rank: int, epoch: int) -> str:
@@ -46,6 +55,10 @@ class Endpoints:
     def answers(self, epoch: int) -> str:
         """Inbox of the scheduler for the ranks."""
         return self.of("answers", epoch)
+
+    def replies(self, epoch: int) -> str:
+        """Inbox of the router for replicas."""
+        return self.of("replies", epoch)
 
     @property
     def masks(self) -> str:

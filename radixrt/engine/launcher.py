@@ -1,6 +1,7 @@
 """`Launcher`: the engine in worker processes, as the offline API and the server start it.
 
-It owns what the processes share, the private folder and the ZMQ context; `Supervisor` owns the processes.
+It owns what the processes share, the private folder and the ZMQ context; `Supervisor` owns the processes, and
+`ReplicaSet` those of replicas.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import Any
 
 import zmq
 
+from radixrt.channel import ZmqOutbox
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config
+from radixrt.engine.endpoints import FRONT_KINDS, Endpoints, process_kinds
 from radixrt.engine.engine_folder import EngineFolder, remove_stale_folders
+from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.supervisor import Supervisor
+from radixrt.engine.supervisor import ProcessGroup, Supervisor
 from radixrt.errors import EngineError
+from radixrt.messages.client import ToTokenizer
 
 
 class Launcher:
@@ -27,6 +32,7 @@ class Launcher:
 
     Attributes:
         client: connection to the engine; usable once `start` has returned.
+        replicas: the engine's replicas; None for an engine without a router.
 
     Raises:
         EngineError: the temporary folder cannot be written.
@@ -34,18 +40,40 @@ class Launcher:
 
     def __init__(self, config: Config, settings: EngineSettings) -> None:
         self._start_timeout_s = config.executor.start_timeout_s
+        self._num_replicas = config.executor.replicas
+        self._exit_code: ExitCode | None = None
+        self.replicas: ReplicaSet | None = None
         try:
             remove_stale_folders()
             self._folder = EngineFolder()
             self._context: zmq.Context[Any] = zmq.Context()
-            self._supervisor = Supervisor(config, settings, self._folder.path, self._context)
+            outbox: ZmqOutbox[ToTokenizer] = ZmqOutbox(self._context, Endpoints(self.folder).of("tokenizer", 0))
+            self.client = EngineClient(outbox, lambda: self.pids)
+            self._supervisor = self._supervise(config, settings)
         except OSError as error:
             raise EngineError(
                 f"cannot use the temporary folder {tempfile.gettempdir()}: {error}; make room, or set TMPDIR"
             ) from error
-        self.client: EngineClient = self._supervisor.client
         self._close_lock = threading.Lock()
         self._closed = False
+
+    def _supervise(self, config: Config, settings: EngineSettings) -> Supervisor:
+        context, client = self._context, self.client
+        if self._num_replicas == 1:
+            group = ProcessGroup(process_kinds(config, settings), self.folder)
+            return Supervisor(config, settings, group, context, client)
+        front = Supervisor(
+            config, settings, ProcessGroup(FRONT_KINDS, self.folder, core="router"), context, client,
+            lambda epoch: replicas.router_restarted(),
+        )  # fmt: skip
+        replicas = ReplicaSet(config, settings, self.folder, context, client, front.send, self._give_up)
+        self.replicas = replicas
+        return front
+
+    def _give_up(self, reason: str) -> None:
+        """End the engine, because no replica is left."""
+        self._exit_code = ExitCode.RESTARTS_SPENT
+        self.client.fail(reason)
 
     @property
     def folder(self) -> str:
@@ -55,12 +83,12 @@ class Launcher:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by process name."""
-        return self._supervisor.pids
+        return self._supervisor.pids | ({} if self.replicas is None else self.replicas.pids)
 
     @property
     def exit_code(self) -> ExitCode | None:
         """Exit code for a server whose engine has failed; None while it works."""
-        return self._supervisor.exit_code
+        return self._supervisor.exit_code or self._exit_code
 
     def start(self) -> EngineClient:
         """Start the workers and wait until the engine is ready.
@@ -71,6 +99,9 @@ class Launcher:
         atexit.register(self.close)
         try:
             self._supervisor.start()
+            if self.replicas is not None:
+                for _ in range(self._num_replicas):
+                    self.replicas.add()
             self._wait_ready()
         except BaseException:
             self.close()
@@ -79,9 +110,12 @@ class Launcher:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout_s
-        while not self.client.ready.wait(0.02):
+        while not (self.client.ready.wait(0.02) and (self.replicas is None or self.replicas.all_ready)):
             if self.client.failure is not None:
                 raise EngineError(self.client.failure)
+            if self.replicas is not None:
+                self.replicas.check_started()
+                time.sleep(0.02)
             if time.monotonic() > deadline:
                 raise EngineError(f"not ready after {self._start_timeout_s:g} s (start_timeout_s)")
 
@@ -92,6 +126,9 @@ class Launcher:
                 return
             self._closed = True
         self.client.fail("the engine was shut down")
+        self._supervisor.begin_stop()
+        if self.replicas is not None:
+            self.replicas.close()
         self._supervisor.stop()
         self._context.term()
         self._folder.remove()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import zmq
 
-from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.channel import Inbox, Outbox, TaggedInbox, TaggedOutbox, ZmqInbox, ZmqOutbox
 from radixrt.config import Config, make_config
 from radixrt.distributed.rank_info import RankInfo, rank_from_environment
 from radixrt.engine import assembly
@@ -33,8 +33,9 @@ from radixrt.errors import RadixRTError
 from radixrt.heartbeat import Heartbeat, open_heartbeat
 from radixrt.logs import configure_logging
 from radixrt.messages.client import ToMain, ToTokenizer
+from radixrt.messages.fleet import FromReplica, ToRouter
 from radixrt.messages.runner import FromRunner, ToRunner
-from radixrt.messages.scheduler import ToScheduler
+from radixrt.messages.scheduler import SchedulerReady, ToScheduler
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class WorkerSetup:
 
     Attributes:
         rank: of a runner.
+        replica: number of the replica that the process belongs to, if there are replicas.
         heartbeat: of this process; the main process expects the first beat once loading is over.
         start_log: of this process, in its first phase.
     """
@@ -77,6 +79,7 @@ class WorkerSetup:
     endpoints: Endpoints
     context: zmq.Context[Any]
     rank: int
+    replica: int | None
     notices: EpochNotices
     heartbeat: Heartbeat
     start_log: StartLog
@@ -96,7 +99,8 @@ def run_tokenizer(setup: WorkerSetup) -> NoReturn:
 
     endpoints, context, epoch = setup.endpoints, setup.context, setup.notices.epoch
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer", epoch), ToTokenizer)
-    to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of("scheduler", epoch))
+    core = "scheduler" if setup.config.executor.replicas == 1 else "router"
+    to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of(core, epoch))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main", epoch))
     setup.start_log.begin("tokenizer")
     worker = assembly.make_tokenizer(setup.config, setup.settings, to_scheduler, to_main, threaded=True)
@@ -104,19 +108,58 @@ def run_tokenizer(setup: WorkerSetup) -> NoReturn:
     serve(worker, inbox, setup.heartbeat)
 
 
-def run_scheduler(setup: WorkerSetup) -> NoReturn:
-    endpoints, context, epoch = setup.endpoints, setup.context, setup.notices.epoch
-    inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler", epoch), ToScheduler)
+def run_router(setup: WorkerSetup) -> NoReturn:
+    from radixrt.router.loop import RouterLoop
+    from radixrt.router.router import Router
+
+    config, endpoints, context, epoch = setup.config, setup.endpoints, setup.context, setup.notices.epoch
+    inbox: ZmqInbox[ToRouter] = ZmqInbox(context, endpoints.of("router", epoch), ToRouter)
+    replies: TaggedInbox[FromReplica] = TaggedInbox(context, endpoints.replies(epoch), FromReplica)
     to_tokenizer: ZmqOutbox[ToTokenizer] = ZmqOutbox(context, endpoints.of("tokenizer", epoch))
+    scheduler = config.scheduler
+    router = Router(
+        context_length=setup.settings.context_length,
+        request_timeout_s=scheduler.request_timeout_s,
+        max_queue_wait_s=scheduler.max_queue_wait_s,
+        max_queued_requests=scheduler.max_queued_requests,
+        stall_s=config.recovery.replica_stall_s,
+        seed=config.executor.random_seed,
+        first_epoch=(epoch << 32) + 1,
+    )
+    loop = RouterLoop(
+        router, inbox, replies, to_tokenizer, lambda endpoint: TaggedOutbox(context, endpoint),
+        epoch=epoch, chunked_prefill_size=scheduler.chunked_prefill_size,
+    )  # fmt: skip
+    setup.loaded()
+    while True:
+        loop.run_once()
+        setup.heartbeat.beat()
+
+
+def run_scheduler(setup: WorkerSetup) -> NoReturn:
+    epoch = setup.notices.epoch
+    inbox, outbox, socket = _scheduler_channels(setup, epoch)
     executor = _make_executor(setup, epoch)
     setup.start_log.begin("scheduler")
-    loop = assembly.make_scheduler_loop(
-        setup.config, setup.settings, executor, inbox, to_tokenizer, inbox.socket, epoch=epoch
-    )
+    loop = assembly.make_scheduler_loop(setup.config, setup.settings, executor, inbox, outbox, socket, epoch=epoch)
     setup.loaded()
     while True:
         loop.run_once(wait=True)
         setup.heartbeat.beat()
+
+
+def _scheduler_channels(setup: WorkerSetup, epoch: int) -> tuple[Inbox[ToScheduler], Outbox[ToTokenizer], Any]:
+    """Inbox and outbox of the scheduler, and the socket to wait for."""
+    endpoints, context = setup.endpoints, setup.context
+    if setup.replica is None:
+        inbox: ZmqInbox[ToScheduler] = ZmqInbox(context, endpoints.of("scheduler", epoch), ToScheduler)
+        return inbox, ZmqOutbox(context, endpoints.of("tokenizer", epoch)), inbox.socket
+    from radixrt.scheduler.router_link import RouterLink
+
+    tagged: TaggedInbox[ToScheduler] = TaggedInbox(context, endpoints.of("scheduler", epoch), ToScheduler)
+    to_main: ZmqOutbox[SchedulerReady] = ZmqOutbox(context, endpoints.of("main", epoch))
+    link = RouterLink(tagged, lambda endpoint: TaggedOutbox(context, endpoint), to_main)
+    return link, link, tagged.socket
 
 
 def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
@@ -140,7 +183,7 @@ def run_runner(setup: WorkerSetup) -> NoReturn:
     from radixrt.runner.cuda_context import begin_context
 
     if setup.config.executor.device != "cpu" and setup.config.executor.executor != "external":
-        begin_context(setup.rank)
+        begin_context(_local_rank(setup))
     setup.start_log.begin("torch")
     from radixrt.runner.step_allowance import StepAllowance
     from radixrt.runner.worker import serve_steps
@@ -183,12 +226,19 @@ def _rank_info(setup: WorkerSetup, epoch: int) -> RankInfo:
         rank_info = rank_from_environment(os.environ, timeout_s)
         publish_addresses(rank_info, endpoints.addresses)
     else:
-        rank_info = RankInfo(setup.rank, size, setup.rank, size, endpoints.ranks(epoch), timeout_s)
+        local_size = size * config.executor.replicas
+        rank_info = RankInfo(setup.rank, size, _local_rank(setup), local_size, endpoints.ranks(epoch), timeout_s)
     return dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
+
+
+def _local_rank(setup: WorkerSetup) -> int:
+    """Number of this runner among those of all replicas, which is that of its device."""
+    return (setup.replica or 0) * setup.settings.tp + setup.rank
 
 
 RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {
     "tokenizer": run_tokenizer,
+    "router": run_router,
     "scheduler": run_scheduler,
     "runner": run_runner,
 }
@@ -203,7 +253,8 @@ def main(kind: str) -> int:
     if not line:
         return 0
     given = json.loads(line)
-    name = process_name(kind)
+    replica: int | None = given["replica"]
+    name = process_name(kind, replica)
     config = make_config(**given["config"])
     settings = EngineSettings.from_dict(given["settings"])
     configure_logging(config.server.log_level, name, format=config.server.log_format)
@@ -212,7 +263,10 @@ def main(kind: str) -> int:
     try:
         heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
         context, start_log = zmq.Context(), StartLog()
-        RUN[base](WorkerSetup(config, settings, endpoints, context, int(rank or 0), notices, heartbeat, start_log))
+        setup = WorkerSetup(
+            config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log
+        )  # fmt: skip
+        RUN[base](setup)
     except RadixRTError as error:
         error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:

@@ -42,15 +42,19 @@ class RestartPolicy:
         kinds: kinds of all processes of the engine.
         external: some ranks were started by others, who alone can start them anew.
         max_restarts, window_s: restarts allowed within so many seconds.
+        replica: number of the replica that the processes are, if there are replicas.
     """
 
-    def __init__(self, kinds: Collection[str], *, external: bool, max_restarts: int, window_s: float) -> None:
+    def __init__(
+        self, kinds: Collection[str], *, external: bool, max_restarts: int, window_s: float, replica: int | None = None
+    ) -> None:  # fmt: skip
         self._kinds = tuple(kinds)
         self._external = external
         self._max_restarts = max_restarts
         self._window_s = window_s
         self._times: deque[float] = deque()
         self._killers = 0
+        self._replica = replica
 
     def forgive(self, killers: int) -> None:
         """Take back the restarts that requests caused which the scheduler has found out, two for each: they do not
@@ -67,10 +71,10 @@ class RestartPolicy:
     def decide(self, failed: Collection[str], now: float, *, scheduler_serves: bool) -> Plan:
         """Return the reaction to the failure of these processes, and count it as a restart if it is one.
 
-        One dead rank restarts all ranks: the others wait for it in a collective. The tokenizer and the scheduler are
-        restarted together, because each of them holds a part of every request. Ranks outlive the scheduler. Several
-        ranks do so once: a scheduler may have died between sending a step to one rank and to the next, and then the new
-        scheduler fails before it serves, or a rank hangs in that step.
+        One dead rank restarts all ranks: the others wait for it in a collective. The tokenizer and the scheduler, or
+        the router, are restarted together, because each of them holds a part of every request. Ranks outlive the
+        scheduler. Several ranks do so once: a scheduler may have died between sending a step to one rank and to the
+        next, and then the new scheduler fails before it serves, or a rank hangs in that step.
 
         Args:
             scheduler_serves: the scheduler has been ready, so that it can wait for new ranks.
@@ -91,7 +95,7 @@ class RestartPolicy:
             restart, ends_requests = others, True
         else:
             restart, ends_requests = self._kinds, True
-        names = " and ".join(process_name(kind) for kind in restart)
+        names = " and ".join(process_name(kind, self._replica) for kind in restart)
         count = f"restart {len(self._times)} of {self._max_restarts} in {self._window_s:g} s"
         return Plan(restart, ends_requests, f"restarting {names}, {count}")
 

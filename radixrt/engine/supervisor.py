@@ -1,4 +1,7 @@
-"""`Supervisor`: the thread that starts the worker processes of one engine, watches them, and starts them anew.
+"""`Supervisor`: the thread that starts the worker processes of one group, watches them, and starts them anew.
+
+A group is an engine, or, where there are replicas, one replica (scheduler and ModelRunners), or what they share
+(tokenizer and router).
 
 A worker fails by ending, or by hanging, which `Watchdog` decides from its heartbeat; a worker that hangs is killed.
 `RestartPolicy` decides what follows. Each restart begins an *epoch*: its processes have endpoints of their own, because
@@ -7,7 +10,8 @@ ZMQ would deliver what is queued for a dead process to its successor. Old proces
 - ModelRunners fail: all ranks are killed and started anew with as many KV slots as before, and the scheduler, which
   learns of it by `RunnerRestarted`, resumes every request.
 - The tokenizer or the scheduler fails: both are started anew, and open requests end with an error. The ModelRunners go
-  on living: they connect to the new scheduler.
+  on living: they connect to the new scheduler. The same for the tokenizer and the router; and for the scheduler of a
+  replica, whose requests the router gives to others.
 
 The kernel kills a worker when the thread that started it ends, so all of them are started by this thread.
 """
@@ -20,23 +24,24 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
-from radixrt.channel import ZmqInbox, ZmqOutbox
-from radixrt.client.engine_client import EngineClient
+from radixrt.channel import Outbox, TaggedOutbox, ZmqInbox, ZmqOutbox
+from radixrt.client.engine_client import EngineStatus
 from radixrt.config import Config, config_to_dict
-from radixrt.engine.endpoints import Endpoints, is_runner, process_kinds
+from radixrt.engine.endpoints import Endpoints, is_runner
 from radixrt.engine.restarts import ExitCode, Plan, RestartPolicy
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, Watchdog
+from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, STOPPED_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
 from radixrt.heartbeat import HeartbeatFile
 from radixrt.messages.client import EngineReady, ToMain, ToTokenizer
-from radixrt.messages.scheduler import RunnerRestarted, ToScheduler
+from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady, SchedulerStats
 from radixrt.os_process import read_stat
 
 logger = logging.getLogger(__name__)
@@ -45,6 +50,58 @@ RECEIVE_WAIT_S = 0.1
 STOP_TIMEOUT_S = 3.0
 SETTLE_S = 0.05
 """Seconds within which processes that fail for the same reason end."""
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Processes that one supervisor looks after.
+
+    Attributes:
+        kinds: of the processes.
+        folder: private folder with their sockets and shared files.
+        core: kind that main sends to; it holds the requests.
+        owner_kind: kind that the group's owner sends to.
+        messages: union of the messages that the owner reads.
+        replica: number of the replica that they are, if there are replicas.
+    """
+
+    kinds: tuple[str, ...]
+    folder: str
+    core: str = "scheduler"
+    owner_kind: str = "tokenizer"
+    messages: Any = ToMain
+    replica: int | None = None
+
+
+class Owner(Protocol):
+    """Object for which a group of processes works, e.g. an `EngineClient`; called from the supervisor's threads."""
+
+    @property
+    def info(self) -> EngineReady | SchedulerReady | None:
+        """Latest announcement that the processes are ready."""
+
+    @property
+    def stats(self) -> SchedulerStats | None: ...
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+    @property
+    def open_requests(self) -> int: ...
+
+    def dispatch(self, message: Any) -> None:
+        """Take a message of the processes."""
+
+    def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
+        """Note that ModelRunners are started anew, and that requests wait for them."""
+
+    def reconnect(self, reason: str, names: Iterable[str], epoch: int, outbox: Outbox[ToTokenizer]) -> None:
+        """Note that processes which know the requests are started anew."""
+
+    def fail(self, reason: str) -> None:
+        """Note that the processes are not started anew any more."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -63,11 +120,11 @@ class Failure:
 
 
 class Receiver:
-    """A thread that delivers what the tokenizer of one epoch sends."""
+    """A thread that delivers what the processes of one epoch send to main."""
 
-    def __init__(self, inbox: ZmqInbox[ToMain], client: EngineClient) -> None:
+    def __init__(self, inbox: ZmqInbox[Any], owner: Owner) -> None:
         self._inbox = inbox
-        self._client = client
+        self._owner = owner
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="radixrt-receive", daemon=True)
         self._thread.start()
@@ -81,44 +138,52 @@ class Receiver:
         while not self._stopping.is_set():
             message = self._inbox.recv(RECEIVE_WAIT_S)
             if message is not None:
-                self._client.dispatch(message)
+                self._owner.dispatch(message)
         self._inbox.close()
 
 
 class Supervisor:
-    """Worker processes of one engine; see the module's docstring.
+    """Worker processes of one group; see the module's docstring.
 
     Args:
         context: for the sockets of the main process.
-        folder: private folder of the engine.
-        client: learns of every failure and restart.
+        owner: learns of every failure and restart; it has an outbox of epoch 0 already.
+        on_epoch: called with the epoch when the core is started anew, once messages can be sent to it.
 
     Attributes:
-        client: the engine's client, which sends to the tokenizer of the current epoch.
+        core_epoch: epoch in which the core was started.
         exit_code: exit code for a server whose engine has failed; None until then.
 
     Raises:
         OSError: the temporary folder is full.
     """
 
-    def __init__(self, config: Config, settings: EngineSettings, folder: str, context: zmq.Context[Any]) -> None:
+    def __init__(
+        self, config: Config, settings: EngineSettings, group: ProcessGroup, context: zmq.Context[Any], owner: Owner,
+        on_epoch: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         self._config = config
         self._settings = settings
-        self._endpoints = Endpoints(folder)
+        self._group = group
+        self._endpoints = Endpoints(group.folder)
         self._context = context
-        self._kinds = process_kinds(config, settings)
+        self._kinds = group.kinds
         self._policy = RestartPolicy(
             self._kinds,
             external=config.executor.executor == "external",
             max_restarts=config.recovery.max_restarts,
             window_s=config.recovery.restart_window_s,
+            replica=group.replica,
         )
-        self._watchdog = Watchdog()
+        # A replica that is stopped is fenced by the router, and may go on later.
+        self._watchdog = Watchdog(STOPPED_S if group.replica is None else config.recovery.hang_timeout_s)
         self._heartbeats = HeartbeatFile(self._endpoints.heartbeats, len(self._kinds))
         self._workers: dict[str, WorkerProcess] = {}
         self._epoch = 0
-        self._scheduler_epoch = 0  # in which the tokenizer and the scheduler were started
-        self.client = EngineClient(self._tokenizer_outbox(), lambda: self.pids)
+        self.core_epoch = 0
+        self._owner = owner
+        self._on_epoch = on_epoch
+        self._core_lock = threading.Lock()
         self._connect()
         self._down_since: float | None = None
         self.exit_code: ExitCode | None = None
@@ -131,19 +196,34 @@ class Supervisor:
         """Process ids by process name."""
         return {worker.name: worker.pid for worker in list(self._workers.values())}
 
+    @property
+    def folder(self) -> str:
+        """Private folder of the group."""
+        return self._group.folder
+
     def start(self) -> None:
-        """Start the thread, and with it the workers; `client.ready` or `client.failure` tell the result."""
+        """Start the thread, and with it the workers; the owner learns of the result."""
         self._thread.start()
+
+    def send(self, message: Any) -> None:
+        """Send a message to the core, unless it is about to be started anew; any thread may call it."""
+        with self._core_lock:
+            if not self._to_core.socket.closed:
+                self._to_core.send(message)
+
+    def begin_stop(self) -> None:
+        """Make the thread end; `stop` waits for it."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """Stop the workers and the thread, and close the sockets. Call once."""
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self.begin_stop()
         if self._thread.ident is not None:
             self._thread.join()
         self._receiver.stop()
-        self._to_scheduler.close()
-        self.client.close()
+        self._to_core.close()
+        self._owner.close()
         os.close(self._wake)
 
     # --- the thread ---
@@ -156,7 +236,7 @@ class Supervisor:
                 failure = self._find_failure()
                 if failure is not None and not self._stopping:
                     self._react(failure)
-                elif self._down_since is not None and self.client.status.state == "serving":
+                elif self._down_since is not None and self._owner.status.state == "serving":
                     logger.warning("serving again after %.1f s", time.monotonic() - self._down_since)
                     self._down_since = None
         except Exception as error:
@@ -193,15 +273,18 @@ class Supervisor:
     # --- failures ---
 
     def _react(self, failure: Failure) -> None:
-        info, requests = self.client.info, self.client.open_requests
+        info, requests = self._owner.info, self._owner.open_requests
         if info is None:
             self._give_up(failure.reason, ExitCode.FAILED)
             return
-        serves = info.epoch >= self._scheduler_epoch
-        if self.client.stats is not None:
-            self._policy.forgive(self.client.stats.killers)
+        serves = info.epoch >= self.core_epoch
+        stats = self._owner.stats
+        if stats is not None:
+            self._policy.forgive(stats.killers)
         plan = self._policy.decide(failure.kinds, time.monotonic(), scheduler_serves=serves)
-        fate = "ended with an error" if plan.ends_requests else "waiting"
+        fate = "waiting"
+        if plan.ends_requests:
+            fate = "ended with an error" if self._group.replica is None else "given to other replicas"
         output = f"; its last output: {failure.output}" if failure.output else ""
         logger.error("%s; %s; open requests %s: %d%s", failure.reason, plan.description, fate, requests, output)
         if plan.exit_code is not None:
@@ -211,47 +294,54 @@ class Supervisor:
 
     def _give_up(self, reason: str, code: ExitCode) -> None:
         self.exit_code = code
-        self.client.fail(reason)
+        self._owner.fail(reason)
 
-    def _restart(self, plan: Plan, reason: str, info: EngineReady) -> None:
+    def _restart(self, plan: Plan, reason: str, info: EngineReady | SchedulerReady) -> None:
         self._down_since = self._down_since or time.monotonic()
         self._epoch += 1
         names = [self._workers[kind].name for kind in plan.restart]
         if plan.ends_requests:
             self._disconnect()
-            self.client.reconnect(reason, names, self._epoch, self._tokenizer_outbox())
+            self._owner.reconnect(reason, names, self._epoch, self._owner_outbox())
         else:
-            self.client.runners_restart(reason, names, self._epoch)
+            self._owner.runners_restart(reason, names, self._epoch)
         for kind in plan.restart:
             self._workers[kind].kill()
         for kind in plan.restart:
             self._workers.pop(kind).close()
         if plan.ends_requests:
-            self._scheduler_epoch = self._epoch
+            self.core_epoch = self._epoch
             self._connect()
+            if self._on_epoch is not None:
+                self._on_epoch(self._epoch)
             for worker in self._workers.values():  # a ModelRunner that lives
                 worker.tell({"epoch": self._epoch})
         else:
-            self._to_scheduler.send(RunnerRestarted(self._epoch, reason))
+            self.send(RunnerRestarted(self._epoch, reason))
         self._spawn(plan.restart, info)
 
     # --- sockets of an epoch ---
 
-    def _tokenizer_outbox(self) -> ZmqOutbox[ToTokenizer]:
-        return ZmqOutbox(self._context, self._endpoints.of("tokenizer", self._epoch))
+    def _owner_outbox(self) -> ZmqOutbox[ToTokenizer]:
+        return ZmqOutbox(self._context, self._endpoints.of(self._group.owner_kind, self._epoch))
 
     def _connect(self) -> None:
-        to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(self._context, self._endpoints.of("scheduler", self._epoch))
-        self._to_scheduler = to_scheduler
-        self._receiver = Receiver(ZmqInbox(self._context, self._endpoints.of("main", self._epoch), ToMain), self.client)
+        # A scheduler behind a router reads frames with tags.
+        kind: type[ZmqOutbox[Any]] = ZmqOutbox if self._group.replica is None else TaggedOutbox
+        self._to_core = kind(self._context, self._endpoints.of(self._group.core, self._epoch))
+        inbox: ZmqInbox[Any] = ZmqInbox(
+            self._context, self._endpoints.of("main", self._epoch), self._group.messages
+        )  # fmt: skip
+        self._receiver = Receiver(inbox, self._owner)
 
     def _disconnect(self) -> None:
-        self._to_scheduler.close()
+        with self._core_lock:
+            self._to_core.close()
         self._receiver.stop()
 
     # --- workers ---
 
-    def _spawn(self, kinds: tuple[str, ...], info: EngineReady | None = None) -> None:
+    def _spawn(self, kinds: tuple[str, ...], info: EngineReady | SchedulerReady | None = None) -> None:
         """Start workers.
 
         Args:
@@ -272,8 +362,9 @@ class Supervisor:
                 "folder": self._endpoints.folder,
                 "epoch": self._epoch,
                 "slot": slot,
+                "replica": self._group.replica,
             }
-            self._workers[kind] = WorkerProcess(kind, given)
+            self._workers[kind] = WorkerProcess(kind, given, self._group.replica)
 
     def _stop_workers(self) -> None:
         for worker in self._workers.values():

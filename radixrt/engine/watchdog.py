@@ -10,7 +10,7 @@ from radixrt.os_process import ProcessStat
 SAMPLE_INTERVAL_S = 0.5
 """Time between two samples. A longer one means that the main process itself did not run."""
 STOPPED_S = 2.0
-"""Time after which a process that was stopped by a signal counts as hung."""
+"""Time after which a process that was stopped by a signal counts as hung, if nobody can take its place."""
 
 
 @dataclass
@@ -36,9 +36,13 @@ class Watchdog:
     Time counts only as far as the process had a chance to run: at most two intervals between two samples, because a
     longer gap means that the main process was stopped, suspended or starved, and probably the worker with it; and for
     a runnable process only the processor time that it got, because on an overloaded machine it waits for a core.
+
+    Args:
+        stopped_s: time after which a process that was stopped by a signal counts as hung.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stopped_s: float = STOPPED_S) -> None:
+        self._stopped_s = stopped_s
         self._records: dict[str, _Record] = {}
 
     def observe(self, name: str, pid: int, beats: Beats, stat: ProcessStat, now: float) -> str | None:
@@ -58,7 +62,7 @@ class Watchdog:
         else:
             record.stopped_s = 0.0
             record.silent_s += min(elapsed, used) if stat.state == "R" else elapsed
-        if record.stopped_s >= STOPPED_S:
+        if record.stopped_s >= self._stopped_s:
             return f"was stopped by a signal for {record.stopped_s:.0f} s"
         if record.silent_s >= beats.allowance_s:
             return f"did not respond for {record.silent_s:.0f} s"

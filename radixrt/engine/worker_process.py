@@ -31,13 +31,14 @@ class WorkerProcess:
     children belong.
 
     Args:
-        kind: see `radixrt.engine.endpoints.process_kinds`.
+        kind: a key of `radixrt.engine.endpoints.NAMES`, with a rank for one of several runners.
         given: settings, which the worker reads from its stdin as one line of JSON.
+        replica: number of the replica that it belongs to, if there are replicas.
     """
 
-    def __init__(self, kind: str, given: dict[str, Any]) -> None:
+    def __init__(self, kind: str, given: dict[str, Any], replica: int | None = None) -> None:
         self.kind = kind
-        self.name = process_name(kind)
+        self.name = process_name(kind, replica)
         environment = dict(os.environ)
         if not is_runner(kind):
             environment.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -2,7 +2,7 @@
 
 client -> tokenizer   GenerateReq, ScoreReq, EmbedReq, ClassifyReq, RelevanceReq, TokenizeReq, DetokenizeReq, AbortReq,
                       ReleaseReq, ControlReq
-tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats
+tokenizer -> client   OutputBatch, EngineReady, ControlReply, SchedulerStats, ReplicaStats
 
 Those of `radixrt.messages.cache_events` are passed on, both ways.
 """
@@ -14,6 +14,7 @@ from functools import cached_property
 import msgspec
 
 from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.fleet import ReplicaStats
 from radixrt.messages.parts import (
     ChatPrompt,
     ConstraintInfo,
@@ -353,7 +354,8 @@ ToTokenizer = (
     | SchedulerReady
     | ControlReply
     | SchedulerStats
+    | ReplicaStats
     | ToWatched
     | FromWatched
 )
-ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | FromWatched
+ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | ReplicaStats | FromWatched

@@ -2,6 +2,7 @@
 
 tokenizer -> scheduler   TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq, AbortReq, ReleaseReq, ControlReq
 main      -> scheduler   RunnerRestarted
+router    -> scheduler   Reset, in place of the tokenizer (`radixrt.messages.fleet`)
 scheduler -> tokenizer   TokenBatch, SchedulerReady, ControlReply, SchedulerStats
 
 Those of `radixrt.messages.cache_events` travel both ways too, to and from whoever watches the cache.
@@ -140,6 +141,19 @@ class RunnerRestarted(Message, frozen=True, array_like=True, tag=True):
 
     epoch: int
     reason: str
+
+
+class Reset(Message, frozen=True, array_like=True, tag=True):
+    """Order of a router: forget all requests, without an answer to any, and go on with messages of the epoch with which
+    this one came.
+
+    Attributes:
+        keeps_cache: the prefix cache stays as it is; otherwise it is emptied.
+        answers: inbox of the router.
+    """
+
+    keeps_cache: bool = False
+    answers: str = ""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -386,5 +400,6 @@ ToScheduler = (
     | ReleaseReq
     | ControlReq
     | RunnerRestarted
+    | Reset
     | ToWatched
 )

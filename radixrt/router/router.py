@@ -21,22 +21,27 @@ import msgspec
 
 from radixrt.messages.cache_events import CacheAck, CacheEvents, WatchCacheReq
 from radixrt.messages.parts import FINISH_ABORT, FINISH_ERROR, Finish, FinishError, Timings, Usage
-from radixrt.messages.scheduler import AbortReq, ReleaseReq, SchedulerStats, TokenBatch, TokenDelta, TokenizedReq
+from radixrt.messages.scheduler import (
+    AbortReq,
+    ReleaseReq,
+    Reset,
+    SchedulerStats,
+    TokenBatch,
+    TokenDelta,
+    TokenizedReq,
+)
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.placement import Placement
+from radixrt.router.refusals import full_queue, long_wait
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
 from radixrt.router.routed_request import Routable, RoutedRequest
-from radixrt.scheduler.admission_control import MIN_WAIT_SHARE, SERVICE_MARGIN
 from radixrt.scheduler.output_lengths import OutputLengths
 
 TOKENIZER = -1
 """Target of what goes back to the tokenizer."""
 MAX_DEATHS = 2
-
-
-class Reset(NamedTuple):
-    """Instruction to a replica: forget all requests and the cache, and go on with messages of the epoch that it came
-    with."""
+MAX_TICK_S = 1.0
+"""A longer time between two ticks means that the router itself did not run."""
 
 
 class Send(NamedTuple):
@@ -62,11 +67,13 @@ class Router:
         max_queued_requests: number of requests that may wait here.
         stall_s: see the module's docstring.
         seed: seed of the seeds given to requests that bring none, so that they go on elsewhere with the same draws.
+        first_epoch: epoch of the first replica; above every epoch of an earlier router.
     """
 
     def __init__(
         self, *, context_length: int, request_timeout_s: float = 600.0, max_queue_wait_s: float | None = None,
         max_queued_requests: int = 1_000_000, stall_s: float = 4.0, seed: int = 0,
+        first_epoch: int = 1,
     ) -> None:  # fmt: skip
         self.placement = Placement()
         self.open: dict[str, RoutedRequest] = {}
@@ -80,8 +87,14 @@ class Router:
         self._unbound: dict[str, RoutedRequest] = {}  # while no replica takes new requests
         self._acks: dict[int, int] = {}
         self._next_seq = 0
-        self._next_epoch = 1
+        self._next_epoch = first_epoch
         self._outgoing: list[Send] = []
+        self._ticked_at = float("inf")
+
+    @property
+    def num_unbound(self) -> int:
+        """Number of requests that wait because no replica takes new ones."""
+        return len(self._unbound)
 
     def take(self) -> list[Send]:
         """Return the messages to send since the last call, in order."""
@@ -90,16 +103,14 @@ class Router:
 
     # --- replicas ---
 
-    def add_replica(self, replica: int, info: ReplicaInfo, now: float) -> int:
-        """Add a replica, empty and ready; returns its epoch."""
+    def add_replica(self, replica: int, info: ReplicaInfo, now: float, *, takes_new: bool = True) -> int:
+        """Add a replica without requests; returns its epoch."""
         load = self.placement.loads[replica] = ReplicaLoad(info, self._next_epoch, now)
+        load.is_draining = not takes_new
         self._next_epoch += 1
         self.placement.index.add(replica)
         self._send(replica, WatchCacheReq(usage=False))
-        waiting, self._unbound = list(self._unbound.values()), {}
-        for request in waiting:
-            self._bind(request, now)
-        self._share(now)
+        self._bind_all(now)
         return load.epoch
 
     def drain(self, replica: int, now: float) -> None:
@@ -108,6 +119,11 @@ class Router:
         load = self.placement.loads[replica]
         load.is_draining = True
         self._rebind(load, now)
+
+    def resume(self, replica: int, now: float) -> None:
+        """Give a replica that was drained new requests again."""
+        self.placement.loads[replica].is_draining = False
+        self._bind_all(now)
 
     def is_idle(self, replica: int) -> bool:
         load = self.placement.loads[replica]
@@ -144,11 +160,15 @@ class Router:
         load = self.placement.loads[replica]
         self.died(replica, now)
         fenced = self.placement.loads[replica] = ReplicaLoad(load.info, 0, now)
-        fenced.is_fenced = True
+        fenced.is_fenced, fenced.is_draining = True, load.is_draining
 
     def tick(self, now: float) -> None:
         """Do what time demands: fence silent replicas, end overdue requests, acknowledge events. Call it a few times a
-        second."""
+        second, with what replicas have sent received before. Time in which it was not called counts for no silence."""
+        if now - self._ticked_at > MAX_TICK_S:
+            for load in self.placement.loads.values():
+                load.heard_at += now - self._ticked_at
+        self._ticked_at = now
         for replica, load in list(self.placement.loads.items()):
             if load.open and not load.is_fenced and now - load.heard_at > self._stall_s:
                 self.fence(replica, now)
@@ -207,13 +227,9 @@ class Router:
 
     def receive(self, replica: int, epoch: int, message: TokenBatch | CacheEvents | SchedulerStats, now: float) -> None:
         """Take a message of a replica; one of an earlier epoch is dropped."""
-        load = self.placement.loads.get(replica)
-        if load is not None and load.is_fenced:
-            self._rejoin(replica, load, now)
+        load = self.heard(replica, epoch, now)
+        if load is None:
             return
-        if load is None or epoch != load.epoch:
-            return
-        load.heard_at = now
         if isinstance(message, TokenBatch):
             self._take_tokens(load, message, now)
         elif isinstance(message, SchedulerStats):
@@ -224,12 +240,23 @@ class Router:
         else:
             self._send(replica, WatchCacheReq(usage=False))
 
+    def heard(self, replica: int, epoch: int, now: float) -> ReplicaLoad | None:
+        """Note a sign of life of a replica; returns its load if the epoch is its present one."""
+        load = self.placement.loads.get(replica)
+        if load is not None and load.is_fenced:
+            self._rejoin(replica, load, now)
+            return None
+        if load is None or epoch != load.epoch:
+            return None
+        load.heard_at = now
+        return load
+
     def _rejoin(self, replica: int, load: ReplicaLoad, now: float) -> None:
         """Let a fenced replica, which has just been heard, begin a new life."""
         del self.placement.loads[replica]
         epoch = self._next_epoch
         self._outgoing.append(Send(replica, epoch, Reset()))
-        self.add_replica(replica, load.info, now)
+        self.add_replica(replica, load.info, now, takes_new=not load.is_draining)
 
     def _take_tokens(self, load: ReplicaLoad, batch: TokenBatch, now: float) -> None:
         """Pass output on, and count it."""
@@ -270,26 +297,12 @@ class Router:
     def _queue_error(self, request: RoutedRequest, chosen: int | None) -> FinishError | None:
         queued = len(self._unbound) + sum(len(load.queue) for load in self.placement.loads.values())
         if queued >= self._max_queued:
-            return FinishError(
-                f"the queue is full ({self._max_queued} requests wait); try again later",
-                code="queue_full", status=429,
-                retry_after_s=None if chosen is None else self.placement.predicted_wait_s(request, chosen),
-            )  # fmt: skip
+            wait = None if chosen is None else self.placement.predicted_wait_s(request, chosen)
+            return full_queue(self._max_queued, wait)
         if chosen is None or not len(self.placement.loads[chosen].queue):
             return None
         wait = self.placement.predicted_wait_s(request, chosen)
-        load, timeout = self.placement.loads[chosen], request.arrival.timeout_s
-        service = request.work.output * load.times.seconds(len(load.open), load.context)
-        longest = max(timeout - SERVICE_MARGIN * service, MIN_WAIT_SHARE * timeout)
-        if self._max_queue_wait_s is not None:
-            longest = min(longest, self._max_queue_wait_s)
-        if wait <= longest:
-            return None
-        return FinishError(
-            f"the request would wait for {wait:.1f} s and may wait for {longest:.1f} s (bounded by its timeout and by "
-            "max_queue_wait_s)",
-            code="queue_full", status=429, retry_after_s=wait,
-        )  # fmt: skip
+        return long_wait(request, self.placement.loads[chosen], wait, self._max_queue_wait_s)
 
     def _bind(self, request: RoutedRequest, now: float) -> None:
         self._bind_to(request, self.placement.choose(request, self._expected(request)), now)
@@ -305,6 +318,13 @@ class Router:
             self._send_request(request, replica, load, now)
         else:
             load.queue.add(request)
+
+    def _bind_all(self, now: float) -> None:
+        """Bind what waits for any replica, and let a replica that has become ready take from others."""
+        waiting, self._unbound = list(self._unbound.values()), {}
+        for request in waiting:
+            self._bind(request, now)
+        self._share(now)
 
     def _rebind(self, load: ReplicaLoad, now: float) -> None:
         """Bind everything in a replica's queue anew."""

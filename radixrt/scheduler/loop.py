@@ -14,7 +14,7 @@ from radixrt.channel import Inbox, Outbox
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
-from radixrt.messages.cache_events import ToWatched
+from radixrt.messages.cache_events import ToWatched, WatchCacheReq
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.runner import GrammarMask, StepFailed
 from radixrt.messages.scheduler import (
@@ -22,6 +22,7 @@ from radixrt.messages.scheduler import (
     ControlReply,
     ControlReq,
     ReleaseReq,
+    Reset,
     RunnerRestarted,
     SchedulerReady,
     SchedulerStats,
@@ -42,7 +43,6 @@ STATS_INTERVAL_S = 0.25
 IDLE_WAIT_MS = 1000
 BUSY_WAIT_MS = 50
 """Longest sleeps for a message; deadlines are noticed with this delay."""
-
 
 LONG_STEP_TOKENS = 1024
 ARRIVAL_PAUSE_S = 0.004
@@ -159,12 +159,21 @@ class SchedulerLoop:
                 self._core.programs.release(message.program, message.branch)
             elif isinstance(message, RunnerRestarted):
                 self._restart(message)
+            elif isinstance(message, Reset):
+                self._reset(message, now)
             elif isinstance(message, ToWatched):
                 for answer in self._stream.handle(message):
                     self._tokenizer.send(answer)
             else:
                 self._control(message)
         return taken
+
+    def _reset(self, message: Reset, now: float) -> None:
+        """Forget what a router has sent in earlier epochs."""
+        self._grammars.forget()
+        self._core.recovery.forget(now, keeps_cache=message.keeps_cache)
+        self._stream.handle(WatchCacheReq(watch=False))
+        self._tokenizer.send(self.stats())
 
     def _add(self, message: TokenizedReq, now: float) -> None:
         if message.sampling.constraint is None:
@@ -336,8 +345,7 @@ class SchedulerLoop:
 
     def _housekeeping(self) -> None:
         idle = self._is_idle()
-        became_idle = idle and not self._idle
-        self._idle = idle
+        became_idle, self._idle = idle and not self._idle, idle
         if became_idle:
             check_slots(self._core)
         if idle:

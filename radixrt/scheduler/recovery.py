@@ -24,7 +24,7 @@ from radixrt.scheduler.schedule_batch import ScheduleBatch
 
 logger = logging.getLogger(__name__)
 
-RESET_BY_STEP, RESET_BY_RUNNER = "step_failed", "runner_restarted"
+RESET_BY_STEP, RESET_BY_RUNNER, RESET_BY_ROUTER = "step_failed", "runner_restarted", "fenced"
 """Reasons for which the prefix cache restarts empty."""
 QUARANTINE_S = 300.0
 MAX_QUARANTINED = 256
@@ -113,6 +113,12 @@ class Recovery:
         """Go on with a new ModelRunner, whose pool is as large as its predecessor's."""
         self.has_runner = True
         self._counters.runner_restarts += 1
+
+    def forget(self, now: float, *, keeps_cache: bool) -> None:
+        """Drop all requests, without an answer, and the cache unless it is to be kept: a router has given them to other
+        replicas, or is another router."""
+        self._suspects.clear()
+        self._requests.forget(now, None if keeps_cache else RESET_BY_ROUTER)
 
     def on_trial(self) -> Req | None:
         """Return the request that the next steps must contain alone, one at a time; None if there are no suspects."""

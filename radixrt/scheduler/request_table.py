@@ -162,6 +162,19 @@ class RequestTable:
         elif group is not None:
             self._end_group(group, Finish(FINISH_ABORT), now)
 
+    def forget(self, now: float, reason: str | None) -> None:
+        """Drop every request without an answer, and the cache unless `reason`, the key of the counter of cache resets,
+        is None. Steps may be in flight: a later write to a slot is in a later step."""
+        for group in list(self.groups.values()):
+            self._end_group(group, Finish(FINISH_ABORT), now)
+        for req in list(self.by_rid.values()):
+            self.end(req, Finish(FINISH_ABORT), now)
+        self._writer.take()
+        if reason is not None:
+            self._kv.cache.reset()
+            self._counters.cache_resets[reason] += 1
+            self._programs.clear()
+
     def end(self, req: Req, finish: Finish, now: float) -> None:
         """End a request: release its row and its slots, and write its finish."""
         node = None

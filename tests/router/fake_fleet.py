@@ -16,6 +16,7 @@ from radixrt.messages.parts import Finish
 from radixrt.messages.scheduler import (
     AbortReq,
     ReleaseReq,
+    Reset,
     SchedulerStats,
     TokenBatch,
     TokenizedReq,
@@ -23,7 +24,7 @@ from radixrt.messages.scheduler import (
 )
 from radixrt.messages.wire import pack_i32, unpack_f32, unpack_i32
 from radixrt.router.replica_load import ReplicaInfo
-from radixrt.router.router import TOKENIZER, Reset, Router
+from radixrt.router.router import TOKENIZER, Router
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.invariants import check_scheduler

@@ -14,7 +14,7 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, StepOutput
-from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady, SchedulerStats, TokenBatch, TokenizedReq
+from radixrt.messages.scheduler import Reset, RunnerRestarted, SchedulerReady, SchedulerStats, TokenBatch, TokenizedReq
 from radixrt.messages.step_shape import StepShape
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.sampling_params import SamplingParams
@@ -357,3 +357,27 @@ def test_outputs_are_the_same_either_way(depth: int, runs_ahead: bool) -> None:
         expected, _ = expected_output(prompt, message.sampling, at.harness.max_len)
         assert at.outbox.tokens[message.rid] == expected
     assert at.outbox.finished == set("abcdef")
+
+
+@pytest.mark.parametrize("keeps_cache", [True, False])
+def test_a_reset_forgets_all_requests_without_an_answer(keeps_cache: bool) -> None:
+    at = Loop(depth=2, runs_ahead=True)
+    at.add("cached", [5, 6, 7, 8], max_tokens=2)
+    at.loop.run_once(wait=False)
+    while at.executor.held:
+        at.answer()
+    at.add("running", [1, 2, 3], max_tokens=8)
+    at.loop.run_once(wait=False)
+    at.answer()
+    given = len(at.outbox.tokens["running"])
+    at.inbox.send(Reset(keeps_cache=keeps_cache))
+    at.add("running", [1, 2, 3], max_tokens=2)  # the same id, in the new epoch
+    cache = at.harness.cache
+    at.loop.run_once(wait=False)
+    while at.executor.held:
+        at.answer()
+    assert at.outbox.finished == {"cached", "running"}
+    assert len(at.outbox.tokens["running"]) == given + 2
+    kept = cache.match_len(np.array([5, 6, 7, 8], np.int32))
+    assert kept == (4 if keeps_cache else 0)
+    assert at.harness.scheduler.counters.cache_resets["fenced"] == (0 if keeps_cache else 1)

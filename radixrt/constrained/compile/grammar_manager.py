@@ -168,6 +168,12 @@ class GrammarManager:
                     return True
         return False
 
+    def forget(self) -> None:
+        """Forget all requests that wait here; their grammars are still compiled, for the cache."""
+        self._ready.clear()
+        for compilation in self._compilations.values():
+            compilation.waiting.clear()
+
     def poll(self, now: float, *, crowded: bool = False) -> list[ReadyGrammar]:
         """Requests whose wait is over, among them those whose deadline passed; never blocks.
 

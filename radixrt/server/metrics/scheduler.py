@@ -97,7 +97,7 @@ def _recovery_metrics(stats: SchedulerStats) -> Iterator[Metric]:
     resets = CounterMetricFamily(
         "radixrt_cache_resets", "Times that the prefix cache restarted empty.", labels=["reason"]
     )
-    for reason in ("runner_restarted", "step_failed", "flushed"):
+    for reason in ("runner_restarted", "step_failed", "flushed", "fenced"):
         resets.add_metric([reason], stats.cache_resets.get(reason, 0))
     yield resets
 

@@ -1,0 +1,54 @@
+"""Sum of the snapshots of several schedulers: what they are together, as one engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from radixrt.messages.histogram import Histogram
+from radixrt.messages.scheduler import LoadStats, SchedulerStats
+
+
+def merge_stats(found: Sequence[SchedulerStats], queued: int) -> SchedulerStats:
+    """Add up snapshots, of which there is one at least.
+
+    Args:
+        queued: requests that wait in the router.
+    """
+    if len(found) == 1 and not queued:
+        return found[0]
+    merged: SchedulerStats = _merge(found)
+    return msgspec.structs.replace(merged, waiting=merged.waiting + queued)
+
+
+def _merge(found: Sequence[Any]) -> Any:
+    """Add up numbers, dicts of numbers, histograms and structs of these, field by field; None counts as missing."""
+    known = [each for each in found if each is not None]
+    if not known:
+        return None
+    first = known[0]
+    if isinstance(first, Histogram):
+        counts = [sum(column) for column in zip(*(each.counts for each in known), strict=True)]
+        return Histogram(first.bounds, counts, sum(each.total for each in known))
+    if isinstance(first, dict):
+        return dict(sum((Counter(each) for each in known), Counter()))
+    if isinstance(first, LoadStats):
+        return _merge_loads(known)
+    if isinstance(first, msgspec.Struct):
+        fields = {name: _merge([getattr(each, name) for each in known]) for name in first.__struct_fields__}
+        return type(first)(**fields)
+    return sum(known)
+
+
+def _merge_loads(loads: Sequence[LoadStats]) -> LoadStats:
+    """Add up loads. The wait is the shortest, which a new request would have; a step's time has no sum."""
+    return LoadStats(
+        min(each.predicted_wait_s for each in loads),
+        sum(each.queued_tokens for each in loads),
+        sum(each.queued_output_tokens for each in loads),
+        sum(each.prefill_tokens_per_s for each in loads),
+        sum(each.decode_tokens_per_s for each in loads),
+    )

@@ -1,0 +1,330 @@
+"""`ReplicaSet`: the replicas of an engine: adds, drains and removes them, and tells the router which there are.
+
+Each replica is a group of processes with a supervisor, a folder and a number of its own. Its scheduler tells main when
+it is ready; main alone decides which replicas the router has, and tells it again when the router was started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import zmq
+
+from radixrt.channel import Outbox
+from radixrt.client.engine_client import EngineClient, EngineStatus
+from radixrt.config import Config
+from radixrt.engine.endpoints import Endpoints, replica_kinds
+from radixrt.engine.settings import EngineSettings
+from radixrt.engine.supervisor import ProcessGroup, Supervisor
+from radixrt.errors import EngineError, RequestError
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.fleet import ReplicaNotice, ReplicaStats
+from radixrt.messages.scheduler import SchedulerReady, SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+
+State = Literal["starting", "serving", "restarting", "draining", "drained", "fenced", "failed"]
+
+
+@dataclass(frozen=True)
+class ReplicaInfo:
+    """One replica, for operators.
+
+    Attributes:
+        state: drained: draining, and nothing is left to do; fenced: it was silent for too long, and counts as dead
+            until it is heard.
+        reason: why it is restarting or has failed.
+        pids: process ids by process name.
+        stats: latest numbers; None before the first.
+    """
+
+    replica: int
+    state: State
+    reason: str
+    pids: dict[str, int]
+    stats: ReplicaStats | None
+
+
+class _Replica:
+    """Main's end of one replica; the `Owner` of its processes.
+
+    Attributes:
+        life: number of this life of its scheduler.
+        info: sizes of its pools; None until it was ready for the first time.
+        is_up: its scheduler has been ready in this life.
+        has_runner: so has its ModelRunner.
+        is_draining: it gets no new requests.
+    """
+
+    def __init__(self, replicas: ReplicaSet, number: int, life: int) -> None:
+        self._replicas = replicas
+        self.number = number
+        self.life = life
+        self.info: SchedulerReady | None = None
+        self.status = EngineStatus("starting")
+        self.is_up = self.has_runner = self.is_draining = False
+        self.epoch = 0
+        self.supervisor: Supervisor
+
+    @property
+    def latest(self) -> ReplicaStats | None:
+        return self._replicas.client.replica_stats.get(self.number)
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        latest = self.latest
+        return None if latest is None else latest.stats
+
+    @property
+    def open_requests(self) -> int:
+        latest = self.latest
+        return 0 if latest is None else latest.view.open
+
+    def dispatch(self, message: SchedulerReady) -> None:
+        self._replicas.ready(self, message)
+
+    def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
+        self._replicas.runners_restart(self, reason, names, epoch)
+
+    def reconnect(self, reason: str, names: Iterable[str], epoch: int, outbox: Outbox[ToTokenizer]) -> None:
+        outbox.close()  # requests come from the router
+        self._replicas.lost(self, EngineStatus("restarting", reason), names, epoch)
+
+    def fail(self, reason: str) -> None:
+        self._replicas.lost(self, EngineStatus("failed", reason), (), self.epoch)
+
+    def close(self) -> None: ...
+
+
+class ReplicaSet:
+    """See the module's docstring. Any thread may call its methods.
+
+    Args:
+        folder: private folder of the engine, in which each replica gets one.
+        tell: sends a notice to the router.
+        give_up: called with the reason once no replica is left that could serve.
+
+    Attributes:
+        client: learns of restarts, and has the replicas' numbers.
+    """
+
+    def __init__(
+        self, config: Config, settings: EngineSettings, folder: str, context: zmq.Context[Any], client: EngineClient,
+        tell: Callable[[ReplicaNotice], None], give_up: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._settings = settings
+        self._folder = folder
+        self._context = context
+        self.client = client
+        self._tell = tell
+        self._give_up = give_up
+        self._lock = threading.RLock()
+        self._replicas: dict[int, _Replica] = {}
+        self._lives = itertools.count(1)
+        self._closing = False
+
+    # --- operators ---
+
+    def add(self) -> int:
+        """Start a replica with the engine's options; returns its number, the smallest that is free. On CUDA it uses the
+        devices of that number.
+
+        Raises:
+            EngineError: the engine is being closed, or the temporary folder is full.
+        """
+        with self._lock:
+            if self._closing:
+                raise EngineError("the engine is being shut down")
+            number = next(each for each in itertools.count() if each not in self._replicas)
+            replica = _Replica(self, number, next(self._lives))
+            group = ProcessGroup(
+                replica_kinds(self._config, self._settings), f"{self._folder}/r{number}.{replica.life}",
+                owner_kind="scheduler", messages=SchedulerReady, replica=number,
+            )  # fmt: skip
+            try:
+                os.mkdir(group.folder, 0o700)
+                replica.supervisor = Supervisor(self._config, self._settings, group, self._context, replica)
+            except OSError as error:
+                raise EngineError(f"cannot use the temporary folder {group.folder}: {error}") from error
+            self._replicas[number] = replica
+        replica.supervisor.start()
+        return number
+
+    def drain(self, number: int, *, on: bool = True) -> None:
+        """Give a replica no new requests from now on, or, with `on` False, new ones again.
+
+        Raises:
+            RequestError: there is no such replica, or it is the last one that takes requests.
+        """
+        with self._lock:
+            replica = self._get(number)
+            if on and not replica.is_draining:
+                self._check_not_last(replica)
+            replica.is_draining = on
+            self._notify(replica)
+
+    def remove(self, number: int, timeout_s: float | None = None) -> None:
+        """Drain a replica, wait until nothing is open there, and stop its processes. What is open after timeout_s
+        seconds goes on elsewhere; None: after the longest time that a request may take.
+
+        Raises:
+            RequestError: as `drain`.
+        """
+        with self._lock:
+            replica = self._get(number)
+            if replica.status.state != "failed":
+                self.drain(number)
+        limit = self._config.scheduler.request_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and not self._is_idle(replica):
+            time.sleep(POLL_S)
+        with self._lock:
+            if self._replicas.pop(number, None) is None:
+                return  # another call was faster
+            replica.is_up = False
+            self._notify(replica)
+            self.client.forget_replica(number, replica.life)
+        self._stop([replica])
+
+    def describe(self) -> list[ReplicaInfo]:
+        """Return all replicas, by number."""
+        with self._lock:
+            return [self._info(replica) for _, replica in sorted(self._replicas.items())]
+
+    def _info(self, replica: _Replica) -> ReplicaInfo:
+        status, latest = replica.status, replica.latest
+        state: State = status.state
+        if status.state == "serving":
+            if latest is not None and latest.view.state == "fenced":
+                state = "fenced"
+            elif replica.is_draining:
+                state = "drained" if self._is_idle(replica) else "draining"
+        return ReplicaInfo(replica.number, state, status.reason, replica.supervisor.pids, latest)
+
+    def _get(self, number: int) -> _Replica:
+        replica = self._replicas.get(number)
+        if replica is None:
+            there = ", ".join(map(str, sorted(self._replicas)))
+            raise RequestError(
+                f"there is no replica {number}; the replicas are {there}", param="replica", code="not_found", status=404
+            )
+        return replica
+
+    def _check_not_last(self, replica: _Replica) -> None:
+        others = [each for each in self._replicas.values() if each is not replica]
+        if not any(each.is_up and not each.is_draining for each in others):
+            raise RequestError(
+                f"replica {replica.number} is the last one that takes requests; add another one first",
+                param="replica", code="last_replica", status=409,
+            )  # fmt: skip
+
+    @staticmethod
+    def _is_idle(replica: _Replica) -> bool:
+        latest = replica.latest
+        if not replica.is_up or replica.status.state == "failed":
+            return True
+        return latest is not None and latest.view.state != "serving" and not latest.view.open and not latest.view.queued
+
+    # --- what main asks ---
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by process name."""
+        with self._lock:
+            replicas = list(self._replicas.values())
+        return {name: pid for replica in replicas for name, pid in replica.supervisor.pids.items()}
+
+    @property
+    def all_ready(self) -> bool:
+        """Every replica is ready."""
+        with self._lock:
+            return all(replica.is_up for replica in self._replicas.values())
+
+    def check_started(self) -> None:
+        """Raise EngineError if a replica has failed."""
+        with self._lock:
+            for replica in self._replicas.values():
+                if replica.status.state == "failed":
+                    raise EngineError(replica.status.reason)
+
+    def router_restarted(self) -> None:
+        """Tell a new router of all replicas."""
+        with self._lock:
+            for replica in self._replicas.values():
+                self._notify(replica)
+
+    def close(self) -> None:
+        """Stop all replicas."""
+        with self._lock:
+            self._closing = True
+            replicas, self._replicas = list(self._replicas.values()), {}
+        self._stop(replicas)
+
+    @staticmethod
+    def _stop(replicas: list[_Replica]) -> None:
+        for replica in replicas:
+            replica.supervisor.begin_stop()
+        for replica in replicas:
+            replica.supervisor.stop()
+            with contextlib.suppress(OSError):
+                shutil.rmtree(replica.supervisor.folder)
+
+    # --- the supervisors' threads ---
+
+    def ready(self, replica: _Replica, message: SchedulerReady) -> None:
+        """Note that a replica serves, unless the message is that of an earlier life."""
+        with self._lock:
+            if message.epoch != replica.epoch or replica.status.state == "failed":
+                return
+            replica.info, replica.status = message, EngineStatus("serving")
+            replica.is_up = replica.has_runner = True
+            self._notify(replica)
+
+    def runners_restart(self, replica: _Replica, reason: str, names: Iterable[str], epoch: int) -> None:
+        """Note that the ModelRunner of a replica is started anew; what it has waits there, and new requests go
+        elsewhere."""
+        with self._lock:
+            replica.status, replica.epoch, replica.has_runner = EngineStatus("restarting", reason), epoch, False
+            self.client.restarts.update(names)
+            self._notify(replica)
+            self._check_any(reason)
+
+    def lost(self, replica: _Replica, status: EngineStatus, names: Iterable[str], epoch: int) -> None:
+        """Note that a replica's scheduler is dead; its requests go on elsewhere."""
+        with self._lock:
+            replica.is_up = replica.has_runner = False
+            self._notify(replica)
+            self.client.restarts.update(names)
+            self.client.forget_replica(replica.number, replica.life)
+            replica.status, replica.epoch, replica.life = status, epoch, next(self._lives)
+            self._check_any(status.reason)
+
+    def _check_any(self, reason: str) -> None:
+        """Tell the client if nobody serves any more."""
+        replicas = self._replicas.values()
+        if self._closing or any(each.is_up and each.has_runner for each in replicas):
+            return
+        if all(each.status.state == "failed" for each in replicas):
+            self._give_up(reason)
+        elif self.client.info is not None:
+            self.client.pause(reason)
+
+    def _notify(self, replica: _Replica) -> None:
+        """Tell the router the state of a replica."""
+        if replica.info is None:
+            return
+        endpoint = Endpoints(replica.supervisor.folder).of("scheduler", replica.supervisor.core_epoch)
+        takes_new = replica.has_runner and not replica.is_draining
+        self._tell(ReplicaNotice(replica.number, replica.life, replica.is_up, takes_new, endpoint, replica.info))

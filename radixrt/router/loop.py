@@ -1,0 +1,266 @@
+"""`RouterLoop`: the router process's loop, sockets around `Router`.
+
+It reads the tokenizer and main from one inbox, and all replicas from another. Main decides which replicas there are
+(`ReplicaNotice`); each gets a `Reset` first, and with it the address of this router. A replica whose connection ends is
+dead; main, which owns its processes, notices that as well, and tells of the next life.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import zmq
+
+from radixrt.channel import Outbox, Tag, TaggedInbox, TaggedOutbox, ZmqInbox
+from radixrt.messages.cache_events import CacheEvents, FromWatched, ToWatched
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterView, ToRouter
+from radixrt.messages.scheduler import (
+    AbortReq,
+    ControlReply,
+    ControlReq,
+    ReleaseReq,
+    Reset,
+    RunnerRestarted,
+    SchedulerReady,
+    SchedulerStats,
+    TokenBatch,
+    TokenizedEmbedReq,
+    TokenizedReq,
+    TokenizedScoreReq,
+    ToScheduler,
+)
+from radixrt.router.controls import Controls
+from radixrt.router.prices import wait_s
+from radixrt.router.replica_load import ReplicaInfo
+from radixrt.router.routed_request import Work
+from radixrt.router.router import Router
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+VIEW_S = 0.25
+MAX_BATCH = 256
+"""Messages that are read from one inbox before answers leave."""
+
+
+class _Replica(NamedTuple):
+    """Replica that is up.
+
+    Attributes:
+        outbox: to its scheduler.
+    """
+
+    notice: ReplicaNotice
+    outbox: TaggedOutbox[ToScheduler]
+
+
+class RouterLoop:
+    """See the module's docstring.
+
+    Args:
+        inbox: messages of the tokenizer and of main.
+        replies: messages of replicas.
+        connect: opens an outbox to a scheduler at an endpoint.
+        epoch: epoch of the router and the tokenizer, for `SchedulerReady`.
+        chunked_prefill_size: option of all schedulers.
+    """
+
+    def __init__(
+        self, router: Router, inbox: ZmqInbox[ToRouter], replies: TaggedInbox[FromReplica],
+        tokenizer: Outbox[ToTokenizer], connect: Callable[[str], TaggedOutbox[ToScheduler]], *,
+        epoch: int, chunked_prefill_size: int,
+    ) -> None:  # fmt: skip
+        self._router = router
+        self._inbox = inbox
+        self._replies = replies
+        self._tokenizer = tokenizer
+        self._connect = connect
+        self._epoch = epoch
+        self._chunk = chunked_prefill_size
+        self._replicas: dict[int, _Replica] = {}
+        self._stats: dict[int, SchedulerStats] = {}
+        self._views: dict[int, ReplicaStats] = {}  # as they were sent last
+        self._fences: dict[int, int] = {}
+        self._controls = Controls()
+        self._drains: list[ControlReq] = []
+        self._next_tick = self._next_views = 0.0
+        self._poller = zmq.Poller()
+        self._poller.register(inbox.socket, zmq.POLLIN)
+        self._poller.register(replies.socket, zmq.POLLIN)
+
+    def run_once(self) -> None:
+        """Handle what has come, or wait for something; at most TICK_S long."""
+        now = time.monotonic()
+        if not self._read(now):
+            self._poller.poll(max(1, round((self._next_tick - now) * 1000)))
+            now = time.monotonic()
+            self._read(now)
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self._router.tick(now)
+            self._flush()
+            self._tick(now)
+
+    def _read(self, now: float) -> bool:
+        count = 0
+        while count < MAX_BATCH and (message := self._inbox.recv()) is not None:
+            self._take(message, now)
+            count += 1
+        while count < 2 * MAX_BATCH and (tagged := self._replies.recv_tagged()) is not None:
+            self._receive(*tagged, now)
+            count += 1
+        self._flush()
+        return count > 0
+
+    def _flush(self) -> None:
+        for target, epoch, message in self._router.take():
+            if isinstance(message, TokenBatch):
+                self._tokenizer.send(message)
+            elif isinstance(message, Reset):
+                self._reset(target, epoch, message)
+            else:
+                self._replicas[target].outbox.send_tagged(Tag(target, epoch), message)
+
+    def _reset(self, replica: int, epoch: int, message: Reset) -> None:
+        message = msgspec.structs.replace(message, answers=self._replies.endpoint)
+        self._replicas[replica].outbox.send_tagged(Tag(replica, epoch), message)
+
+    # --- the tokenizer and main ---
+
+    def _take(self, message: ToRouter, now: float) -> None:
+        router = self._router
+        if isinstance(message, (TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq)):
+            router.submit(message, now)
+        elif isinstance(message, AbortReq):
+            router.abort(message)
+        elif isinstance(message, ReleaseReq):
+            router.release(message)
+        elif isinstance(message, ControlReq):
+            self._control(message)
+        elif isinstance(message, ReplicaNotice):
+            self._notice(message, now)
+        else:
+            assert isinstance(message, (ToWatched, RunnerRestarted, Reset))
+            logger.debug("dropped a message for a scheduler: %s", type(message).__name__)
+
+    def _control(self, request: ControlReq) -> None:
+        if request.op == "drain":
+            self._drains.append(request)
+            return
+        self._flush()  # what came before it goes before it
+        loads = self._router.placement.loads
+        asked = [replica for replica in self._replicas if not loads[replica].is_fenced]
+        for replica in asked:
+            self._replicas[replica].outbox.send_tagged(Tag(replica, loads[replica].epoch), request)
+        self._answer(self._controls.ask(request, asked))
+
+    def _answer(self, replies: list[ControlReply]) -> None:
+        for reply in replies:
+            self._tokenizer.send(reply)
+
+    def _notice(self, notice: ReplicaNotice, now: float) -> None:
+        """Bring a replica into the state that main tells."""
+        replica, known = notice.replica, self._replicas.get(notice.replica)
+        if known is not None and known.notice.life > notice.life:
+            return
+        if known is not None and (not notice.is_up or known.notice.life < notice.life):
+            self._lose(replica, now)
+            known = None
+        if not notice.is_up or notice.ready is None:
+            return
+        if known is None:
+            self._add(notice, notice.ready, now)
+        else:
+            self._replicas[replica] = known._replace(notice=notice)
+            if notice.takes_new:
+                self._router.resume(replica, now)
+            else:
+                self._router.drain(replica, now)
+        self._announce()
+
+    def _add(self, notice: ReplicaNotice, ready: SchedulerReady, now: float) -> None:
+        replica = notice.replica
+        self._replicas[replica] = _Replica(notice, self._connect(notice.endpoint))
+        info = ReplicaInfo(
+            ready.num_slots, ready.max_running_requests, self._chunk, has_states=ready.num_states > 0
+        )  # fmt: skip
+        epoch = self._router.add_replica(replica, info, now, takes_new=notice.takes_new)
+        self._reset(replica, epoch, Reset(keeps_cache=True))  # a scheduler that served an earlier router has a cache
+        logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)
+
+    def _lose(self, replica: int, now: float) -> None:
+        load = self._router.placement.loads[replica]
+        logger.warning("replica %d is gone; %d requests go on elsewhere", replica, len(load.open) + len(load.queue))
+        self._router.died(replica, now)
+        self._replicas.pop(replica).outbox.close()
+        self._stats.pop(replica, None)
+        self._views.pop(replica, None)
+        self._answer(self._controls.lost(replica))
+
+    def _announce(self) -> None:
+        """Tell that requests can be served, and how large they may be."""
+        readies = [each.notice.ready for each in self._replicas.values() if each.notice.ready is not None]
+        if not any(load.takes_new for load in self._router.placement.loads.values()):
+            return
+        first = readies[0]
+        self._tokenizer.send(
+            SchedulerReady(
+                num_slots=min(ready.num_slots for ready in readies),
+                max_running_requests=sum(ready.max_running_requests for ready in readies),
+                device=first.device, dtype=first.dtype, epoch=self._epoch, num_states=first.num_states,
+            )
+        )  # fmt: skip
+
+    # --- replicas ---
+
+    def _receive(self, tag: Tag, message: FromReplica, now: float) -> None:
+        replica, epoch = tag
+        load = self._router.placement.loads.get(replica)
+        if load is None:
+            return
+        was_fenced = load.is_fenced
+        if isinstance(message, ControlReply):
+            self._router.heard(replica, epoch, now)
+            self._answer(self._controls.answered(replica, message))
+        elif isinstance(message, CacheEvents) or not isinstance(message, FromWatched):
+            self._router.receive(replica, epoch, message, now)
+        if was_fenced:
+            logger.warning("replica %d is heard again, and begins anew with an empty cache", replica)
+        elif isinstance(message, SchedulerStats) and epoch == load.epoch:
+            self._stats[replica] = message
+            self._tell(replica)
+
+    def _tell(self, replica: int) -> None:
+        """Send the numbers of a replica to main."""
+        load = self._router.placement.loads[replica]
+        view = RouterView(
+            "fenced" if load.is_fenced else "draining" if load.is_draining else "serving",
+            len(load.open), len(load.queue), wait_s(load, Work(1, 1, 0.0)), self._fences.get(replica, 0),
+        )  # fmt: skip
+        life, stats = self._replicas[replica].notice.life, self._stats.get(replica)
+        found = ReplicaStats(replica, life, view, stats, self._router.num_unbound)
+        if found != self._views.get(replica):
+            self._views[replica] = found
+            self._tokenizer.send(found)
+
+    def _tick(self, now: float) -> None:
+        loads = self._router.placement.loads
+        for replica, load in loads.items():
+            seen = self._views.get(replica)
+            if load.is_fenced and seen is not None and seen.view.state != "fenced":
+                self._fences[replica] = self._fences.get(replica, 0) + 1
+                logger.warning("replica %d is silent and counts as dead; its requests go on elsewhere", replica)
+                self._answer(self._controls.lost(replica))
+                self._tell(replica)
+        if now >= self._next_views:
+            self._next_views = now + VIEW_S
+            for replica in loads:
+                self._tell(replica)
+        if self._drains and not self._router.open:
+            self._answer([ControlReply(request.id, ok=True) for request in self._drains])
+            self._drains.clear()

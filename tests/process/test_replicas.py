@@ -1,0 +1,182 @@
+"""Replicas of an engine, really killed and stopped while they answer: nothing is lost, and texts stay the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import radixrt
+from radixrt.errors import EngineError, RequestError
+from radixrt.messages.fleet import RouterView
+from tests.process.helpers import gone
+from tests.server_process import LIMIT_S, wait_for
+
+LENGTH = 600
+LONG = {"temperature": 0, "max_tokens": LENGTH, "ignore_eos": True}
+"""Runs for a second or more, in which a process fails."""
+PROMPTS = [[10 * i + j % 7 for j in range(100)] for i in range(6)]
+"""Nothing in common, so that both replicas get some of them."""
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32", "kv_cache_tokens": 8192, "num_threads": 1, "show_progress": False, "max_restarts": 100,
+    "replica_stall_s": 1.0, "hang_timeout_s": 60.0, "check_invariants": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(long_model: Path) -> Iterator[radixrt.Engine]:
+    with radixrt.Engine(str(long_model), replicas=2, **OPTIONS) as engine:
+        yield engine
+        assert wait_for(lambda: engine.client.open_requests == 0)
+        engine.check_invariants()
+        pids = list(engine.pids.values())
+    assert len(pids) == 6
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def expected(engine: radixrt.Engine) -> list[list[int]]:
+    answers = engine.generate(PROMPTS, LONG)
+    assert isinstance(answers, list)
+    return [answer.token_ids for answer in answers]
+
+
+class Streams:
+    """Requests that are being answered, each read by a thread of its own."""
+
+    def __init__(self, engine: radixrt.Engine, prompts: Sequence[Sequence[int]] = PROMPTS, **sampling: Any) -> None:
+        self.engine = engine
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+        self.errors: list[Exception | None] = [None for _ in prompts]
+        self.threads = [
+            threading.Thread(target=self._read, args=(i, prompt, {**LONG, **sampling}))
+            for i, prompt in enumerate(prompts)
+        ]
+        for thread in self.threads:
+            thread.start()
+        assert wait_for(lambda: all(len(tokens) > 10 for tokens in self.tokens))
+
+    def _read(self, i: int, prompt: Sequence[int], sampling: dict[str, Any]) -> None:
+        try:
+            for chunk in self.engine.stream(prompt, sampling):
+                self.tokens[i].extend(chunk.token_ids)
+        except (RequestError, EngineError) as error:
+            self.errors[i] = error
+
+    def end(self) -> list[list[int]]:
+        for thread in self.threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+        return self.tokens
+
+
+def view(engine: radixrt.Engine, replica: int) -> RouterView | None:
+    found = engine.client.replica_stats.get(replica)
+    return None if found is None else found.view
+
+
+def both_serve(engine: radixrt.Engine) -> bool:
+    views = [view(engine, replica) for replica in (0, 1)]
+    return all(each is not None and each.state == "serving" for each in views)
+
+
+def busy(engine: radixrt.Engine) -> int:
+    """A replica that has requests."""
+
+    def found() -> list[int]:
+        views = {replica: view(engine, replica) for replica in (0, 1)}
+        return [replica for replica, each in views.items() if each is not None and each.open]
+
+    assert wait_for(lambda: bool(found()))
+    return found()[0]
+
+
+def send(engine: radixrt.Engine, name: str, number: int) -> int:
+    pid = engine.pids[name]
+    os.kill(pid, number)
+    return pid
+
+
+def test_a_killed_replica_loses_nothing(engine: radixrt.Engine, expected: list[list[int]]) -> None:
+    streams = Streams(engine)
+    name = f"replica {busy(engine)} scheduler"
+    pid = send(engine, name, signal.SIGKILL)
+    assert streams.end() == expected
+    assert streams.errors == [None] * len(PROMPTS)
+    assert wait_for(lambda: engine.pids[name] != pid and both_serve(engine)), "it was not started anew"
+    assert engine.client.restarts[name] == 1
+
+
+def test_a_killed_model_runner_loses_nothing(engine: radixrt.Engine, expected: list[list[int]]) -> None:
+    streams = Streams(engine)
+    send(engine, f"replica {busy(engine)} ModelRunner", signal.SIGKILL)
+    assert streams.end() == expected
+    assert streams.errors == [None] * len(PROMPTS)
+    assert wait_for(lambda: both_serve(engine))
+
+
+def test_a_stopped_replica_is_fenced_and_rejoins_empty(engine: radixrt.Engine, expected: list[list[int]]) -> None:
+    streams = Streams(engine)
+    replica = busy(engine)
+    pid = send(engine, f"replica {replica} scheduler", signal.SIGSTOP)
+    try:
+        assert streams.end() == expected
+        assert streams.errors == [None] * len(PROMPTS)
+        found = view(engine, replica)
+        assert found is not None
+        assert found.state == "fenced"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert wait_for(lambda: both_serve(engine))
+
+    def resets() -> int:
+        stats = engine.client.replica_stats[replica].stats
+        return 0 if stats is None else stats.cache_resets.get("fenced", 0)
+
+    assert wait_for(lambda: resets() == 1)
+    assert engine.pids[f"replica {replica} scheduler"] == pid, "the same process"
+    assert engine.generate(PROMPTS[0], LONG).token_ids == expected[0]  # type: ignore[union-attr]
+
+
+def test_a_request_that_was_open_at_two_deaths_ends(engine: radixrt.Engine) -> None:
+    streams = Streams(engine, [PROMPTS[0]], max_tokens=6000)
+    first = busy(engine)
+    send(engine, f"replica {first} scheduler", signal.SIGKILL)
+    second = 1 - first
+    assert wait_for(lambda: (found := view(engine, second)) is not None and found.open == 1)
+    send(engine, f"replica {second} scheduler", signal.SIGKILL)
+    streams.end()
+    assert isinstance(streams.errors[0], RequestError)
+    assert streams.errors[0].code == "replica_lost"
+    assert wait_for(lambda: both_serve(engine))
+
+
+def test_the_router_comes_back_and_knows_what_replicas_cache(
+    engine: radixrt.Engine, expected: list[list[int]]
+) -> None:  # fmt: skip
+    engine.generate(PROMPTS[1], {**LONG, "max_tokens": 2})
+    streams = Streams(engine, max_tokens=1200)
+    pid = send(engine, "router", signal.SIGKILL)
+    streams.end()
+    for error in streams.errors:
+        assert isinstance(error, EngineError)
+        assert f"the router process (pid {pid}) was killed by signal 9" in str(error)
+    again = engine.generate(PROMPTS[1], LONG)  # waits for the new router
+    assert again.token_ids == expected[1]  # type: ignore[union-attr]
+    assert again.usage.cached_tokens >= 64  # type: ignore[union-attr]
+
+
+def test_commands_are_for_all_replicas(engine: radixrt.Engine) -> None:
+    engine.generate(PROMPTS, {**LONG, "max_tokens": 2})
+    engine.flush_cache()
+    stats = engine.stats
+    assert stats is not None
+    assert stats.slots_total == 2 * 8192
+    assert stats.slots_evictable == 0
+    assert stats.cache_resets["flushed"] == 2
+    engine.check_invariants()
