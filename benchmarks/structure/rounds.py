@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[64])
     parser.add_argument("--rounds", type=int, default=6)
     kinds_known = [*KINDS, "beside"]
-    parser.add_argument("--kinds", nargs="+", default=kinds_known, choices=kinds_known)
+    parser.add_argument("--kinds", nargs="+", default=kinds_known, choices=[*kinds_known, "schemas"])
     parser.add_argument("--model", help="folder with real weights, or `embedded`, instead of a shape with dummy ones")
     parser.add_argument(
         "--schemas", type=Path, help="JSON lines with a `schema` each; 20 of them are mixed as the kind `schemas`"
@@ -187,7 +187,9 @@ def main() -> None:
     schemas: list[Any] = []
     if args.schemas is not None:
         schemas = mixed_schemas(args.schemas)
-        kinds = [*kinds, "schemas"]
+        kinds = [*dict.fromkeys([*kinds, "schemas"])]
+    elif "schemas" in kinds:
+        parser.error("--kinds schemas: name the file of schemas with --schemas")
     found = []
     for rows in args.rows:
         plain: float | None = None
