@@ -169,7 +169,7 @@ def measure_busy(
         device = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-        executor = MultiprocExecutor(context, lambda epoch: ranks, mask_path=masks, max_rows=rows)
+        executor = MultiprocExecutor(context, lambda epoch: ranks, mask_path=masks)
         try:
             executor.wait_ready(30.0)
             inbox: Wire[ToScheduler] = Wire(ToScheduler)

@@ -22,10 +22,9 @@ from benchmarks.host.device import RandomTokens
 from benchmarks.host.pipeline import Wire, make_loop, scheduler_parts
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.compile.grammar_manager import GrammarManager
-from radixrt.constrained.grammar import Bitmask, bitmask_words
 from radixrt.constrained.vocabulary import Vocabulary
 from radixrt.executor.base import Executor
-from radixrt.executor.mask_buffer import MaskBuffer, MaskReader
+from radixrt.executor.mask_table import MaskReader, MaskTable
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
 from radixrt.messages.scheduler import TokenizedReq, ToScheduler
@@ -45,12 +44,12 @@ SPANS = ("to mask", "to step", "whole turn")
 class MaskedDevice(Executor):
     """Answers each step that is not constrained, or whose mask has come, when it is asked for the answer."""
 
-    def __init__(self, path: str, rows: int, vocab_size: int, tokens: RandomTokens) -> None:
+    def __init__(self, path: str, vocab_size: int, tokens: RandomTokens) -> None:
         self._wire: Wire[ToRunner] = Wire(ToRunner)
         self._answers: Wire[FromRunner] = Wire(FromRunner)
-        self._buffer = MaskBuffer(path, rows, bitmask_words(vocab_size))
+        self._path = path
         self._reader = MaskReader(path)
-        self._words = bitmask_words(vocab_size)
+        self._vocab_size = vocab_size
         self._tokens = tokens
         self._steps: deque[ForwardStep] = deque()
         self._masks: dict[int, GrammarMask] = {}
@@ -66,8 +65,8 @@ class MaskedDevice(Executor):
         self._send(mask)
         self.marks["mask"] = time.thread_time()
 
-    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
-        return self._buffer.next_rows(num_masks)
+    def open_masks(self, slots: int, words: int) -> MaskTable:
+        return MaskTable(slots, words, self._path)
 
     def _send(self, message: ToRunner) -> None:
         started = time.thread_time()
@@ -92,8 +91,7 @@ class MaskedDevice(Executor):
             return
         step = self._steps.popleft()
         mask = self._masks.pop(step.step_id, None)
-        bits = None if mask is None else self._reader.read(mask.offset, mask.num_masks, self._words)
-        tokens = self._tokens.of(step, mask, bits)
+        tokens = self._tokens.of(step, None if mask is None else self._reader.read(mask, self._vocab_size)[0])
         self.decoding = step.mode == DECODE
         self._answers.send(StepOutput(step.step_id, pack_i32(tokens)))
 
@@ -134,7 +132,7 @@ def measure_chain(
     """
     vocab_size, eos_ids = shape["vocab_size"], (shape["eos_token_id"],)
     with TemporaryDirectory(prefix="radixrt-host-") as scratch:
-        device = MaskedDevice(f"{scratch}/masks", rows, vocab_size, RandomTokens(vocab_size, eos_ids[0]))
+        device = MaskedDevice(f"{scratch}/masks", vocab_size, RandomTokens(vocab_size, eos_ids[0]))
         config = SchedulerConfig(max_running_requests=rows, max_queued_requests=1024, chunked_prefill_size=8192)
         scheduler: Any = Scheduler(
             *scheduler_parts(config, 1 << 20, 16_384), context_length=16_384, eos_ids=eos_ids, vocab_size=vocab_size

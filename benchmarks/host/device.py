@@ -16,13 +16,13 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
-from radixrt.constrained.grammar import Bitmask, bitmask_words
-from radixrt.executor.mask_buffer import MaskReader
+from radixrt.executor.mask_table import Mask, MaskReader
 from radixrt.messages.runner import ForwardStep, FromRunner, GrammarMask, RunnerReady, StepOutput, ToRunner
-from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
+from radixrt.messages.wire import Int32Array, pack_i32
 from radixrt.scheduler.schedule_batch import DECODE
 
 WARM_STEPS = 10
@@ -38,15 +38,15 @@ class RandomTokens:
         self._eos_id = eos_id
         self._random = np.random.default_rng(0)
 
-    def of(self, step: ForwardStep, mask: GrammarMask | None = None, bits: Bitmask | None = None) -> Int32Array:
-        """int32, one for each sampling row; bits are the mask's (uint32 [num_masks, words])."""
+    def of(self, step: ForwardStep, mask: Mask | None = None) -> Int32Array:
+        """int32, one for each sampling row."""
         rows = step.samples.count(1) if step.samples else len(step.req_pool_idx) // 4
         tokens = self._random.integers(LOWEST, HIGHEST, rows, dtype=np.int32)
-        if mask is not None and bits is not None:
-            tokens[unpack_i32(mask.rows)] = self._allowed(bits, unpack_i32(mask.index))
+        if mask is not None:
+            tokens[mask.rows] = self._allowed(mask.table, mask.slots)
         return tokens
 
-    def _allowed(self, bits: Bitmask, index: Int32Array) -> Int32Array:
+    def _allowed(self, bits: npt.NDArray[np.uint32], index: Int32Array) -> Int32Array:
         """A token for each row's mask; one that ends the output only where there is no other."""
         tries = self._random.integers(0, self._vocab_size, (len(index), TRIES), dtype=np.int32)
         good = bits[index[:, None], tries >> 5] >> (tries & 31).astype(np.uint32) & 1
@@ -66,20 +66,22 @@ class _Running:
     step: ForwardStep
     ends: float
     tokens: Int32Array | None = None
-    mask: GrammarMask | None = None
+    mask: Mask | None = None
 
 
 class Device:
     """See the module's docstring. Times are seconds of `time.perf_counter`."""
 
-    def __init__(self, step_s: float, prepare_s: float, tokens: RandomTokens, masks: MaskReader, words: int) -> None:
+    def __init__(
+        self, step_s: float, prepare_s: float, tokens: RandomTokens, masks: MaskReader, vocab_size: int
+    ) -> None:
         self.step_s = step_s
         self.begun: list[float] = []  # the DECODE steps
         self.running: deque[_Running] = deque()
         self._prepare_s = prepare_s
         self._tokens = tokens
         self._masks = masks
-        self._words = words
+        self._vocab_size = vocab_size
         self._prepared = self._ends = 0.0  # of the last step that has come
 
     def take(self, message: ToRunner, now: float) -> None:
@@ -94,17 +96,17 @@ class Device:
                 self.begun.append(starts)
         elif isinstance(message, GrammarMask):
             self._prepared = max(now, self._prepared)
+            mask, _ = self._masks.read(message, self._vocab_size)
             for each in self.running:
                 if each.step.step_id == message.step_id:
-                    each.mask = message
+                    each.mask = mask
                     self._ends = each.ends = max(each.ends, now)
 
     def sample(self) -> None:
         """Tokens for the steps whose masks have come, before anybody waits for them."""
         for each in self.running:
             if each.mask is not None and each.tokens is None:
-                bits = self._masks.read(each.mask.offset, each.mask.num_masks, self._words)
-                each.tokens = self._tokens.of(each.step, each.mask, bits)
+                each.tokens = self._tokens.of(each.step, each.mask)
 
     def answer(self, now: float) -> StepOutput | None:
         """The oldest step's, if it has ended."""
@@ -130,7 +132,7 @@ def main(steps: str, answers: str, step_ms: str, prepare_ms: str, mask_file: str
     outbox.send(RunnerReady(0, 1 << 20, int(vocab), "cpu", "float32"))
     device = Device(
         float(step_ms) / 1e3, float(prepare_ms) / 1e3, RandomTokens(int(vocab), int(eos_id)), MaskReader(mask_file),
-        bitmask_words(int(vocab)),
+        int(vocab),
     )  # fmt: skip
     while True:
         message = _wait(inbox, device.patience(time.perf_counter()))

@@ -20,7 +20,7 @@ import torch
 from benchmarks.common import machine
 from benchmarks.common.cuda_timing import graph_us
 from benchmarks.common.tables import table
-from radixrt.executor.mask_buffer import Mask
+from radixrt.executor.mask_table import Mask
 from radixrt.messages.runner import SamplingRow
 from radixrt.messages.wire import pack_i32
 from radixrt.runner.sampling.sampler import Sampler
@@ -64,7 +64,9 @@ def sampler_for(kind: str, batch: int, vocab: int, device: str) -> tuple[Sampler
         return Sampler(tables), None
     bits = rng.integers(0, 2**32, (batch, (vocab + 31) // 32), dtype=np.uint32)
     rows = np.arange(batch, dtype=np.int32)
-    return Sampler(tables), Mask(rows, rows, bits)
+    sampler = Sampler(tables)
+    sampler.masks_changed(rows)
+    return sampler, Mask(rows, rows, bits)
 
 
 def milliseconds(run: Callable[[torch.Tensor], object], logits: torch.Tensor, seconds: float) -> list[float]:

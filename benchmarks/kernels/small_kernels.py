@@ -168,7 +168,7 @@ def masks(_: LayerOps, s: Shape, rows: int) -> Case:
         forbidden = ((bits[:, :, None] >> shifts) & 1 == 0).view(rows, -1)[:, : s.vocab]
         logits.masked_fill_(forbidden, -torch.inf)
 
-    return Case(lambda: apply_bitmask(logits, where, where, bits), with_torch, rows * (8 * s.vocab + 4 * words))
+    return Case(lambda: apply_bitmask(logits, where, bits), with_torch, rows * (8 * s.vocab + 4 * words))
 
 
 def output_head(_: LayerOps, s: Shape, rows: int) -> Case:

@@ -166,17 +166,17 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     from radixrt.executor.external_executor import ExternalLauncherExecutor
     from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
 
-    endpoints, size, max_rows = setup.endpoints, setup.settings.tp, setup.config.scheduler.max_running_requests
+    endpoints, size = setup.endpoints, setup.settings.tp
     if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
             setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
-            max_rows=max_rows, host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
+            host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
         )  # fmt: skip
 
     def of_epoch(epoch: int) -> RankEndpoints:
         return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(size)], endpoints.answers(epoch))
 
-    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, max_rows=max_rows)
+    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks)
 
 
 def run_runner(setup: WorkerSetup) -> NoReturn:

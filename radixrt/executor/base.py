@@ -5,10 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
-
-from radixrt.constrained.grammar import Bitmask
 from radixrt.errors import EngineError
+from radixrt.executor.mask_table import MaskTable
 from radixrt.messages.runner import (
     DebugReply,
     DebugReq,
@@ -61,10 +59,9 @@ class Executor(ABC):
     def send_mask(self, mask: GrammarMask) -> None:
         """Send the mask of the oldest step that waits for one."""
 
-    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
-        """Return memory for a step's masks (uint32 [num_masks, words]), and its offset in the buffer that the ranks
-        map; -1 if the message must carry the masks."""
-        return np.empty((num_masks, words), np.uint32), -1
+    def open_masks(self, slots: int, words: int) -> MaskTable:
+        """Return the table of masks for these ranks; see `MaskTable`."""
+        return MaskTable(slots, words)
 
     @abstractmethod
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:

@@ -62,7 +62,7 @@ class ExternalLauncherExecutor(MultiprocExecutor):
     """Reaches rank 0 like the base class; opens one TCP port for each other rank, and one for their messages.
 
     Args:
-        rank_endpoint, answer_endpoint, mask_path, max_rows: for rank 0, see the base class.
+        rank_endpoint, answer_endpoint, mask_path: for rank 0, see the base class.
         host: name or address at which the other ranks reach this machine; no other address is bound.
         size: number of ranks.
         address_file: file that is written when the ports are open, for rank 0's runner to publish.
@@ -72,11 +72,11 @@ class ExternalLauncherExecutor(MultiprocExecutor):
     """
 
     def __init__(
-        self, context: zmq.Context[Any], rank_endpoint: str, answer_endpoint: str, *, mask_path: str, max_rows: int,
+        self, context: zmq.Context[Any], rank_endpoint: str, answer_endpoint: str, *, mask_path: str,
         host: str, size: int, address_file: str,
     ) -> None:  # fmt: skip
         own = RankEndpoints([rank_endpoint], answer_endpoint)
-        super().__init__(context, lambda epoch: own, mask_path=mask_path, max_rows=max_rows)
+        super().__init__(context, lambda epoch: own, mask_path=mask_path)
         keys = Curve.make()
         try:
             anywhere = f"tcp://{socket.gethostbyname(host)}:*"

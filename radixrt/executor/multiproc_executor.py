@@ -15,10 +15,9 @@ import msgspec
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
-from radixrt.constrained.grammar import Bitmask
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
-from radixrt.executor.mask_buffer import MaskBuffer
+from radixrt.executor.mask_table import MaskTable
 from radixrt.messages.runner import DebugReq, ForwardStep, FromRunner, GrammarMask, RunnerReady, StepFailed, ToRunner
 
 logger = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class MultiprocExecutor(Executor):
     Args:
         endpoints: returns the endpoints of an epoch.
         epoch: epoch of the ranks that are starting now.
-        mask_path, max_rows: file of the buffer for grammar masks, and its capacity in rows of a step.
+        mask_path: file of the table of grammar masks.
     """
 
     def __init__(
@@ -54,13 +53,10 @@ class MultiprocExecutor(Executor):
         *,
         epoch: int = 0,
         mask_path: str,
-        max_rows: int,
     ) -> None:
         self._context = context
         self._endpoints = endpoints
-        self._mask_path: str | None = mask_path
-        self._max_rows = max_rows
-        self._masks: MaskBuffer | None = None
+        self._mask_path = mask_path
         self._encoder = msgspec.msgpack.Encoder()
         self._connect(epoch)
 
@@ -109,14 +105,12 @@ class MultiprocExecutor(Executor):
     def send_mask(self, mask: GrammarMask) -> None:
         self._send(mask)
 
-    def mask_rows(self, num_masks: int, words: int) -> tuple[Bitmask, int]:
-        if self._masks is None and self._mask_path is not None:
-            try:
-                self._masks = MaskBuffer(self._mask_path, self._max_rows, words)
-            except OSError as error:
-                logger.warning("grammar masks are sent in messages, which is slower: %s: %s", self._mask_path, error)
-                self._mask_path = None
-        return super().mask_rows(num_masks, words) if self._masks is None else self._masks.next_rows(num_masks)
+    def open_masks(self, slots: int, words: int) -> MaskTable:
+        try:
+            return MaskTable(slots, words, self._mask_path)
+        except OSError as error:
+            logger.warning("grammar masks are sent in messages, which is slower: %s: %s", self._mask_path, error)
+            return MaskTable(slots, words)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         return self._answers.recv(timeout_s)

@@ -123,23 +123,22 @@ class ForwardStep(Message, frozen=True, array_like=True, tag=True):
 
 
 class GrammarMask(Message, frozen=True, array_like=True, tag=True):
-    """Masks of allowed tokens for the constrained rows of one step. Rows with equal masks share one.
+    """Masks of allowed tokens for the constrained rows of one step, as slots of the table of masks that both ends keep
+    (`radixrt.executor.mask_table`). Rows with equal masks share one.
 
     Attributes:
         rows: int32[m], distinct indices among the step's sampling rows. All other rows are unconstrained.
-        index: int32[m], index of each row's mask.
-        bits: uint32[num_masks * ceil(vocab / 32)] as bytes; bit t % 32 of word t // 32 is 1 when token t is allowed.
-            Empty if the ranks map a `radixrt.executor.mask_buffer.MaskBuffer`: it holds the masks at `offset`.
-        num_masks: number of masks.
-        offset: position of the masks in the MaskBuffer; -1 if `bits` carries them.
+        slots: int32[m], slot of each row's mask.
+        new: int32[k], distinct slots whose masks are new.
+        bits: uint32[k * ceil(vocab / 32)] as bytes, the new masks; bit t % 32 of word t // 32 is 1 when token t is
+            allowed. Empty if the ranks map the table of the scheduler.
     """
 
     step_id: int
     rows: bytes
-    index: bytes
+    slots: bytes
+    new: bytes = b""
     bits: bytes = b""
-    num_masks: int = 0
-    offset: int = -1
 
 
 class PromptCosts(msgspec.Struct, frozen=True, array_like=True):

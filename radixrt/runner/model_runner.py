@@ -23,7 +23,7 @@ from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.state_pool import StatePool
 from radixrt.distributed.parallel import join, rank_device
-from radixrt.executor.mask_buffer import MaskReader
+from radixrt.executor.mask_table import Mask, MaskReader
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
@@ -328,6 +328,7 @@ class ModelRunner:
         the tokens, or all ranks sample the same tokens from their columns of the logits (`DeviceCommunicator.sample`).
         Only rank 0 returns results.
         """
+        allowed = self.read_mask(mask)
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if step.mode == ForwardMode.EXTEND:
             sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
@@ -335,28 +336,34 @@ class ModelRunner:
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
             masked = mask is not None and bool(mask.rows)
-            if self._sampler.plain(idx) and (not masked or self._graphs.samples_gathered(batch)):
-                allowed = None if self._group.rank else self._masks.unpack(mask, self.vocab_size)
-                if allowed is not None:
-                    self._sampler.apply_mask(self._graphs.logits(batch), allowed)
-                return self._sampled(self._graphs.sample(batch))
-            return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, mask))
+            if self._sampler.plain(idx) and (not masked or self._graphs.samples_masked(batch)):
+                return self._sampled(self._graphs.sample(batch, allowed))
+            return self._sampled(self._choose(self._graphs.logits(batch), idx, seq_lens, batch.sample_rows, allowed))
         scored = self._scorer.prompts(output.hidden_states, batch, step)
         scores = self._scorer.targets(output.hidden_states, step, output.rows(unpack_i32(step.score_index)))
         result = None
         if len(idx):
-            result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, mask)
+            result = self._choose(output.next_token_logits, idx, seq_lens, batch.sample_rows, allowed)
         return self._sampled(result, scored, scores, pool(output, step, self._model.classifier))
 
+    def read_mask(self, message: GrammarMask | None) -> Mask | None:
+        """Return the masks of a step. Of a step that is not sampled the message must be read all the same: later ones
+        rely on its masks. Only rank 0 has any."""
+        if message is None or self._group.rank:
+            return None
+        mask, new = self._masks.read(message, self.vocab_size)
+        self._sampler.masks_changed(new)
+        return mask
+
     def _choose(
-        self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: GrammarMask | None
+        self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: Mask | None
     ) -> SampleResult | None:
         """Sample uncaptured: rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these
         lengths."""
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None
-        result = self._sampler.sample(logits, idx, seq_lens, self._masks.unpack(mask, self.vocab_size))
+        result = self._sampler.sample(logits, idx, seq_lens, mask)
         self.batches.future_token_ids[rows] = self._group.broadcast(result.token_ids)
         return result
 

@@ -156,6 +156,8 @@ class Worker:
             launched, self._awaiting_mask = self._awaiting_mask, None
             if launched is not None and launched.step.step_id == message.step_id:
                 self._guarded(launched.step, lambda: self._sample(launched, message))
+            else:
+                self._runner.read_mask(message)  # of a step that has failed
         elif isinstance(message, DebugReq):
             rows, lens = unpack_i32(message.rows), unpack_i32(message.lens)
             self._answers.send(DebugReply(pack_i32(self._runner.mirror_rows(rows, lens))))

@@ -14,9 +14,10 @@ from radixrt.channel import Inbox, Outbox
 from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
+from radixrt.executor.mask_table import MaskTable, mask_slots
 from radixrt.messages.cache_events import ToWatched, WatchCacheReq
 from radixrt.messages.client import ToTokenizer
-from radixrt.messages.runner import GrammarMask, StepFailed
+from radixrt.messages.runner import StepFailed
 from radixrt.messages.scheduler import (
     AbortReq,
     ControlReply,
@@ -31,7 +32,6 @@ from radixrt.messages.scheduler import (
     TokenizedScoreReq,
     ToScheduler,
 )
-from radixrt.messages.wire import pack_i32
 from radixrt.scheduler.cache_stream import CacheStream
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
@@ -78,6 +78,7 @@ class SchedulerLoop:
         self._shared_cores = shared_cores
         self._watch_s = watch_s
         self._check = check_invariants
+        self._masks: MaskTable | None = None  # of the first constrained step on
         self._inflight: deque[ScheduleBatch] = deque()
         self._head_since = 0.0  # when the oldest step in flight became the oldest
         self._last_arrival = 0.0
@@ -234,13 +235,9 @@ class SchedulerLoop:
         the model has pipeline stages and no row is in two steps."""
         if batch.grammar_rows:
             found = self._core.masks(batch, time.monotonic())
-            bits, offset = self._executor.mask_rows(len(found.masks), self._core.mask_words)
-            for row, mask in zip(bits, found.masks, strict=True):
-                row[:] = mask
-            data = bits.tobytes() if offset < 0 else b""
-            self._executor.send_mask(
-                GrammarMask(batch.step_id, pack_i32(found.rows), pack_i32(found.index), data, len(bits), offset)
-            )
+            if self._masks is None:
+                self._masks = self._executor.open_masks(mask_slots(self._core.max_rows), self._core.mask_words)
+            self._executor.send_mask(self._masks.message(batch.step_id, found.rows, found.index, found.masks))
 
     def _commit(self) -> bool:
         if not self._inflight:
@@ -282,6 +279,8 @@ class SchedulerLoop:
         if self._executor.socket is not None:
             self._poller.unregister(self._executor.socket)
         self._executor.restart(notice.epoch)
+        if self._masks is not None:
+            self._masks.forget()
         self._announcement = msgspec.structs.replace(self._announcement, epoch=notice.epoch)
         if self._executor.socket is not None:
             self._poller.register(self._executor.socket, zmq.POLLIN)

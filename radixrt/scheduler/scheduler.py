@@ -111,6 +111,11 @@ class Scheduler:
         return self._mask_words
 
     @property
+    def max_rows(self) -> int:
+        """Maximum number of sampling rows of a step."""
+        return self._config.max_running_requests
+
+    @property
     def is_idle(self) -> bool:
         return not self._requests.by_rid and not self._num_inflight
 

@@ -165,7 +165,7 @@ def test_a_host_that_is_not_this_machine_is_refused(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1.*MASTER_ADDR"):
         ExternalLauncherExecutor(
-            context, f"ipc://{tmp_path}/r", f"ipc://{tmp_path}/a", mask_path=str(tmp_path / "m"), max_rows=1,
+            context, f"ipc://{tmp_path}/r", f"ipc://{tmp_path}/a", mask_path=str(tmp_path / "m"),
             host="192.0.2.1", size=2, address_file=str(tmp_path / "addresses"),
         )  # fmt: skip
     context.destroy(linger=0)

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
 from radixrt.channel import ZmqInbox, ZmqOutbox
 from radixrt.errors import EngineError
-from radixrt.executor.mask_buffer import MaskReader
+from radixrt.executor.mask_table import MaskReader
 from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
-from radixrt.messages.runner import ForwardStep, GrammarMask, RunnerReady, StepOutput, ToRunner
-from radixrt.messages.wire import pack_i32
-from tests.executor.test_mask_buffer import no_file_above
+from radixrt.messages.runner import ForwardStep, RunnerReady, StepOutput, ToRunner
+from tests.executor.test_mask_table import no_file_above
 from tests.server_process import LIMIT_S, wait_for
 
 RANKS = 2
@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.context: zmq.Context[Any] = zmq.Context()
-        self.executor = MultiprocExecutor(self.context, self.endpoints, mask_path=str(folder / "masks"), max_rows=4)
+        self.executor = MultiprocExecutor(self.context, self.endpoints, mask_path=str(folder / "masks"))
 
     def endpoints(self, epoch: int) -> RankEndpoints:
         ranks = [f"ipc://{self._folder}/runner-{rank}.{epoch}" for rank in range(RANKS)]
@@ -104,16 +104,13 @@ def test_ranks_of_a_dead_scheduler_must_have_executed_the_same(bench: Bench, exe
 def test_masks_are_in_the_messages_where_the_file_system_is_full(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with no_file_above(16):
+        table = bench.executor.open_masks(4, 16)
     reader = MaskReader(str(tmp_path / "masks"))
     for step_id in range(3):
-        with no_file_above(16):
-            bits, offset = bench.executor.mask_rows(2, 16)
-        assert offset == -1
-        bits[:] = step_id
-        message = GrammarMask(step_id, pack_i32([0, 1]), pack_i32([0, 1]), bits.tobytes(), 2, offset)
-        mask = reader.unpack(message, 512)
+        mask, _ = reader.read(table.message(step_id, [0, 1], [0, 0], [np.full(16, step_id, np.uint32)]), 512)
         assert mask is not None
-        assert (mask.bits == step_id).all()
+        assert (mask.table[mask.slots] == step_id).all()
     assert len(caplog.records) == 1
     assert "masks" in caplog.text
 

@@ -32,6 +32,7 @@ def mixed_steps(device: str, fused: bool) -> list[SampleResult]:
     idx = np.arange(1, n + 1, dtype=np.int32)
     lens = np.array([p.seq_len for p in requests], np.int32)
     mask = step_mask([0, 4, 9], np.random.default_rng(5).random((3, VOCAB)) < 0.5)
+    sampler.masks_changed(mask.slots)
     batches = [torch.from_numpy(random_logits(n, VOCAB, seed=s)).bfloat16().float().to(device) for s in range(6)]
     return [sampler.sample(logits, idx, lens + s, mask).to_host() for s, logits in enumerate(batches)]
 

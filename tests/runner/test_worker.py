@@ -98,7 +98,7 @@ class Messages:
 def test_the_last_messages_of_a_dead_scheduler_are_executed_and_counted(tiny_model: Callable[[str], Path]) -> None:
     first: LocalChannel = LocalChannel()
     worker = make_worker(tiny_model("llama"), first)
-    mask = GrammarMask(STEP.step_id, pack_i32([]), pack_i32([]), b"")
+    mask = GrammarMask(STEP.step_id, pack_i32([]), pack_i32([]))
     inbox: Any = Messages(STEP, STEP, mask)
     serve_steps(worker, inbox, until=lambda: True)
     assert [type(first.recv()) for _ in range(2)] == [StepOutput, StepOutput]

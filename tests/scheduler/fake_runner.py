@@ -17,6 +17,7 @@ import numpy as np
 
 from radixrt.config import SchedulerConfig
 from radixrt.constrained.grammar import bitmask_words
+from radixrt.executor.mask_table import MaskReader, MaskTable
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, split_extend
 from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.chunk_cache import ChunkCache
@@ -276,14 +277,16 @@ class FakeRunner:
 
 def mask_message(step_id: int, masks: StepMasks) -> GrammarMask:
     """The message that carries the masks where no memory is mapped."""
-    bits = b"".join(mask.tobytes() for mask in masks.masks)
-    return GrammarMask(step_id, pack_i32(masks.rows), pack_i32(masks.index), bits, len(masks.masks))
+    table = MaskTable(len(masks.masks), bitmask_words(VOCAB))
+    return table.message(step_id, masks.rows, masks.index, masks.masks)
 
 
 def _masks(mask: GrammarMask) -> dict[int, set[int]]:
-    rows, index = unpack_i32(mask.rows).tolist(), unpack_i32(mask.index)
+    found, _ = MaskReader(None).read(mask, VOCAB)
+    if found is None:
+        return {}
+    rows, words = found.rows.tolist(), found.table[found.slots]
     assert len(set(rows)) == len(rows)
-    words = np.frombuffer(mask.bits, np.uint32).reshape(mask.num_masks, bitmask_words(VOCAB))[index]
     return {r: {t for t in range(VOCAB) if w[t // 32] >> (t % 32) & 1} for r, w in zip(rows, words, strict=True)}
 
 

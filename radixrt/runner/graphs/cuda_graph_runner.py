@@ -4,10 +4,10 @@ An EXTEND step of few tokens is such a step too, with a row for each of its toke
 jump-forward appends and the few new ones behind a cached prefix cost what decoded ones cost, and a launch.
 
 The first graph of a pair computes logits from the input tokens; the second samples from the logits and writes the next
-future tokens. Between the two graphs the runner may apply a grammar mask, or replace the second graph by the uncaptured
-sampler for rows with filters. With tensor parallelism on one machine, the first graph leaves each rank its columns of
-the logits, from which the second graph samples; the columns are gathered only for work that needs all of them. Both
-graphs read their numbers from static buffers, which one copy fills for each step. A step with fewer rows than the
+future tokens, and there is another second one that applies grammar masks first. The runner may replace it by the
+uncaptured sampler for rows with filters. With tensor parallelism on one machine, the first graph leaves each rank its
+columns of the logits, from which the second graph samples; the columns are gathered only for work that needs all of
+them. Graphs read their numbers from static buffers, which one copy fills for each step. A step with fewer rows than the
 bucket is padded with rows of one token that read and write slot 0 and row 0 alone.
 """
 
@@ -25,6 +25,7 @@ from radixrt.attention.base import AttentionBackend
 from radixrt.attention.cascade import Tile
 from radixrt.attention.flashinfer import DecodePart, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
+from radixrt.executor.mask_table import Mask
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
 from radixrt.forward_batch.padding import bucket_for, bucket_ladder, graph_buckets, larger_buckets, padded
 from radixrt.forward_batch.token_rows import TokenRows
@@ -60,6 +61,7 @@ class _Inputs:
         uniforms, temperature: float64 and float32 [samples].
         state_src, state_dst: int64 [rows], slots of recurrent states; of no meaning for a model without them.
         planned: the attention backend's numbers, see `FlashInferBackend.plan_graph`.
+        mask_slots: int32 [samples], slots of the rows' grammar masks; filled by itself, because masks come later.
     """
 
     def __init__(self, like: list[npt.NDArray[Any]], device: torch.device) -> None:
@@ -69,10 +71,17 @@ class _Inputs:
         views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, like, strict=True)]
         self.req_pool_idx, self.seq_lens, self.slots, self.id_rows, self.targets, *rest = views
         self.uniforms, self.temperature, self.state_src, self.state_dst, *self.planned = rest
+        none = np.full(len(self.targets), -1, np.int32)
+        self._packed_slots = torch.from_numpy(none.view(np.uint8)).to(device)
+        self.mask_slots = view(self._packed_slots, 0, none)
 
     def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
         """Copy arrays of the same shapes and dtypes into the buffers."""
         uploader.upload_into(self._packed, arrays, self._offsets)
+
+    def fill_mask_slots(self, uploader: Uploader, slots: Int32Array) -> None:
+        """Copy int32 [samples] into `mask_slots`."""
+        uploader.upload_into(self._packed_slots, [slots], [0])
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class _Captured:
     """The graphs of one bucket, ready to be replayed.
 
     Attributes:
+        sample_masked: `sample` behind the grammar masks; None if `own` is not None.
         logits: float32 [samples, vocab].
         own: this rank's columns of the logits, if the graph does not gather them.
     """
@@ -87,6 +97,7 @@ class _Captured:
     inputs: _Inputs
     forward: torch.cuda.CUDAGraph
     sample: torch.cuda.CUDAGraph
+    sample_masked: torch.cuda.CUDAGraph | None
     logits: torch.Tensor
     own: torch.Tensor | None
     result: SampleResult
@@ -201,14 +212,20 @@ class CudaGraphRunner:
             self._group.all_gather_columns(captured.own, captured.logits.shape[1], captured.logits)
         return captured.logits[: step.num_samples]
 
-    def samples_gathered(self, step: StagedStep) -> bool:
-        """Return whether `sample` reads the tensor that `logits` returns, so that a mask applied there takes effect."""
-        return step.captured.own is None
+    def samples_masked(self, step: StagedStep) -> bool:
+        """Return whether `sample` takes a mask."""
+        return step.captured.sample_masked is not None
 
-    def sample(self, step: StagedStep) -> SampleResult:
+    def sample(self, step: StagedStep, mask: Mask | None = None) -> SampleResult:
         """Sample a step after `forward`; all of its rows must be plain (see `Sampler.plain`)."""
-        step.captured.sample.replay()
-        result = step.captured.result
+        captured = step.captured
+        if mask is None or captured.sample_masked is None:
+            captured.sample.replay()
+        else:
+            slots = self._sampler.mask_slots(mask, len(captured.inputs.targets))
+            captured.inputs.fill_mask_slots(self._uploader, slots)
+            captured.sample_masked.replay()
+        result = captured.result
         return SampleResult(result.token_ids[: step.num_samples], result.best[: step.num_samples])
 
     def _padded_numbers(
@@ -246,7 +263,10 @@ class CudaGraphRunner:
         logits = self._logits[: len(inputs.targets)]
         forward_graph, own = self._record(lambda: self._forward(inputs, part, batch, logits))
         sample_graph, result = self._record(lambda: self._sample(inputs, logits, own))
-        return _Captured(inputs, forward_graph, sample_graph, logits, own, result)
+        masked_graph = None
+        if own is None:
+            masked_graph, _ = self._record(lambda: self._sample_masked(inputs, logits))
+        return _Captured(inputs, forward_graph, sample_graph, masked_graph, logits, own, result)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Run `work` once uncaptured, so that kernels are compiled and workspaces allocated, then capture it."""
@@ -295,6 +315,12 @@ class CudaGraphRunner:
             chosen = self._group.broadcast(found.token_ids)
         self._builder.future_token_ids[inputs.targets] = chosen
         return found
+
+    def _sample_masked(self, inputs: _Inputs, logits: torch.Tensor) -> SampleResult:
+        """Same as `_sample` behind the masks. Only the first rank samples, so that only its table has masks."""
+        if self._group.rank == 0:
+            self._sampler.apply_slots(logits, inputs.mask_slots)
+        return self._sample(inputs, logits, None)
 
 
 def _describe(key: _Key) -> str:

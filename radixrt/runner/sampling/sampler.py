@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.executor.mask_buffer import Mask
+from radixrt.executor.mask_table import Mask
+from radixrt.messages.wire import Int32Array
 from radixrt.runner.sampling import draw
+from radixrt.runner.sampling.device_masks import DeviceMasks, slots_of_rows
 from radixrt.runner.sampling.logprobs import gather_logprobs
 from radixrt.runner.sampling.sampling_tables import (
     BIAS,
@@ -65,6 +67,9 @@ class Sampler:
         self._tables = tables
         self._rowwise = tables.device.type == "cpu" if rowwise is None else rowwise
         self._kernels = Kernels() if (_has_kernels(tables.device) if fused is None else fused) else None
+        self._masks: DeviceMasks | None = None
+        if self._kernels is not None:
+            self._masks = DeviceMasks(len(tables.needs) - 1, tables.vocab_size, tables.device)
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._mask_bytes = torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(tables.device)
 
@@ -88,7 +93,7 @@ class Sampler:
         raw = take(logits, asked).log_softmax(-1) if len(asked) else None
         edit_logits(t, logits, req_pool_idx, seq_lens, needs, every)
         if mask is not None:
-            self.apply_mask(logits, mask)
+            self._apply_mask(logits, mask)
         if self._kernels is None:
             token_ids, best = _argmax(logits)
             drawn = rows_with(needs, every, DRAW)
@@ -169,28 +174,48 @@ class Sampler:
     @torch.inference_mode()
     def launch_all(self, rows: int) -> None:
         """Launch each Triton kernel with every kind of arguments, on some rows of logits."""
-        if self._kernels is None:
+        if self._kernels is None or self._masks is None:
             return
         vocab, device = self._tables.vocab_size, self._tables.device
         logits = torch.zeros(rows, vocab, device=device)
         each = np.arange(rows, dtype=np.int32)
-        bits = np.full((1, -(-vocab // 32)), -1, np.int32)
         columns = (np.ones(rows, np.float32), np.zeros(rows), each, each + 1, np.ones(rows), np.zeros(rows, np.float32))
         temperature, u, *filters = upload_together(columns, device)
-        self._kernels.apply_bitmask(logits, *upload_together([each, np.zeros_like(each), bits], device))
+        self._masks.load_kernels()
+        self.apply_slots(logits, torch.full((rows,), -1, dtype=torch.int32, device=device))
         workspace = self._kernels.workspace(rows, vocab, device)
         self._kernels.sample(logits, temperature, u, workspace)
         self._kernels.filtered_sample(logits, temperature, u, workspace, *filters)
 
-    def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
-        """Set the logits (float32 [S, vocab]) of tokens that the mask forbids to -inf, in place."""
+    # --- masks ---
+
+    def masks_changed(self, slots: Int32Array) -> None:
+        """Note that the table of masks on the host has new ones in these slots; all later steps may use them."""
+        if self._masks is not None:
+            self._masks.changed(slots)
+
+    def mask_slots(self, mask: Mask, rows: int) -> Int32Array:
+        """Return int32 [rows], argument of `apply_slots`; the masks are on the device once the current stream is."""
+        assert self._masks is not None
+        self._masks.update(mask)
+        return slots_of_rows(mask, rows)
+
+    def apply_slots(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
+        """Set the logits (float32 or bfloat16 [S, vocab]) of tokens that are not in the masks in these slots (int32
+        [S], -1 for none) to -inf, in place. One launch, which a CUDA graph can hold."""
+        assert self._kernels is not None
+        assert self._masks is not None
+        self._kernels.apply_bitmask(logits, slots, self._masks.table)
+
+    def _apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
+        """Same as `apply_slots`, for the masks of a step."""
         if self._kernels is not None:
-            there = upload_together([mask.rows, mask.index, mask.bits.view(np.int32)], logits.device)
-            self._kernels.apply_bitmask(logits, *there)
+            self.apply_slots(logits, *upload_together([self.mask_slots(mask, len(logits))], logits.device))
             return
-        data = upload(mask.bits.astype("<u4").view(np.uint8).reshape(-1), logits.device).int()
-        added = self._mask_bytes.index_select(0, data).view(len(mask.bits), -1)[:, : logits.shape[1]]
-        for row, which in zip(mask.rows.tolist(), mask.index.tolist(), strict=True):
+        used, index = np.unique(mask.slots, return_inverse=True)
+        data = upload(mask.table[used].astype("<u4").view(np.uint8).reshape(-1), logits.device).int()
+        added = self._mask_bytes.index_select(0, data).view(len(used), -1)[:, : logits.shape[1]]
+        for row, which in zip(mask.rows.tolist(), index.tolist(), strict=True):
             logits[row] += added[which]
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, idx: Index, u: Uniforms, needs: Needs) -> torch.Tensor:

@@ -26,7 +26,8 @@ from benchmarks.host.gaps import STREAMS, measure_gaps
 from benchmarks.host.pipeline import Pipe, Times
 from benchmarks.offline.workloads import make_workload
 from radixrt.config import ModelConfig
-from radixrt.messages.runner import ForwardStep, GrammarMask
+from radixrt.executor.mask_table import Mask
+from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
 from radixrt.models.loading.source import prepare_model
 from radixrt.scheduler.schedule_batch import DECODE
@@ -85,7 +86,7 @@ def test_tokens_are_what_the_mask_allows() -> None:
     tokens = RandomTokens(96, eos_id=33)
     step = ForwardStep(1, DECODE, pack_i32([1, 2, 3, 4]), b"", b"")
     for _ in range(20):
-        found = tokens.of(step, GrammarMask(1, pack_i32([3, 0, 1]), pack_i32([0, 1, 2])), bits).tolist()
+        found = tokens.of(step, Mask(np.array([3, 0, 1], np.int32), np.array([0, 1, 2], np.int32), bits)).tolist()
         assert (found[3], found[0], found[1]) == (37, 31, 34)
 
 

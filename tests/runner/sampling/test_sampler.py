@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.executor.mask_buffer import Mask
+from radixrt.executor.mask_table import Mask
 from radixrt.runner.sampling import draw
 from radixrt.runner.sampling.sampler import Sampler
 from radixrt.runner.sampling.sampling_tables import SamplingTables, uniforms
@@ -291,7 +291,7 @@ def test_rows_have_a_mask_in_common():
     allowed = np.zeros((3, VOCAB), bool)
     allowed[[0, 1, 2], [70, 31, 70]] = True
     mask = step_mask([3, 0, 1], allowed)
-    assert len(mask.bits) == 2
+    assert len(mask.table) == 2
     logits = random_logits(4)
     assert bench.sample(logits, mask=mask).token_ids.tolist() == [31, 70, int(logits[2].argmax()), 70]
 

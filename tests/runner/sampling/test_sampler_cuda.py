@@ -31,6 +31,7 @@ def steps(device: str, vocab: int, num_steps: int) -> list[SampleResult]:
     lens = np.array([p.seq_len for p in requests], np.int32)
     allowed = np.random.default_rng(5).random((3, vocab)) < 0.5
     mask = step_mask([0, 4, 9], allowed)
+    sampler.masks_changed(mask.slots)
     batches = [
         torch.from_numpy(random_logits(n, vocab, seed=s)).bfloat16().float().to(device) for s in range(num_steps)
     ]

@@ -1,0 +1,173 @@
+"""`MaskTable` and `MaskReader`: grammar masks on their way from the scheduler to the runners, each sent once.
+
+A mask over a vocabulary of 128 k takes 16 kB, and most masks of a step are those of steps before it: rows with one
+grammar share the masks of its parser states, and come to the same states again. So masks have slots in a table of which
+both ends have a copy. A step's message names slots, and only the masks that are new there are written. Processes of one
+machine map the same table; a message to other machines carries the new masks.
+
+A runner answers step N after it has read the masks of step N, and those of step N + 1 are written after that answer. So
+no slot is written while it is read, even while a copy to a device is still running.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radixrt.constrained.grammar import Bitmask, bitmask_words
+from radixrt.messages.runner import GrammarMask
+from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
+
+MIN_SLOTS = 256
+SLOTS_PER_ROW = 4
+"""20 MB for 256 rows and a vocabulary of 152 k. One mask for each row of a step must fit; more keep those that come
+again."""
+
+
+def mask_slots(max_rows: int) -> int:
+    """Return the number of slots for steps of so many constrained rows. Both ends must use the same number."""
+    return max(MIN_SLOTS, SLOTS_PER_ROW * max_rows)
+
+
+class MaskTable:
+    """The scheduler's end: assigns slots to masks, the least recently used ones first when all are taken.
+
+    A mask is known by its array, which must be read-only for that; a writable one is sent anew with each step.
+
+    Args:
+        slots: number of slots, at least the number of different masks in one step.
+        words: uint32 words of one mask.
+        path: file to create or open, readable by this user only, which the runners map; None to send masks in messages.
+            A scheduler that is started anew opens the file of the one before.
+
+    Raises:
+        OSError: the file system is full.
+    """
+
+    def __init__(self, slots: int, words: int, path: str | None = None) -> None:
+        self._rows = None if path is None else _create(path, slots, words)
+        self._slots = slots
+        self.forget()
+
+    def forget(self) -> None:
+        """Write every mask anew: the runners have lost theirs."""
+        self._free = list(reversed(range(self._slots)))
+        self._held: OrderedDict[int, tuple[int, Bitmask]] = OrderedDict()  # by id(mask), which lasts as it is held
+        self._passing: list[int] = []  # ids of the writable masks of the last step
+
+    def message(self, step_id: int, rows: list[int], index: list[int], masks: Sequence[Bitmask]) -> GrammarMask:
+        """Place a step's masks, and return the message about them.
+
+        Args:
+            rows: indices of the constrained rows among the step's sampling rows.
+            index: index in `masks` of each of these rows' mask.
+            masks: distinct arrays of uint32 [words].
+        """
+        for key in self._passing:
+            self._free.append(self._held.pop(key)[0])
+        self._passing.clear()
+        slots: list[int] = []
+        new: list[int] = []
+        carried: list[bytes] = []
+        for mask in masks:
+            known = self._held.get(id(mask))
+            if known is not None:
+                self._held.move_to_end(id(mask))
+                slots.append(known[0])
+                continue
+            slot = self._free.pop() if self._free else self._held.popitem(last=False)[1][0]
+            self._held[id(mask)] = slot, mask
+            if mask.flags.writeable:
+                self._passing.append(id(mask))
+            if self._rows is None:
+                carried.append(mask.tobytes())
+            else:
+                self._rows[slot] = mask
+            slots.append(slot)
+            new.append(slot)
+        of_rows = pack_i32([slots[i] for i in index])
+        return GrammarMask(step_id, pack_i32(rows), of_rows, pack_i32(new), b"".join(carried))
+
+
+def _create(path: str, slots: int, words: int) -> Bitmask:
+    """Map the file as uint32 [slots, words], with all of its blocks: a page without a block would end its writer by
+    SIGBUS."""
+    size = slots * words * 4
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError:
+            os.ftruncate(fd, 0)
+            raise
+        return np.frombuffer(mmap.mmap(fd, size), np.uint32).reshape(slots, words)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The masks of one step.
+
+    Attributes:
+        rows: int32 [m], the constrained rows, as indices of the step's sampling rows.
+        slots: int32 [m], slot of each row's mask.
+        table: uint32 [slots, ceil(vocab / 32)], the masks by slot; valid until the step is answered.
+    """
+
+    rows: Int32Array
+    slots: Int32Array
+    table: npt.NDArray[np.uint32]
+
+
+class MaskReader:
+    """The runner's end. It maps the scheduler's file when the first mask arrives.
+
+    Every message must be read, also that of a step which has failed: later ones rely on its masks.
+
+    Args:
+        path: the scheduler's file; None where messages carry the masks.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._mapped: Bitmask | None = None
+        self._own: Bitmask | None = None
+
+    def read(self, message: GrammarMask, vocab_size: int) -> tuple[Mask | None, Int32Array]:
+        """Return the masks of a step, None where every row may sample anything; and the slots that are new."""
+        words, new = bitmask_words(vocab_size), unpack_i32(message.new)
+        if message.bits:
+            table = self._grown(int(new.max()) + 1, words)
+            table[new] = np.frombuffer(message.bits, np.uint32).reshape(-1, words)
+        elif message.new:
+            self._own = None  # another scheduler may have begun to map a file
+        if not message.rows:
+            return None, new
+        table = self._map(words) if self._own is None else self._own
+        return Mask(unpack_i32(message.rows), unpack_i32(message.slots), table), new
+
+    def _grown(self, slots: int, words: int) -> Bitmask:
+        have = 0 if self._own is None else len(self._own)
+        if self._own is None or have < slots:
+            grown = np.zeros((max(slots, 2 * have), words), np.uint32)
+            if self._own is not None:
+                grown[:have] = self._own
+            self._own = grown
+        return self._own
+
+    def _map(self, words: int) -> Bitmask:
+        if self._mapped is None:
+            assert self._path is not None
+            fd = os.open(self._path, os.O_RDWR)
+            try:
+                self._mapped = np.frombuffer(mmap.mmap(fd, 0), np.uint32).reshape(-1, words)
+            finally:
+                os.close(fd)
+        return self._mapped
