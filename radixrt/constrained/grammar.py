@@ -66,6 +66,15 @@ class Grammar(ABC):
         refuses.
         """
 
+    def accept_freely(self, token: int, remaining: int) -> bool:
+        """Accept a sampled token, as `fits` and `accept` do, if it is known already that the grammar allows it, that
+        the output can be completed within `remaining` further tokens, does not end here, and is not forced here.
+
+        Returns:
+            False, the state unchanged, if any of this is not so or would have to be computed.
+        """
+        return False
+
     @property
     def closes(self) -> bool:
         """False if an output may have to end incomplete, because no completion is known."""

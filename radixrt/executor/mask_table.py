@@ -5,8 +5,9 @@ grammar share the masks of its parser states, and come to the same states again.
 both ends have a copy. A step's message names slots, and only the masks that are new there are written. Processes of one
 machine map the same table; a message to other machines carries the new masks.
 
-A runner answers step N after it has read the masks of step N, and those of step N + 1 are written after that answer. So
-no slot is written while it is read, even while a copy to a device is still running.
+Slots are overwritten in the order of their last use, and there are several times as many as rows. So no slot is written
+that a step in flight still reads: no row is in two such steps, and all their masks were used later than those of other
+slots.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class MaskTable:
         """Write every mask anew: the runners have lost theirs."""
         self._free = list(reversed(range(self._slots)))
         self._held: OrderedDict[int, tuple[int, Bitmask]] = OrderedDict()  # by id(mask), which lasts as it is held
-        self._passing: list[int] = []  # ids of the writable masks of the last step
+        self._num_passing = 0
 
     def message(self, step_id: int, rows: list[int], index: list[int], masks: Sequence[Bitmask]) -> GrammarMask:
         """Place a step's masks, and return the message about them.
@@ -69,9 +70,6 @@ class MaskTable:
             index: index in `masks` of each of these rows' mask.
             masks: distinct arrays of uint32 [words].
         """
-        for key in self._passing:
-            self._free.append(self._held.pop(key)[0])
-        self._passing.clear()
         slots: list[int] = []
         new: list[int] = []
         carried: list[bytes] = []
@@ -82,9 +80,11 @@ class MaskTable:
                 slots.append(known[0])
                 continue
             slot = self._free.pop() if self._free else self._held.popitem(last=False)[1][0]
-            self._held[id(mask)] = slot, mask
-            if mask.flags.writeable:
-                self._passing.append(id(mask))
+            key = id(mask)
+            if mask.flags.writeable:  # never found again
+                self._num_passing += 1
+                key = -self._num_passing
+            self._held[key] = slot, mask
             if self._rows is None:
                 carried.append(mask.tobytes())
             else:

@@ -173,9 +173,15 @@ class ConstrainedRequests:
 
     def take(self, req: Req, state: ConstraintState, token: int, columns: LogprobColumns | None) -> Finish | None:
         """Take a sampled token of a constrained request; returns its finish if it ends."""
-        grammar = state.grammar
+        grammar, remaining = state.grammar, req.max_len - req.known_len - 1
         try:
-            if not grammar.fits(token, req.max_len - req.known_len - 1):
+            usual = columns is None and state.jumps and remaining > 0 and token not in req.stop_ids
+            if usual and grammar.accept_freely(token, remaining):  # most tokens: the rest of this method in one call
+                req.append(token)
+                self._writer.token(req, token, None)
+                self._jump_rate -= self._jump_rate / JUMP_RATE_MEMORY
+                return None
+            if not grammar.fits(token, remaining):
                 return self._close(req, state)
             if columns is not None:
                 columns = _with_choice(columns, grammar)

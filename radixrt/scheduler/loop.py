@@ -115,7 +115,7 @@ class SchedulerLoop:
             self._sleep()
         committed = self._commit()
         if committed and self._executor.runs_ahead:
-            self._advance()
+            self._submit()
         self._send_deltas()
         if committed and self._core.settle(time.monotonic()):
             self._send_deltas()
@@ -225,8 +225,8 @@ class SchedulerLoop:
         """
         if len(self._inflight) != 1 or not self._executor.runs_ahead or now - self._last_arrival > ARRIVAL_PAUSE_S:
             return False
-        head, times = self._inflight[0], self._core.step_time.times
-        if head.num_tokens < LONG_STEP_TOKENS or not times.extend_steps:
+        head = self._inflight[0]
+        if head.num_tokens < LONG_STEP_TOKENS or not (times := self._core.step_time.times).extend_steps:
             return False
         return now - self._head_since < HOLD_SHARE * times.seconds(*head.shape)
 

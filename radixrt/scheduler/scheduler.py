@@ -317,8 +317,9 @@ class Scheduler:
         return masks
 
     def settle(self, now: float) -> bool:
-        """Do the grammars' deferred work, while the device computes. A grammar that fails ends its own request; returns
-        whether one did."""
+        """Do the deferred work of the grammars and of the step-time model, while the device computes. A grammar that
+        fails ends its own request; returns whether one did."""
+        self.step_time.learn()
         failed = self._constrained.settle(self._requests.active)
         for req, finish in failed:
             self._requests.end(req, finish, now)

@@ -130,7 +130,7 @@ def find_runs(
     for row, (node, length) in enumerate(zip(nodes, lengths, strict=True)):
         if length:
             rows_at.setdefault(node, []).append(row)
-    if len(nodes) < 2 or not rows_at:
+    if len(nodes) < 2 or not _meet(rows_at, lengths):
         return [], []
     paths = _Paths(rows_at, lengths)
     counted = None if queries is None else _Counted(paths.order, queries, model)
@@ -156,6 +156,21 @@ def find_runs(
     if chooser.saved <= model.step:
         return paths.order, []
     return paths.order, sorted(chooser.runs, key=lambda run: (run.first, run.start))
+
+
+def _meet(rows_at: Mapping[TreeNode, Sequence[int]], lengths: Sequence[int]) -> bool:
+    """Return True if any two rows have a node in common: two that end in one, or whose paths begin with the same."""
+    tops = set()
+    for node, rows in rows_at.items():
+        if len(rows) > 1:
+            return True
+        end = lengths[rows[0]] - node.num_tokens
+        while end:
+            assert node.parent is not None  # no node of a locked path is evicted
+            node = node.parent
+            end -= node.num_tokens
+        tops.add(node)
+    return len(tops) < len(rows_at)
 
 
 class _Counted:

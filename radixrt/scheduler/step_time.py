@@ -12,7 +12,8 @@ time without prompts leaves their coefficients alone.
 - Coefficients that the steps do not determine (always 32 rows, or prompts so short that what they attend to does not
   matter) keep their ratio to the others, that of the prior or of what was learned before (ridge regression).
 
-Sans-io and deterministic. Fitting takes about ten microseconds of each step.
+Sans-io and deterministic. Fitting takes about ten microseconds of each step; the scheduler defers it (`learn`) until it
+has sent the next step.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ CLIP = 4.0
 FIRST_STEPS = 5
 """Number of first steps whose median sets the scale of the prior."""
 SOLVE_EVERY = 8
+MAX_NOTED = 16
+"""Steps that wait to be learned from, at most, where nobody calls `learn`."""
 ERROR_MEMORY = 64
 RECENT_STEPS = 64
 BIAS_MEMORY = 16
@@ -49,6 +52,8 @@ class StepTimeFit:
         times: the model fitted to the steps so far.
         recent_s: running mean of the seconds of the last steps, whatever they consisted of.
 
+    Both take in every answered step; `learn` does so before they are read.
+
     Args:
         stages: pipeline stages of the model. The model then predicts the seconds of one stage, those after which the
             next step of the same size may follow.
@@ -60,11 +65,22 @@ class StepTimeFit:
         self._extend = _LeastSquares((prior.extend, prior.token, prior.pair))
         self._error = 0.0
         self._ended_at = 0.0  # when the last step ended
-        self.recent_s = 0.0
-        self.times = prior
+        self._recent_s = 0.0
+        self._times = prior
+        self._answered: list[tuple[StepShape, float]] = []
+
+    @property
+    def times(self) -> StepTimes:
+        self.learn()
+        return self._times
+
+    @property
+    def recent_s(self) -> float:
+        self.learn()
+        return self._recent_s
 
     def answered(self, shape: StepShape, decided_at: float, forward_s: float, now: float) -> None:
-        """Learn from a step that is answered now.
+        """Note a step that is answered now.
 
         It ended `forward_s` after it was sent, which is before now if the loop was busy, above all where the loop
         itself computes steps; and it ran since it was decided or, if that was later, since the step before it ended.
@@ -76,8 +92,16 @@ class StepTimeFit:
         """
         # Where stages compute one after another, the last one's time is not the step's.
         ended_at = min(now, decided_at + forward_s) if forward_s and self._stages == 1 else now
-        self.add(shape, min((ended_at - decided_at) / self._stages, ended_at - self._ended_at))
+        self._answered.append((shape, min((ended_at - decided_at) / self._stages, ended_at - self._ended_at)))
         self._ended_at = ended_at
+        if len(self._answered) >= MAX_NOTED:
+            self.learn()
+
+    def learn(self) -> None:
+        """Fit the model to the noted steps."""
+        for shape, seconds in self._answered:
+            self.add(shape, seconds)
+        self._answered.clear()
 
     @property
     def turn_times(self) -> StepTimes:
@@ -93,17 +117,17 @@ class StepTimeFit:
         """Learn from a step that took `seconds`; an empty step, or one without a duration, is ignored."""
         if seconds <= 0.0 or not (shape.rows or shape.tokens):
             return
-        predicted = self.times.seconds(*shape)
+        predicted = self._times.seconds(*shape)
         self._count_error(seconds, predicted)
         steps = self._decode.samples + self._extend.samples + 1
-        self.recent_s += (min(seconds, CLIP * predicted) - self.recent_s) / min(steps, RECENT_STEPS)
+        self._recent_s += (min(seconds, CLIP * predicted) - self._recent_s) / min(steps, RECENT_STEPS)
         rest = (1.0, float(shape.rows), float(shape.context))
         if shape.tokens:
             self._extend.add((1.0, float(shape.tokens), shape.pairs), seconds, self._decode.predict(rest))
         else:
             self._decode.add(rest, seconds, 0.0)
         decode, extend = self._decode, self._extend
-        self.times = StepTimes(*decode.coefficients, *extend.coefficients, self._error, decode.samples, extend.samples)
+        self._times = StepTimes(*decode.coefficients, *extend.coefficients, self._error, decode.samples, extend.samples)
 
     def _count_error(self, seconds: float, predicted: float) -> None:
         samples = self._decode.samples + self._extend.samples

@@ -45,7 +45,7 @@ class Bench:
         file = folder / "addresses"
         self.executor = ExternalLauncherExecutor(
             self.context, f"ipc://{folder}/runner-0", f"ipc://{folder}/answers", mask_path=str(folder / "masks"),
-            max_rows=4, host="localhost", size=size, address_file=str(file),
+            host="localhost", size=size, address_file=str(file),
         )  # fmt: skip
         self.addresses = json.loads(file.read_text())
         self.first: ZmqInbox[ToRunner] = ZmqInbox(self.context, f"ipc://{folder}/runner-0", ToRunner)

@@ -68,6 +68,14 @@ class ScriptedGrammar(Grammar):
     def fits(self, token: int, remaining: int) -> bool:
         return self.reserve([*self.history, token]) <= remaining
 
+    def accept_freely(self, token: int, remaining: int) -> bool:
+        if not self.fits(token, remaining) or not self.accept(token):
+            return False
+        if self.is_terminated() or self.run:
+            self.rollback(1)
+            return False
+        return True
+
     def closing(self) -> list[int]:
         return [VOCAB - 1] * self.reserve(self.history)
 

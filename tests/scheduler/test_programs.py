@@ -262,7 +262,7 @@ def test_a_failed_step_forgets_all_holds() -> None:
 def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
     def computed(hinted: bool, token_s: float = 1.0) -> int:
         h = harness(num_slots=160, max_running_requests=4)
-        h.scheduler.step_time.times = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=token_s, pair=0.0)
+        h.scheduler.step_time._times = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=token_s, pair=0.0)
         hint = ProgramHint("p", "0", will_continue=True) if hinted else None
         prompt = list(range(1, 49)) + list(range(1, 33))
         h.add("other", [9, 9, 9], max_tokens=40, ignore_eos=True)

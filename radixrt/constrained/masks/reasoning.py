@@ -134,6 +134,11 @@ class ReasoningGrammar(Grammar):
             return self._marker.vocabulary.mask_of(self._marker.rest(self._states[-1])[:1])
         return self._marker.mask(self._states[-1])
 
+    def accept_freely(self, token: int, remaining: int) -> bool:
+        accepted = self._done and self._inner.accept_freely(token, remaining)
+        self._num_inner += accepted
+        return accepted
+
     def accept(self, token: int) -> bool:
         if self._done:
             accepted = self._inner.accept(token)

@@ -211,6 +211,14 @@ class TextGrammar(Grammar):
         self._behind += 1
         return True
 
+    def accept_freely(self, token: int, remaining: int) -> bool:
+        after = None if self._ended else self._path[-1].follow(token)
+        if after is None or remaining < after.safe or after.must_end is not False or after.forced != []:
+            return False
+        self._push(token, after)
+        self._behind += 1
+        return True
+
     def _accept_new(self, here: CachedState, token: int) -> bool:
         """Accept a token that was not followed from this state before, and remember it if the mask allows it."""
         if not 0 <= token < self._vocabulary.vocab_size:

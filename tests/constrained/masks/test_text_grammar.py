@@ -484,6 +484,7 @@ def test_what_is_remembered_changes_nothing(name: str, backend: BackendName, bac
     """Masks, ends and forced tokens of random texts are those of a template that remembers next to nothing."""
     warm, cold = (template(GRAMMARS[name], backends, backend) for _ in range(2))
     cold.masks = MaskCache(max_bytes=1, max_edges=3)
+    at_once = 0
     for seed in range(25):
         generator = random.Random(seed)
         one, other = warm.new(), cold.new()
@@ -498,12 +499,21 @@ def test_what_is_remembered_changes_nothing(name: str, backend: BackendName, bac
             token = int(choices[generator.randrange(len(choices))])
             for remaining in (0, 3, 40):
                 assert one.fits(token, remaining) == other.fits(token, remaining)
-            assert one.accept(token)
+            remaining = generator.choice([0, 3, 40])
+            fits = other.fits(token, remaining)
             assert other.accept(token)
+            if one.accept_freely(token, remaining):
+                at_once += 1
+                assert fits
+                assert not other.is_terminated()
+                assert not other.forced_continuation()
+            else:
+                assert one.accept(token)
             if generator.random() < 0.2:
                 one.rollback(1)
                 other.rollback(1)
             one.settle()
+    assert at_once > 25
     assert cold.masks.num_bytes < 2 * STATE_BYTES + one.mask().nbytes + len(backends.vocabulary.table)
 
 
