@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from radixrt._version import __version__
 from radixrt.bench.options import add_bench
 from radixrt.config import SECTIONS, ExecutorConfig, ServerConfig, field_type, make_config
-from radixrt.errors import RadixRTError
+from radixrt.errors import ConfigError, RadixRTError
 from radixrt.logs import configure_logging
 from radixrt.suggestions import command_meant, option_meant
 
@@ -85,6 +85,13 @@ def build_parser() -> argparse.ArgumentParser:
     tree.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
     tree.add_argument("--once", action="store_true", help="print the tree and end")
 
+    replicas = commands.add_parser(
+        "replicas", help="list, add, drain or remove replicas of a running server",
+        description="List, add, drain or remove replicas of a server that was started with --replicas. A replica that "
+        "is drained gets no new requests until it is resumed; one that is removed is drained first.",
+    )  # fmt: skip
+    _add_replicas(replicas)
+
     schema = commands.add_parser(
         "schema", help="check a schema, a regex or a grammar", description="Check constraints of structured output."
     )
@@ -96,6 +103,17 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )  # fmt: skip
     return parser
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "add", "drain", "resume", "remove"))
+    parser.add_argument("replica", nargs="?", type=int, help="number of the replica to drain, resume or remove")
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
+    parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
+    parser.add_argument(
+        "--timeout-s", type=float, metavar="S",
+        help="remove: what is open after S seconds goes on elsewhere; default: the requests' own timeout",
+    )  # fmt: skip
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
@@ -283,6 +301,17 @@ def _replay(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _replicas(args: argparse.Namespace) -> int:
+    from radixrt.replica_command import change_replicas
+
+    named = args.action in ("drain", "resume", "remove")
+    if named == (args.replica is None):
+        missing = f"radixrt replicas {args.action} needs the number of a replica, e.g. radixrt replicas drain 1"
+        raise ConfigError(missing if named else f"radixrt replicas {args.action} takes no number of a replica")
+    key = args.api_key or os.environ.get("RADIXRT_API_KEY")
+    return change_replicas(args.url, args.action, args.replica, api_key=key, timeout_s=args.timeout_s)
+
+
 def _tree(args: argparse.Namespace) -> int:
     from radixrt.live_tree.command import show_tree
 
@@ -304,6 +333,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "replay": _replay,
     "tree": _tree,
+    "replicas": _replicas,
     "schema": _schema,
 }
 

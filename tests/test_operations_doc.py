@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from radixrt.config import RecoveryConfig, ServerConfig
+from radixrt.config import Config, RecoveryConfig, ServerConfig
+from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
 from radixrt.messages.histogram import COMPILE_TIMES, STEP_TOKENS, TOKEN_GAPS, Histogram
 from radixrt.messages.scheduler import GrammarStats, ProgramStats, StateStats
@@ -52,7 +53,9 @@ def names_of_metrics() -> set[str]:
         )  # fmt: skip
         accounts = Accounts()
         accounts.of(Tenant("alice"))
-        text = Metrics(engine.client, "m", accounts, ResponseStore(1, 1), Throughput(engine.client)).render().decode()
+        replicas = ReplicaSet(Config(), None, "", None, engine.client, print, print)  # type: ignore[arg-type]
+        metrics = Metrics(engine.client, "m", accounts, ResponseStore(1, 1), Throughput(engine.client), replicas)
+        text = metrics.render().decode()
     finally:
         engine.close()
     return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

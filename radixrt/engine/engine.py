@@ -34,6 +34,7 @@ from radixrt.engine.calls import chunk_of, completion_of, engine_errors, progres
 from radixrt.engine.external import is_other_rank, serve_rank
 from radixrt.engine.in_process import InProcessEngine
 from radixrt.engine.launcher import Launcher
+from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.settings import resolve_settings
 from radixrt.errors import EngineError
 from radixrt.messages.client import ClassifyReq, DetokenizeReq, EmbedReq, RequestOutput
@@ -91,6 +92,11 @@ class Engine:
     def pids(self) -> dict[str, int]:
         """Process ids by name; empty when everything runs in this process."""
         return self._launcher.pids
+
+    @property
+    def replicas(self) -> ReplicaSet | None:
+        """Replicas of the engine, to list, add, drain and remove; None for an engine without a router."""
+        return self._launcher.replicas
 
     @property
     def window(self) -> int:

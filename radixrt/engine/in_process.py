@@ -56,6 +56,8 @@ class InProcessEngine:
         encode: encode and decode every message, as between processes; for tests.
     """
 
+    replicas = None
+
     def __init__(self, config: Config, settings: EngineSettings, *, encode: bool = False) -> None:
         self._config = config
         self._settings = settings

@@ -177,25 +177,37 @@ class ReplicaSet:
 
     def remove(self, number: int, timeout_s: float | None = None) -> None:
         """Drain a replica, wait until nothing is open there, and stop its processes. What is open after timeout_s
-        seconds goes on elsewhere; None: after the longest time that a request may take.
+        seconds goes on elsewhere; None: after the timeout of requests that bring none.
 
         Raises:
             RequestError: as `drain`.
         """
+        self._finish_remove(self._drain_to_remove(number), timeout_s)
+
+    def begin_remove(self, number: int, timeout_s: float | None = None) -> None:
+        """`remove` without waiting for its end."""
+        replica = self._drain_to_remove(number)
+        threading.Thread(target=self._finish_remove, args=(replica, timeout_s), name="radixrt-remove").start()
+
+    def _drain_to_remove(self, number: int) -> _Replica:
         with self._lock:
             replica = self._get(number)
             if replica.status.state != "failed":
                 self.drain(number)
+            return replica
+
+    def _finish_remove(self, replica: _Replica, timeout_s: float | None) -> None:
         limit = self._config.scheduler.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
-        while time.monotonic() < deadline and not self._is_idle(replica):
+        while time.monotonic() < deadline and not self._closing and not self._is_idle(replica):
             time.sleep(POLL_S)
         with self._lock:
-            if self._replicas.pop(number, None) is None:
-                return  # another call was faster
+            if self._replicas.get(replica.number) is not replica:
+                return  # another call was faster, or the engine is closed
+            del self._replicas[replica.number]
             replica.is_up = False
             self._notify(replica)
-            self.client.forget_replica(number, replica.life)
+            self.client.forget_replica(replica.number, replica.life)
         self._stop([replica])
 
     def describe(self) -> list[ReplicaInfo]:

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 VIEW_S = 0.25
+GATHER_S = 0.5
+"""Longest time that a new router holds requests until it knows what replicas cache that served its predecessor."""
 MAX_BATCH = 256
 """Messages that are read from one inbox before answers leave."""
 
@@ -88,6 +90,9 @@ class RouterLoop:
         self._fences: dict[int, int] = {}
         self._controls = Controls()
         self._drains: list[ControlReq] = []
+        self._gathers_until: float | None = time.monotonic() + GATHER_S
+        self._held: list[ToScheduler] = []
+        self._unknown: set[int] = set()  # replicas whose snapshot is not complete
         self._next_tick = self._next_views = 0.0
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
@@ -109,13 +114,27 @@ class RouterLoop:
     def _read(self, now: float) -> bool:
         count = 0
         while count < MAX_BATCH and (message := self._inbox.recv()) is not None:
-            self._take(message, now)
+            if isinstance(message, ReplicaNotice):
+                self._notice(message, now)
+            elif self._gathers_until is not None:
+                self._held.append(message)
+            else:
+                self._take(message, now)
             count += 1
         while count < 2 * MAX_BATCH and (tagged := self._replies.recv_tagged()) is not None:
             self._receive(*tagged, now)
             count += 1
+        if self._gathers_until is not None and self._has_gathered(now):
+            self._gathers_until = None
+            for held in self._held:
+                self._take(held, now)
+            self._held.clear()
         self._flush()
         return count > 0
+
+    def _has_gathered(self, now: float) -> bool:
+        assert self._gathers_until is not None
+        return now > self._gathers_until or bool(self._replicas and not self._unknown)
 
     def _flush(self) -> None:
         for target, epoch, message in self._router.take():
@@ -132,7 +151,7 @@ class RouterLoop:
 
     # --- the tokenizer and main ---
 
-    def _take(self, message: ToRouter, now: float) -> None:
+    def _take(self, message: ToScheduler, now: float) -> None:
         router = self._router
         if isinstance(message, (TokenizedReq, TokenizedScoreReq, TokenizedEmbedReq)):
             router.submit(message, now)
@@ -142,8 +161,6 @@ class RouterLoop:
             router.release(message)
         elif isinstance(message, ControlReq):
             self._control(message)
-        elif isinstance(message, ReplicaNotice):
-            self._notice(message, now)
         else:
             assert isinstance(message, (ToWatched, RunnerRestarted, Reset))
             logger.debug("dropped a message for a scheduler: %s", type(message).__name__)
@@ -190,6 +207,7 @@ class RouterLoop:
             ready.num_slots, ready.max_running_requests, self._chunk, has_states=ready.num_states > 0
         )  # fmt: skip
         epoch = self._router.add_replica(replica, info, now, takes_new=notice.takes_new)
+        self._unknown.add(replica)
         self._reset(replica, epoch, Reset(keeps_cache=True))  # a scheduler that served an earlier router has a cache
         logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)
 
@@ -198,6 +216,7 @@ class RouterLoop:
         logger.warning("replica %d is gone; %d requests go on elsewhere", replica, len(load.open) + len(load.queue))
         self._router.died(replica, now)
         self._replicas.pop(replica).outbox.close()
+        self._unknown.discard(replica)
         self._stats.pop(replica, None)
         self._views.pop(replica, None)
         self._answer(self._controls.lost(replica))
@@ -229,6 +248,8 @@ class RouterLoop:
             self._answer(self._controls.answered(replica, message))
         elif isinstance(message, CacheEvents) or not isinstance(message, FromWatched):
             self._router.receive(replica, epoch, message, now)
+            if isinstance(message, CacheEvents) and message.complete:
+                self._unknown.discard(replica)
         if was_fenced:
             logger.warning("replica %d is heard again, and begins anew with an empty cache", replica)
         elif isinstance(message, SchedulerStats) and epoch == load.epoch:
@@ -243,7 +264,7 @@ class RouterLoop:
             len(load.open), len(load.queue), wait_s(load, Work(1, 1, 0.0)), self._fences.get(replica, 0),
         )  # fmt: skip
         life, stats = self._replicas[replica].notice.life, self._stats.get(replica)
-        found = ReplicaStats(replica, life, view, stats, self._router.num_unbound)
+        found = ReplicaStats(replica, life, view, stats, len(self._router.unbound))
         if found != self._views.get(replica):
             self._views[replica] = found
             self._tokenizer.send(found)

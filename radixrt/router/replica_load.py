@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from radixrt.messages.scheduler import SchedulerStats, StepTimes
@@ -21,7 +22,7 @@ class ReplicaInfo:
         num_slots: tokens that the KV pool holds.
         max_running_requests, chunked_prefill_size: options of its scheduler.
         has_states: the model has recurrent layers.
-        times: model of its step times, until it reports its own.
+        times: model of step times, until any replica reports one.
     """
 
     num_slots: int
@@ -46,6 +47,8 @@ class ReplicaLoad:
         outputs: sum of the expected outputs of open requests.
         reachable: slots that are free or evictable, less those that open requests are expected to take yet.
         free: slots that are free.
+        fitted: model of step times that its scheduler has fitted; None before it has.
+        times: model that prices use: the mean of all replicas' (`share_times`).
     """
 
     def __init__(self, info: ReplicaInfo, epoch: int, now: float) -> None:
@@ -57,6 +60,7 @@ class ReplicaLoad:
         self.open: dict[str, RoutedRequest] = {}
         self.queue = RequestQueue()
         self.times = info.times
+        self.fitted: StepTimes | None = None
         self.unstarted_rows = 0
         self.unstarted_tokens = 0
         self.context = 0
@@ -114,4 +118,21 @@ class ReplicaLoad:
             taken += max(request.work.output - len(request.tokens), 0.0) if request.has_started else request.slots
         self.reachable = stats.slots_free + stats.slots_evictable - taken
         if stats.load is not None and stats.load.step_times is not None and stats.load.step_times.extend_steps:
-            self.times = stats.load.step_times
+            self.fitted = stats.load.step_times
+
+
+def share_times(loads: Collection[ReplicaLoad]) -> None:
+    """Give all replicas the mean of the models that any of them has fitted.
+
+    They run on equal devices, so what differs between their models is noise, which would outweigh most prefixes; and a
+    replica without a model would look better or worse than it is.
+    """
+    fitted = [load.fitted for load in loads if load.fitted is not None]
+    if not fitted:
+        return
+    names = ("step", "row", "context", "extend", "token", "pair", "error")
+    means = {name: sum(getattr(each, name) for each in fitted) / len(fitted) for name in names}
+    counts = {name: sum(getattr(each, name) for each in fitted) for name in ("decode_steps", "extend_steps")}
+    times = StepTimes(**means, **counts)
+    for load in loads:
+        load.times = times

@@ -33,7 +33,7 @@ from radixrt.messages.scheduler import (
 from radixrt.messages.wire import pack_i32, unpack_i32
 from radixrt.router.placement import Placement
 from radixrt.router.refusals import full_queue, long_wait
-from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
+from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
 from radixrt.router.routed_request import Routable, RoutedRequest
 from radixrt.scheduler.output_lengths import OutputLengths
 
@@ -68,6 +68,9 @@ class Router:
         stall_s: see the module's docstring.
         seed: seed of the seeds given to requests that bring none, so that they go on elsewhere with the same draws.
         first_epoch: epoch of the first replica; above every epoch of an earlier router.
+
+    Attributes:
+        unbound: open requests that wait because no replica takes new ones.
     """
 
     def __init__(
@@ -84,17 +87,12 @@ class Router:
         self._stall_s = stall_s
         self._seeds = random.Random(seed)
         self._outputs = OutputLengths()
-        self._unbound: dict[str, RoutedRequest] = {}  # while no replica takes new requests
+        self.unbound: dict[str, RoutedRequest] = {}
         self._acks: dict[int, int] = {}
         self._next_seq = 0
         self._next_epoch = first_epoch
         self._outgoing: list[Send] = []
         self._ticked_at = float("inf")
-
-    @property
-    def num_unbound(self) -> int:
-        """Number of requests that wait because no replica takes new ones."""
-        return len(self._unbound)
 
     def take(self) -> list[Send]:
         """Return the messages to send since the last call, in order."""
@@ -108,14 +106,14 @@ class Router:
         load = self.placement.loads[replica] = ReplicaLoad(info, self._next_epoch, now)
         load.is_draining = not takes_new
         self._next_epoch += 1
+        share_times(self.placement.loads.values())
         self.placement.index.add(replica)
         self._send(replica, WatchCacheReq(usage=False))
         self._bind_all(now)
         return load.epoch
 
     def drain(self, replica: int, now: float) -> None:
-        """Give a replica no new requests, and those that it does not have yet to others. `is_idle` tells when it may
-        be removed."""
+        """Give a replica no new requests, and those that it does not have yet to others."""
         load = self.placement.loads[replica]
         load.is_draining = True
         self._rebind(load, now)
@@ -124,10 +122,6 @@ class Router:
         """Give a replica that was drained new requests again."""
         self.placement.loads[replica].is_draining = False
         self._bind_all(now)
-
-    def is_idle(self, replica: int) -> bool:
-        load = self.placement.loads[replica]
-        return not load.open and not len(load.queue)
 
     def died(self, replica: int, now: float) -> None:
         """Forget a replica; its requests go on elsewhere."""
@@ -176,7 +170,7 @@ class Router:
             self._send(replica, CacheAck(seq))
         self._acks.clear()
         waiting = [request for load in self.placement.loads.values() for request in load.queue]
-        for request in [*waiting, *self._unbound.values()]:
+        for request in [*waiting, *self.unbound.values()]:
             if request.deadline <= now:
                 waited = now - request.arrived_at
                 message = f"the request's deadline passed after {waited:.1f} s"
@@ -234,6 +228,7 @@ class Router:
             self._take_tokens(load, message, now)
         elif isinstance(message, SchedulerStats):
             load.reported(message)
+            share_times(self.placement.loads.values())
             self._fill(replica, load, now)
         elif self.placement.index.apply(replica, message):
             self._acks[replica] = message.seq
@@ -295,7 +290,7 @@ class Router:
         return self._outputs.expected(most, len(request.tokens)) if most else 0.0
 
     def _queue_error(self, request: RoutedRequest, chosen: int | None) -> FinishError | None:
-        queued = len(self._unbound) + sum(len(load.queue) for load in self.placement.loads.values())
+        queued = len(self.unbound) + sum(len(load.queue) for load in self.placement.loads.values())
         if queued >= self._max_queued:
             wait = None if chosen is None else self.placement.predicted_wait_s(request, chosen)
             return full_queue(self._max_queued, wait)
@@ -311,7 +306,7 @@ class Router:
         """Bind a request, and send it if the replica has room and nothing waits before it."""
         request.replica = replica
         if replica is None:
-            self._unbound[request.rid] = request
+            self.unbound[request.rid] = request
             return
         load = self.placement.loads[replica]
         if not len(load.queue) and load.has_room:
@@ -321,7 +316,7 @@ class Router:
 
     def _bind_all(self, now: float) -> None:
         """Bind what waits for any replica, and let a replica that has become ready take from others."""
-        waiting, self._unbound = list(self._unbound.values()), {}
+        waiting, self.unbound = list(self.unbound.values()), {}
         for request in waiting:
             self._bind(request, now)
         self._share(now)
@@ -387,7 +382,7 @@ class Router:
     def _finish(self, request: RoutedRequest, error: FinishError | None) -> None:
         """End a request that no replica has, with an error or as aborted."""
         if request.replica is None:
-            self._unbound.pop(request.rid, None)
+            self.unbound.pop(request.rid, None)
         elif not request.is_sent and request.replica in self.placement.loads:
             self.placement.loads[request.replica].queue.remove(request)
         self._close(request, None)

@@ -31,7 +31,7 @@ from radixrt.server.http.middleware import IGNORED_HEADER, Guard, Observe
 from radixrt.server.http.receive import check_content_type
 from radixrt.server.openapi.description import describe
 from radixrt.server.request_groups import Service
-from radixrt.server.routes import documentation, management, probes, responses, ui
+from radixrt.server.routes import documentation, management, probes, replicas, responses, ui
 from radixrt.server.routes.chat import chat_completions
 from radixrt.server.routes.classification import classify
 from radixrt.server.routes.completions import completions
@@ -43,6 +43,7 @@ from radixrt.server.routes.similarity import rerank, score
 from radixrt.server.routes.tokens import chat_template, detokenize, get_tokenizer_info, tokenize
 
 if TYPE_CHECKING:
+    from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.spans import Tracing
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -80,6 +81,10 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/abort", management.abort),
     ("POST", "/release", management.release),
     ("POST", "/flush_cache", management.flush_cache),
+    ("GET", "/replicas", replicas.list_replicas),
+    ("POST", "/replicas/add", replicas.add_replica),
+    ("POST", "/replicas/drain", replicas.drain_replica),
+    ("POST", "/replicas/remove", replicas.remove_replica),
     ("GET", "/openapi.json", documentation.openapi),
     ("GET", "/docs", documentation.docs),
     ("GET", "/docs/{file}", documentation.docs_file),
@@ -97,6 +102,7 @@ def create_app(
     dialect: Dialect | None = None,
     keys: KeyRing | None = None,
     tracing: Tracing | None = None,
+    replica_set: ReplicaSet | None = None,
 ) -> FastAPI:
     """Create the ASGI application.
 
@@ -108,12 +114,13 @@ def create_app(
         dialect: the model's support for tools and reasoning; neither by default.
         keys: default: those that the config names.
         tracing: sends traces of requests; None for none. The caller closes it.
+        replica_set: the engine's replicas, if it has a router.
 
     Raises:
         ConfigError: the key file is not valid.
     """
     keys = keys or KeyRing(config)
-    service = Service(client, config, model_name, dialect, tracing)
+    service = Service(client, config, model_name, dialect, tracing, replica_set)
     app = FastAPI(title="radixrt", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.service = service
     app.state.describe = lambda: describe(ROUTES, needs_key=keys.has_keys)

@@ -61,7 +61,10 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
             reading = pool.submit(read_dialect, config, settings.folder)
             client = launcher.start()
             dialect = reading.result()
-        serve(client, config.server, settings.model_name, ready, dialect, listener, keys, certificate, tracing)
+        serve(
+            client, config.server, settings.model_name, ready, dialect, listener, keys, certificate, tracing,
+            launcher.replicas,
+        )  # fmt: skip
         if client.failure is None:
             return 0
         code = launcher.exit_code or ExitCode.FAILED

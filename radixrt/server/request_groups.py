@@ -35,6 +35,7 @@ from radixrt.server.throughput import Throughput
 from radixrt.server.ui.hub import Hub
 
 if TYPE_CHECKING:
+    from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.spans import Tracing
 
 Stream = AsyncGenerator[RequestOutput, None]
@@ -77,21 +78,23 @@ class Service:
         throughput: rates of the engine; the server's loop ticks it.
         ui: what the pages of /ui share; the server's loop ticks its samples.
         dialect: the model's support for tools and reasoning.
+        replicas: the engine's replicas, if it has a router.
     """
 
     def __init__(
         self, client: EngineClient, config: ServerConfig, model_name: str, dialect: Dialect | None = None,
-        tracing: Tracing | None = None,
+        tracing: Tracing | None = None, replicas: ReplicaSet | None = None,
     ) -> None:  # fmt: skip
         self.dialect = dialect or Dialect()
         self.client = client
+        self.replicas = replicas
         self.config = config
         self.model_name = model_name
         self.accounts = Accounts()
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
         self.background_tasks: set[asyncio.Task[None]] = set()
         self.throughput = Throughput(client, config.log_stats_interval_s)
-        self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput)
+        self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput, replicas)
         self.ui = Hub(client)
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())

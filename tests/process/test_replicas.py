@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 import radixrt
+from radixrt.config import ServerConfig
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.fleet import RouterView
+from radixrt.server.app import create_app
 from tests.process.helpers import gone
 from tests.server_process import LIMIT_S, wait_for
 
@@ -35,7 +38,7 @@ def engine(long_model: Path) -> Iterator[radixrt.Engine]:
         assert wait_for(lambda: engine.client.open_requests == 0)
         engine.check_invariants()
         pids = list(engine.pids.values())
-    assert len(pids) == 6
+    assert len(pids) == 2 + 2  # the last test leaves one replica
     assert all(gone(pid) for pid in pids)
 
 
@@ -180,3 +183,27 @@ def test_commands_are_for_all_replicas(engine: radixrt.Engine) -> None:
     assert stats.slots_evictable == 0
     assert stats.cache_resets["flushed"] == 2
     engine.check_invariants()
+
+
+def test_replicas_come_and_go_while_requests_run(engine: radixrt.Engine, expected: list[list[int]]) -> None:
+    replicas = engine.replicas
+    assert replicas is not None
+    app = create_app(engine.client, ServerConfig(), "tiny", replica_set=replicas)
+    http = TestClient(app, base_url="http://127.0.0.1")
+    added = http.post("/replicas/add").json()["replica"]
+    assert added == 2
+    assert wait_for(lambda: [info.state for info in replicas.describe()] == ["serving"] * 3)
+    streams = Streams(engine)
+    gone_pids = replicas.describe()[0].pids.values()
+    assert http.post("/replicas/drain", json={"replica": 0}).status_code == 200
+    assert http.post("/replicas/remove", json={"replica": 0, "timeout_s": 0}).status_code == 200
+    assert wait_for(lambda: [each["replica"] for each in http.get("/replicas").json()["replicas"]] == [1, 2])
+    assert streams.end() == expected
+    assert streams.errors == [None] * len(PROMPTS), "what was open there goes on elsewhere"
+    assert wait_for(lambda: all(gone(pid) for pid in gone_pids))
+    assert 'radixrt_replica_state{model_name="tiny",replica="2",state="serving"} 1.0' in http.get("/metrics").text
+    assert http.get("/health").json()["replicas"] == {"serving": 2}
+    replicas.remove(2)
+    refusal = http.post("/replicas/drain", json={"replica": 1})
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (409, "last_replica")
+    assert http.post("/replicas/remove", json={"replica": 9}).status_code == 404

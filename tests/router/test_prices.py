@@ -5,7 +5,7 @@ from __future__ import annotations
 from radixrt.messages.scheduler import LoadStats, SchedulerStats, StepTimes, TokenizedReq
 from radixrt.messages.wire import pack_i32
 from radixrt.router.prices import divide_fork, price_s, wait_s
-from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
+from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad, share_times
 from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.sampling_params import SamplingParams
 
@@ -67,6 +67,7 @@ def test_a_report_replaces_what_was_assumed() -> None:
         load=LoadStats(step_times=StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, extend_steps=3)),
     )  # fmt: skip
     load.reported(stats)
+    share_times([load])
     assert (load.free, load.reachable) == (10, 510 - 2 * 50)
     assert load.times.step == 1.0
 
@@ -87,3 +88,16 @@ def test_a_busy_replica_with_the_prefix_gives_branches_to_idle_ones() -> None:
     for i in range(100):
         loads[0].sent(request(f"r{i}", Work(8000, 8000, 200)))
     assert divide_fork(loads, {0: 4096}, 4096, Work(200, 4296, 96), 8) == {1: 8}
+
+
+def test_replicas_have_one_model_of_step_times() -> None:
+    loads = [ReplicaLoad(INFO, epoch, 0.0) for epoch in (1, 2, 3)]
+    before = loads[2].times
+    share_times(loads)
+    assert loads[2].times is before
+    loads[0].fitted = StepTimes(0.01, 0.0, 0.0, 0.0, 2e-5, 0.0, decode_steps=3, extend_steps=1)
+    loads[1].fitted = StepTimes(0.03, 0.0, 0.0, 0.0, 4e-5, 0.0, decode_steps=5, extend_steps=1)
+    share_times(loads)
+    times = loads[2].times
+    assert (round(times.step, 9), round(times.token, 9), times.decode_steps) == (0.02, 3e-5, 8)
+    assert all(load.times is times for load in loads), "a replica without a model is as fast as the others"

@@ -12,7 +12,9 @@ says nothing that is not in radixrt's source, and the page has no data."""
 OPEN_FILES = "/ui/"
 """Beginning of the paths of the page's files, which hold no data; other paths with it are those of admins."""
 
-ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/text"})
+REPLICA_PATHS = ("/replicas", "/replicas/add", "/replicas/drain", "/replicas/remove")
+
+ADMIN_PATHS = frozenset({"/metrics", "/flush_cache", "/ui/events", "/ui/text", *REPLICA_PATHS})
 """Paths that show or change what concerns all tenants; they need the key of an admin."""
 
 

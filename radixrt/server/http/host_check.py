@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 
 from radixrt.errors import RequestError, shown
+from radixrt.server.http.access import REPLICA_PATHS
 from radixrt.server.tenants import EVERYONE, Tenant
 
 PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".svc")
 """Ends of names that are not in the public DNS; names without a dot, such as those of containers, are not either."""
 
-CHECKED_PATHS = frozenset({"/abort", "/flush_cache", "/metrics"})
+CHECKED_PATHS = frozenset({"/abort", "/flush_cache", "/metrics", *REPLICA_PATHS})
 UI = "/ui"
 
 

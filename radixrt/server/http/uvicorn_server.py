@@ -31,6 +31,7 @@ from radixrt.server.request_groups import Service
 from radixrt.server.tracing import start_tracing
 
 if TYPE_CHECKING:
+    from radixrt.engine.replica_set import ReplicaSet
     from radixrt.server.spans import Tracing
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def serve(
     keys: KeyRing | None = None,
     certificate: Certificate | None = None,
     tracing: Tracing | None = None,
+    replica_set: ReplicaSet | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the engine has failed, then return. Runs its own event loop; call it in
     the main thread.
@@ -66,6 +68,7 @@ def serve(
         listener: a socket from `bind`, which is closed at the end; default: one for the config's address.
         keys, certificate: default: those that the config names.
         tracing: sends traces, and is closed at the end; default: by the config.
+        replica_set: the engine's replicas, if it has a router.
 
     Raises:
         ConfigError: the address cannot be listened on, or the certificate or the key file is not valid.
@@ -73,7 +76,7 @@ def serve(
     bound = listener or bind(config.host, config.port)
     keys, certificate = keys or KeyRing(config), certificate or make_certificate(config)
     tracing = tracing or start_tracing(config.otlp_endpoint)
-    app = create_app(client, config, model_name, dialect, keys, tracing)
+    app = create_app(client, config, model_name, dialect, keys, tracing, replica_set)
     reloads = [] if config.api_key_file is None else [keys.reload]
     if certificate is not None:
         reloads.append(certificate.reload)

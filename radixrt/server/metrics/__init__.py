@@ -7,6 +7,7 @@ process, and the others send it their counts (`SchedulerStats`), so that no file
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Metric, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
@@ -14,11 +15,15 @@ from prometheus_client.registry import Collector
 from radixrt.client.engine_client import EngineClient
 from radixrt.server.metrics.engine import EngineCollector
 from radixrt.server.metrics.processes import ProcessesCollector
+from radixrt.server.metrics.replicas import ReplicasCollector
 from radixrt.server.metrics.requests import RequestMetrics
 from radixrt.server.metrics.tenants import AccountsCollector, ResponsesCollector
 from radixrt.server.response_store import ResponseStore
 from radixrt.server.tenants import Accounts
 from radixrt.server.throughput import Throughput
+
+if TYPE_CHECKING:
+    from radixrt.engine.replica_set import ReplicaSet
 
 MAX_IGNORED_NAMES = 50
 
@@ -33,7 +38,7 @@ class Metrics:
 
     def __init__(
         self, client: EngineClient, model_name: str, accounts: Accounts, responses: ResponseStore,
-        throughput: Throughput,
+        throughput: Throughput, replicas: ReplicaSet | None = None,
     ) -> None:  # fmt: skip
         self._model_name = model_name
         self._registry = registry = CollectorRegistry()
@@ -41,6 +46,8 @@ class Metrics:
         registry.register(ProcessesCollector(client))
         registry.register(AccountsCollector(accounts))
         registry.register(ResponsesCollector(responses))
+        if replicas is not None:
+            registry.register(ReplicasCollector(replicas))
         ProcessCollector(registry=registry)
         self.requests = RequestMetrics(registry)
         self._http = Counter(

@@ -25,6 +25,7 @@ from radixrt.server.protocol.messages_fields import count_tokens_decoder, messag
 from radixrt.server.protocol.response_fields import responses_decoder
 from radixrt.server.routes.classification import classification_decoder
 from radixrt.server.routes.embeddings import embedding_decoder
+from radixrt.server.routes.replicas import drain_decoder, remove_decoder
 from radixrt.server.routes.similarity import rerank_decoder, score_decoder
 from radixrt.server.routes.tokens import detokenize_decoder, tokenize_decoder
 
@@ -160,6 +161,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/flush_cache"): Operation(
         MANAGEMENT, "Empty the prefix cache, except for running requests", answer=service.Flushed
+    ),
+    ("GET", "/replicas"): Operation(MANAGEMENT, "The engine's replicas and their load", answer=service.Replicas),
+    ("POST", "/replicas/add"): Operation(MANAGEMENT, "Start another replica", answer=service.ReplicaChanged),
+    ("POST", "/replicas/drain"): Operation(
+        MANAGEMENT, "Give a replica no new requests, or some again", drain_decoder, service.ReplicaChanged,
+        example={"replica": 1},
+    ),
+    ("POST", "/replicas/remove"): Operation(
+        MANAGEMENT, "Drain a replica, then stop it", remove_decoder, service.ReplicaChanged, example={"replica": 1}
     ),
     ("GET", "/openapi.json"): Operation(MANAGEMENT, "This description"),
     ("GET", "/docs"): Operation(MANAGEMENT, "This description as a page", media_type="text/html"),

@@ -55,10 +55,11 @@ class ModelList(Answer, kw_only=True):
 
 
 class Health(Answer, kw_only=True):
-    """State of the server; `seconds` is the time that a deep check took."""
+    """State of the server; `seconds` is the time that a deep check took, `replicas` the number in each state."""
 
     status: Literal["ok"]
     state: str
+    replicas: dict[str, int] | UnsetType = UNSET
     seconds: float | UnsetType = UNSET
 
 
@@ -101,3 +102,37 @@ class Flushed(Answer, kw_only=True):
 
     status: Literal["ok"]
     message: str
+
+
+class Replica(Answer, kw_only=True):
+    """One replica: its state, its processes, its load in the router and the latest numbers of its scheduler."""
+
+    replica: int
+    state: Literal["starting", "serving", "restarting", "draining", "drained", "fenced", "failed"]
+    reason: str
+    pids: dict[str, int]
+    open: int
+    queued: int
+    predicted_wait_s: float
+    fences: int
+    running: int
+    waiting: int
+    slots_total: int
+    slots_free: int
+    slots_evictable: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+class Replicas(Answer, kw_only=True):
+    """All replicas, by number; none on a server without a router."""
+
+    replicas: list[Replica]
+
+
+class ReplicaChanged(Answer, kw_only=True):
+    """The replica that was added, or is being changed."""
+
+    status: Literal["ok"]
+    replica: int

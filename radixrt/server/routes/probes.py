@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +23,7 @@ async def health(service: Service, request: Request) -> Response:
     if status.state == "failed":
         return _unavailable(status.state, RequestError(status.reason, code="unavailable", status=503))
     if request.query_params.get("deep", "0") in ("", "0", "false"):
-        return json_response({"status": "ok", "state": _state(service)})
+        return json_response({"status": "ok", "state": _state(service), **_replicas(service)})
     check_key(request.state.context.tenant)
     try:
         seconds = await service.deep_check.run()
@@ -40,6 +42,13 @@ async def ready(service: Service, request: Request) -> Response:
     reasons = {"draining": "the server is shutting down", "starting": "the engine is starting"}
     reason = reasons.get(state, service.client.status.reason)
     return _unavailable(state, RequestError(reason, code="unavailable", status=503))
+
+
+def _replicas(service: Service) -> dict[str, dict[str, int]]:
+    """Number of replicas in each state, if there are replicas."""
+    if service.replicas is None:
+        return {}
+    return {"replicas": dict(Counter(info.state for info in service.replicas.describe()))}
 
 
 def _state(service: Service) -> str:

@@ -28,6 +28,7 @@ from radixrt.server.protocol.messages_fields import CountTokensRequest, Messages
 from radixrt.server.protocol.response_fields import InputItem, ResponsesRequest, UnsupportedResponseFields
 from radixrt.server.routes.classification import ClassificationRequest
 from radixrt.server.routes.embeddings import EmbeddingRequest
+from radixrt.server.routes.replicas import DrainRequest, RemoveRequest
 from radixrt.server.routes.similarity import RerankRequest, ScoreRequest
 from radixrt.server.routes.tokens import DetokenizeBody, TokenizeBody
 from tests.constrained import fuzz
@@ -56,6 +57,9 @@ BODIES: dict[str, type | None] = {
     "/abort": AbortRequest,
     "/release": ReleaseRequest,
     "/flush_cache": None,
+    "/replicas/add": None,
+    "/replicas/drain": DrainRequest,
+    "/replicas/remove": RemoveRequest,
 }
 """The struct of each POST route's body; None for routes that read no body."""
 

@@ -1,0 +1,89 @@
+"""Routes of operators for replicas: list, add, drain and remove them while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixrt.engine.replica_set import ReplicaInfo, ReplicaSet
+from radixrt.errors import RequestError
+from radixrt.server.http.errors import json_response
+from radixrt.server.http.receive import receive_json
+from radixrt.server.request_groups import Service
+
+
+class DrainRequest(msgspec.Struct, kw_only=True):
+    """Body of /replicas/drain; with `on` false the replica gets new requests again."""
+
+    replica: int
+    on: bool = True
+
+
+class RemoveRequest(msgspec.Struct, kw_only=True):
+    """Body of /replicas/remove; what is open there after `timeout_s` seconds goes on elsewhere."""
+
+    replica: int
+    timeout_s: float | None = None
+
+
+drain_decoder = msgspec.json.Decoder(DrainRequest)
+remove_decoder = msgspec.json.Decoder(RemoveRequest)
+
+
+def replica_body(info: ReplicaInfo) -> dict[str, Any]:
+    """Return a replica as JSON members; numbers that are not known yet are 0."""
+    view = None if info.stats is None else info.stats.view
+    stats = None if info.stats is None else info.stats.stats
+    members: dict[str, Any] = {
+        "replica": info.replica, "state": info.state, "reason": info.reason, "pids": info.pids,
+        "open": 0 if view is None else view.open,
+        "queued": 0 if view is None else view.queued,
+        "predicted_wait_s": 0.0 if view is None else round(view.predicted_wait_s, 4),
+        "fences": 0 if view is None else view.fences,
+    }  # fmt: skip
+    for name in (
+        "running", "waiting", "slots_total", "slots_free", "slots_evictable", "prompt_tokens", "cached_tokens",
+        "generated_tokens",
+    ):  # fmt: skip
+        members[name] = 0 if stats is None else getattr(stats, name)
+    return members
+
+
+async def list_replicas(service: Service, request: Request) -> Response:
+    """All replicas; none on a server that was started without them."""
+    replicas = [] if service.replicas is None else service.replicas.describe()
+    return json_response({"replicas": [replica_body(info) for info in replicas]})
+
+
+async def add_replica(service: Service, request: Request) -> Response:
+    """Start a replica, and answer at once: it takes requests when its state is "serving"."""
+    number = await asyncio.to_thread(_replicas(service).add)
+    return json_response({"status": "ok", "replica": number})
+
+
+async def drain_replica(service: Service, request: Request) -> Response:
+    body = await receive_json(service, request, drain_decoder)
+    _replicas(service).drain(body.replica, on=body.on)
+    return json_response({"status": "ok", "replica": body.replica})
+
+
+async def remove_replica(service: Service, request: Request) -> Response:
+    """Drain a replica and stop its processes once nothing is open there; answers at once."""
+    body = await receive_json(service, request, remove_decoder)
+    if body.timeout_s is not None and not 0 <= body.timeout_s < float("inf"):
+        raise RequestError("timeout_s must be a number of at least 0", param="timeout_s")
+    _replicas(service).begin_remove(body.replica, body.timeout_s)
+    return json_response({"status": "ok", "replica": body.replica})
+
+
+def _replicas(service: Service) -> ReplicaSet:
+    if service.replicas is None:
+        raise RequestError(
+            "this server has no router; start it with --replicas 2 or more to add, drain and remove replicas",
+            code="no_replicas", status=409,
+        )  # fmt: skip
+    return service.replicas
