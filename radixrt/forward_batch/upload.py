@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 ALIGNMENT = 16
 """Every array of a packed copy starts at a multiple of so many bytes, so that kernels can use wide loads."""
 
-RING = 4
-"""Number of host buffers. At most two steps are in flight, so the copy from the next buffer ended long ago."""
+RING = 8
+"""Number of host buffers. A step takes two at most, and two steps are in flight, so the copy from the next buffer ended
+long ago."""
 
 
 class PinnedRing:
@@ -86,5 +88,9 @@ def pack(target: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], offsets: Sequ
 
 def view(packed: torch.Tensor, offset: int, like: npt.NDArray[Any]) -> torch.Tensor:
     """Return the view of a packed uint8 tensor that holds an array of this shape and dtype."""
-    dtype = torch.from_numpy(np.empty(0, like.dtype)).dtype
-    return packed[offset : offset + like.nbytes].view(dtype).view(like.shape)
+    return packed[offset : offset + like.nbytes].view(_torch_dtype(like.dtype)).view(like.shape)
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -137,8 +137,9 @@ class ConstrainedRequests:
         failed: list[tuple[Req, Finish]] = []
         started = stamp = time.thread_time()  # excludes the time of other threads on this core
         looked = time.perf_counter()
+        sampled = batch.sampled
         for i in batch.grammar_rows:
-            req = batch.sampled[i]
+            req = sampled[i]
             constraint = req.constraint
             if req.finish is not None or constraint is None or constraint.stale_samples:
                 continue

@@ -130,7 +130,7 @@ def find_runs(
     for row, (node, length) in enumerate(zip(nodes, lengths, strict=True)):
         if length:
             rows_at.setdefault(node, []).append(row)
-    if len(nodes) < 2 or not _meet(rows_at, lengths):
+    if len(nodes) < 2 or not _meet(rows_at, lengths, model.min_length):
         return [], []
     paths = _Paths(rows_at, lengths)
     counted = None if queries is None else _Counted(paths.order, queries, model)
@@ -158,19 +158,22 @@ def find_runs(
     return paths.order, sorted(chooser.runs, key=lambda run: (run.first, run.start))
 
 
-def _meet(rows_at: Mapping[TreeNode, Sequence[int]], lengths: Sequence[int]) -> bool:
-    """Return True if any two rows have a node in common: two that end in one, or whose paths begin with the same."""
-    tops = set()
-    for node, rows in rows_at.items():
-        if len(rows) > 1:
-            return True
-        end = lengths[rows[0]] - node.num_tokens
-        while end:
+def _meet(rows_at: Mapping[TreeNode, Sequence[int]], lengths: Sequence[int], min_length: int) -> bool:
+    """Return True if any two paths have their first `min_length` positions in common: they have the same node there."""
+    found = set()
+    for last, rows in rows_at.items():
+        end = lengths[rows[0]]
+        if end < min_length:
+            continue
+        node, start = last, end - last.num_tokens
+        while start >= min_length:
             assert node.parent is not None  # no node of a locked path is evicted
             node = node.parent
-            end -= node.num_tokens
-        tops.add(node)
-    return len(tops) < len(rows_at)
+            start -= node.num_tokens
+        if len(rows) > 1 or node in found:
+            return True
+        found.add(node)
+    return False
 
 
 class _Counted:

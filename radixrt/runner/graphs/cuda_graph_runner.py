@@ -13,7 +13,7 @@ bucket is padded with rows of one token that read and write slot 0 and row 0 alo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,7 +52,9 @@ An H200 reads them in a millisecond; launching the step piece by piece takes the
 
 
 class _Inputs:
-    """Static buffers of one bucket: one allocation on the device, filled by one copy.
+    """Static buffers of one bucket: one allocation on the device, filled by one copy of an image on the host.
+
+    The columns hold the numbers of the step's rows, and behind them the padding's.
 
     Attributes:
         req_pool_idx, seq_lens, slots: int64 [rows].
@@ -62,22 +64,50 @@ class _Inputs:
         state_src, state_dst: int64 [rows], slots of recurrent states; of no meaning for a model without them.
         planned: the attention backend's numbers, see `FlashInferBackend.plan_graph`.
         mask_slots: int32 [samples], slots of the rows' grammar masks; filled by itself, because masks come later.
+
+    Args:
+        planned: arrays of the shapes and dtypes of the attention backend's.
     """
 
-    def __init__(self, like: list[npt.NDArray[Any]], device: torch.device) -> None:
-        self.rows = len(like[0])
-        self._offsets, size = layout(like)
-        self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
-        views = [view(self._packed, offset, array) for offset, array in zip(self._offsets, like, strict=True)]
+    def __init__(self, rows: int, samples: int, planned: list[Int32Array], device: torch.device) -> None:
+        self.rows = rows
+        self._used = 0  # rows that the image holds numbers of; the others are padding
+        columns: list[npt.NDArray[Any]] = [np.full(rows, fill, np.int64) for fill in (0, 1, 0, 0)]
+        columns += [np.zeros(samples, dtype) for dtype in (np.int64, np.float64, np.float32)]
+        columns += [np.full(rows, SCRATCH_STATE, np.int64) for _ in range(2)]
+        like = [*columns, *planned]
+        offsets, size = layout(like)
+        self._image = np.zeros(size, np.uint8)
+        self._host = [
+            self._image[at : at + each.nbytes].view(each.dtype) for at, each in zip(offsets, like, strict=True)
+        ]
+        for column, each in zip(self._host, like, strict=True):
+            column[:] = each
+        self._padding = [column[-1] for column in columns]
+        self._packed = torch.from_numpy(self._image).to(device)
+        views = [view(self._packed, offset, each) for offset, each in zip(offsets, like, strict=True)]
         self.req_pool_idx, self.seq_lens, self.slots, self.id_rows, self.targets, *rest = views
         self.uniforms, self.temperature, self.state_src, self.state_dst, *self.planned = rest
-        none = np.full(len(self.targets), -1, np.int32)
+        none = np.full(samples, -1, np.int32)
         self._packed_slots = torch.from_numpy(none.view(np.uint8)).to(device)
         self.mask_slots = view(self._packed_slots, 0, none)
 
-    def fill(self, uploader: Uploader, arrays: list[npt.NDArray[Any]]) -> None:
-        """Copy arrays of the same shapes and dtypes into the buffers."""
-        uploader.upload_into(self._packed, arrays, self._offsets)
+    def fill(self, uploader: Uploader, columns: Sequence[npt.NDArray[Any]], planned: Sequence[Int32Array]) -> None:
+        """Copy a step's numbers into the buffers.
+
+        Args:
+            columns: the first nine attributes in order, each without its padding, of any dtype.
+            planned: of the buffers' own shapes.
+        """
+        used = len(columns[0])
+        for host, values, padding in zip(self._host, columns, self._padding, strict=False):
+            host[: len(values)] = values
+            if len(values) < self._used:
+                host[len(values) : self._used] = padding
+        for host, values in zip(self._host[len(columns) :], planned, strict=True):
+            host[:] = values
+        self._used = used
+        uploader.upload_into(self._packed, [self._image], [0])
 
     def fill_mask_slots(self, uploader: Uploader, slots: Int32Array) -> None:
         """Copy int32 [samples] into `mask_slots`."""
@@ -189,10 +219,16 @@ class CudaGraphRunner:
             return None
         if plan is not None:
             self._attention.upload_shared(plan)
-        ends = None if plan is None else plan.ends
-        captured.inputs.fill(
-            self._uploader, self._padded_numbers(captured.inputs.rows, rows, ends, temperature, uniforms)
-        )
+        idx, id_rows, size = rows.req_pool_idx, rows.req_pool_idx, captured.inputs.rows
+        if rows.given is not None and (rows.given >= 0).any():
+            id_rows = np.where(rows.given < 0, idx, self._builder.give(rows.given))
+        columns = (
+            idx, rows.seq_lens, rows.slots, id_rows, idx[: rows.num_samples], uniforms, temperature,
+            rows.state_src, rows.state_dst,
+        )  # fmt: skip
+        starts = np.zeros(size, np.int32) if plan is None else padded(plan.ends, size, dtype=np.int32)
+        planned = self._attention.plan_graph(starts, padded(rows.seq_lens, size, 1, np.int32))
+        captured.inputs.fill(self._uploader, columns, planned)
         return StagedStep(captured, rows.num_samples)
 
     def logits_for(self, rows: int) -> torch.Tensor | None:
@@ -228,34 +264,12 @@ class CudaGraphRunner:
         result = captured.result
         return SampleResult(result.token_ids[: step.num_samples], result.best[: step.num_samples])
 
-    def _padded_numbers(
-        self, size: int, rows: TokenRows, ends: Int32Array | None, temperature: npt.NDArray[np.float32],
-        uniforms: npt.NDArray[np.float64],
-    ) -> list[npt.NDArray[Any]]:  # fmt: skip
-        """Return the arrays for `_Inputs.fill` in order, padded to this many rows."""
-        samples = min(size, self._max_samples)
-        idx, id_rows = rows.req_pool_idx, rows.req_pool_idx
-        if rows.given is not None and (rows.given >= 0).any():
-            id_rows = np.where(rows.given < 0, idx, self._builder.give(rows.given))
-        lens = padded(rows.seq_lens, size, 1, np.int32)
-        starts = np.zeros(size, np.int32) if ends is None else padded(ends, size, dtype=np.int32)
-        return [
-            padded(idx, size, dtype=np.int64), lens.astype(np.int64), padded(rows.slots, size, dtype=np.int64),
-            padded(id_rows, size, dtype=np.int64), padded(idx[: rows.num_samples], samples, dtype=np.int64),
-            padded(uniforms, samples, dtype=np.float64), padded(temperature, samples, dtype=np.float32),
-            padded(rows.state_src, size, SCRATCH_STATE, np.int64),
-            padded(rows.state_dst, size, SCRATCH_STATE, np.int64), *self._attention.plan_graph(starts, lens),
-        ]  # fmt: skip
-
     # --- capture ---
 
     def _capture(self, key: _Key) -> _Captured:
         rows, tile = key
-        nothing = np.zeros(0, np.int32)
-        none = TokenRows(nothing, nothing, nothing, None, 0, None)
-        padding = self._padded_numbers(rows, none, None, np.zeros(0, np.float32), np.zeros(0, np.float64))
-        inputs = _Inputs(padding, self._device)
-        inputs.fill(self._uploader, padding)
+        planned = self._attention.plan_graph(np.zeros(rows, np.int32), np.ones(rows, np.int32))
+        inputs = _Inputs(rows, min(rows, self._max_samples), planned, self._device)
         part = self._attention.graph_part(tile, inputs.req_pool_idx, inputs.seq_lens, inputs.planned)
         batch = self._builder.build_captured(
             inputs.req_pool_idx, inputs.seq_lens, inputs.slots, inputs.state_src, inputs.state_dst

@@ -41,7 +41,6 @@ from radixrt.runner.sampling.sampling_tables import (
     put,
     rows_with,
     take,
-    uniforms,
     upload,
     upload_together,
 )
@@ -99,7 +98,7 @@ class Sampler:
             drawn = rows_with(needs, every, DRAW)
             if len(drawn):
                 idx = req_pool_idx[drawn]
-                u = uniforms(t.seed[idx], seq_lens[drawn])
+                u = t.uniforms(idx, seq_lens[drawn])
                 put(token_ids, drawn, self._draw(take(logits, drawn), take(best, drawn), idx, u, needs[drawn]))
             token_ids.masked_fill_(~best.isfinite(), 0)
         else:
@@ -135,15 +134,14 @@ class Sampler:
 
     def plain(self, req_pool_idx: Index) -> bool:
         """Return whether `sample_plain` performs every operation that these rows need, apart from a mask."""
-        return self._kernels is not None and not (self._tables.needs[req_pool_idx] & ~np.uint8(DRAW)).any()
+        if self._kernels is None or not self._tables.num_special:
+            return self._kernels is not None
+        return not (self._tables.needs[req_pool_idx] & ~np.uint8(DRAW)).any()
 
     def plain_inputs(self, req_pool_idx: Index, seq_lens: Index) -> tuple[npt.NDArray[np.float32], Uniforms]:
         """Return the inputs of `sample_plain` on the host: temperatures, float32 [S], 0 for greedy rows; u, float64
         [S]."""
-        t = self._tables
-        draws = t.needs[req_pool_idx] & DRAW != 0
-        temperature = np.where(draws, t.temperature[req_pool_idx], 0.0).astype(np.float32)
-        return temperature, uniforms(t.seed[req_pool_idx], seq_lens)
+        return self._tables.plain_temperature[req_pool_idx], self._tables.uniforms(req_pool_idx, seq_lens)
 
     def workspace(self, max_rows: int) -> SampleWorkspace:
         """Allocate the memory that `sample_plain` writes into. Calls on one stream may share it.

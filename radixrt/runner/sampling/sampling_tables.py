@@ -73,8 +73,11 @@ def uniforms(seeds: npt.NDArray[np.int64], positions: Index) -> npt.NDArray[np.f
     The number is the position-th output of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014: a Weyl sequence through a
     64-bit mixer). The sequence starts at the mixed seed, so that consecutive seeds give unrelated sequences.
     """
-    start = _mix(seeds.astype(np.int64).view(np.uint64) + GOLDEN)
-    bits = _mix(start + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
+    return _uniforms(_mix(seeds.astype(np.int64).view(np.uint64) + GOLDEN), positions)
+
+
+def _uniforms(starts: npt.NDArray[np.uint64], positions: Index) -> npt.NDArray[np.float64]:
+    bits = _mix(starts + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
     return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
@@ -115,6 +118,8 @@ class SamplingTables:
         repetition, frequency, presence: float64.
         seed, min_seq_len: int64.
         logprobs: int32, alternatives per output token, -1 for none.
+        plain_temperature: float32, the temperature of rows that draw, 0 of greedy ones.
+        num_special: number of rows with other operations than DRAW.
     """
 
     def __init__(self, max_requests: int, vocab_size: int, device: torch.device | str) -> None:
@@ -132,6 +137,9 @@ class SamplingTables:
         self.seed = np.zeros(n, np.int64)
         self.min_seq_len = np.zeros(n, np.int64)
         self.logprobs = np.full(n, -1, np.int32)
+        self.plain_temperature = np.zeros(n, np.float32)
+        self.num_special = 0
+        self._starts = _mix(self.seed.view(np.uint64) + GOLDEN)  # of each row's random numbers
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stops: dict[int, torch.Tensor] = {}
         self._counts = CountRows(n, vocab_size, self.device)
@@ -152,6 +160,9 @@ class SamplingTables:
         self.frequency[i] = row.frequency_penalty
         self.presence[i] = row.presence_penalty
         self.seed[i] = row.seed
+        self._starts[i : i + 1] = _mix(self.seed[i : i + 1].view(np.uint64) + GOLDEN)
+        self.plain_temperature[i] = self.temperature[i] if draws else 0.0
+        self.num_special -= self._is_special(i)
         self.min_seq_len[i] = row.min_seq_len
         self.logprobs[i] = row.logprobs
         self.needs[i] = (
@@ -164,6 +175,7 @@ class SamplingTables:
             | MIN_LEN * (len(stops) > 0 and row.min_seq_len > 0)
             | LOGPROBS * (row.logprobs >= 0)
         )
+        self.num_special += self._is_special(i)
         self._bias.pop(i, None)
         self._stops.pop(i, None)
         if len(bias_ids):
@@ -176,6 +188,13 @@ class SamplingTables:
             self._counts.start(i, self._ids(prompt), self._ids(output))
         else:
             self._counts.drop(i)
+
+    def _is_special(self, idx: int) -> bool:
+        return bool(self.needs[idx] & ~np.uint8(DRAW))
+
+    def uniforms(self, idx: Index, positions: Index) -> npt.NDArray[np.float64]:
+        """Return the random numbers of rows idx at these positions; see the function `uniforms`."""
+        return _uniforms(self._starts[idx], positions)
 
     def bias(self, idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row's biased token ids (int64 [m], distinct) and their biases (float32 [m])."""
