@@ -97,7 +97,7 @@ class Placement:
         """Return the predicted seconds until a replica has computed a request's input."""
         return wait_s(self.loads[replica], request.work)
 
-    def bargain(self, idle: int, donors: Iterable[int]) -> RoutedRequest | None:
+    def bargain(self, idle: int, donors: Iterable[int], now: float) -> RoutedRequest | None:
         """Return the queued request that costs the least less on a replica without queue than where it waits; None if
         none does. Its `work` stays that of its present replica."""
         best: RoutedRequest | None = None
@@ -107,6 +107,8 @@ class Placement:
             for i, request in enumerate(load.queue):
                 if i == MAX_LOOK:
                     break
+                if not self.loads[idle].takes(request, now):
+                    continue
                 here = price_s(load, request.work, is_first=i == 0)
                 hit = self.hits(request, (idle,)).get(idle, 0)
                 work = request.work._replace(miss=request.length - hit)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from radixrt.messages.scheduler import SchedulerStats, StepTimes
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest
+from radixrt.scheduler.admission import PATIENCE_S
 from radixrt.scheduler.step_time import PRIOR
 
 AHEAD_STEPS = 2
@@ -84,6 +85,32 @@ class ReplicaLoad:
             and rows < info.max_running_requests
             and self.reachable > 0
         )
+
+    @property
+    def is_crowded(self) -> bool:
+        """Programs that have begun should get further before another one begins.
+
+        N equal requests that are served n at a time end after N / n turns, of (step + n * row) seconds for each of
+        their tokens. The mean time until they end is least for n * n = N * step / row: more of them side by side make
+        all of them late, fewer waste the fixed time of steps.
+        """
+        rows, times = len(self.open), self.times
+        row_s = times.row + times.context * self.context / max(rows - self.unstarted_rows, 1)
+        return rows * rows * row_s > (rows + len(self.queue)) * times.step
+
+    def takes(self, request: RoutedRequest, now: float) -> bool:
+        """The replica should get this request now. Calls of programs that have begun go first; a program that begins
+        waits while the replica is crowded, but not for longer than PATIENCE_S."""
+        if not self.has_room:
+            return False
+        if not request.begins_program or now - request.arrived_at > PATIENCE_S:
+            return True
+        return not self.is_crowded
+
+    def next(self, now: float) -> RoutedRequest | None:
+        """The first request of the queue, if the replica should get it now."""
+        request = self.queue.first(now)
+        return request if request is not None and self.takes(request, now) else None
 
     def sent(self, request: RoutedRequest) -> None:
         """Count a request that is sent now."""

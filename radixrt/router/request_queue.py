@@ -1,7 +1,8 @@
 """`RequestQueue`: requests that are bound to one replica and wait in the router, in the scheduler's order.
 
 Priority first; then requests that have waited longer than the scheduler's patience, in order of arrival; then those
-with the longest prefix on that replica, and programs in the order of their first requests (`scheduler/admission.py`).
+that begin no program, so that programs end before others begin; among equals those with the longest prefix on that
+replica, and programs in the order of their first requests (`scheduler/admission.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from radixrt.router.routed_request import RoutedRequest
 from radixrt.scheduler.admission import MATCH_UNIT, PATIENCE_S
 
-_Key = tuple[int, int, int, int]
+_Key = tuple[int, bool, int, int, int]
 
 
 class RequestQueue:
@@ -40,7 +41,7 @@ class RequestQueue:
     def add(self, request: RoutedRequest) -> None:
         """Add a request, whose `version` is that of its binding to this queue."""
         hit = (request.work.length - request.work.miss) // MATCH_UNIT
-        key = (-request.arrival.priority, -hit, request.program_seq, request.seq)
+        key = (-request.arrival.priority, request.begins_program, -hit, request.program_seq, request.seq)
         heapq.heappush(self._heap, (key, request.version, request))
         self._arrivals.append((request.version, request))
         self._count(request, 1)

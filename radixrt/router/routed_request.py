@@ -101,6 +101,12 @@ class RoutedRequest:
         return len(self.arrival.ids) + self.arrival.new_tokens + len(self.tokens)
 
     @property
+    def begins_program(self) -> bool:
+        """It is the first of a program's calls, and others will follow."""
+        hint = self.message.program
+        return hint is not None and hint.will_continue and self.seq == self.program_seq and not self.deaths
+
+    @property
     def slots(self) -> float:
         """Slots of the KV pool that it is expected to take where it is bound, beyond what is cached there."""
         return self.work.miss + self.work.output

@@ -309,10 +309,11 @@ class Router:
             self.unbound[request.rid] = request
             return
         load = self.placement.loads[replica]
-        if not len(load.queue) and load.has_room:
+        if not len(load.queue) and load.takes(request, now):
             self._send_request(request, replica, load, now)
         else:
             load.queue.add(request)
+            self._fill(replica, load, now)  # it may go before those that wait
 
     def _bind_all(self, now: float) -> None:
         """Bind what waits for any replica, and let a replica that has become ready take from others."""
@@ -337,8 +338,7 @@ class Router:
             self._fill(replica, load, now)
         for replica, load in loads.items():
             while load.takes_new and not len(load.queue) and load.has_room:
-                donors = [each for each, other in loads.items() if len(other.queue)]
-                request = self.placement.bargain(replica, donors) if donors else None
+                request = self.placement.bargain(replica, [r for r, other in loads.items() if len(other.queue)], now)
                 if request is None or request.replica is None:
                     break
                 loads[request.replica].queue.remove(request)
@@ -347,10 +347,8 @@ class Router:
                 self._bind_to(request, replica, now)
 
     def _fill(self, replica: int, load: ReplicaLoad, now: float) -> None:
-        """Send a replica's queued requests while it has room."""
-        while len(load.queue) and load.has_room:
-            request = load.queue.first(now)
-            assert request is not None  # the queue is not empty
+        """Send a replica's queued requests while it takes them."""
+        while (request := load.next(now)) is not None:
             load.queue.remove(request)
             hit = self.placement.hits(request, (replica,)).get(replica, 0)  # more may be cached by now, or less
             request.work = request.work._replace(miss=request.length - hit)

@@ -94,7 +94,8 @@ def test_hidden_states(caller: Caller, wanted: str, rows: int) -> None:
     assert np.frombuffer(base64.b64decode(text), "<f4").reshape(-1, 2).tolist() == expected
     parts = events(caller.post("/generate", {**body, "stream": True}))
     assert [part["meta_info"].get("hidden_states") for part in parts] == [expected, None, None, None]
-    assert "hidden_states" not in caller.post("/generate", {"text": "hi"}).text
+    for fields in ({}, {"return_hidden_states": False}):
+        assert "hidden_states" not in caller.post("/generate", {"text": "hi", **fields}).text
 
 
 def test_stream_sends_only_what_is_new(caller: Caller) -> None:

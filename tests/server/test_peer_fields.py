@@ -140,6 +140,7 @@ def test_hidden_states(caller: Caller, path: str) -> None:
     assert "hidden_states" not in post(caller, path).text
     check_error(post(caller, path, return_hidden_states="last", stream=True), 400, "return_hidden_states")
     check_error(post(caller, path, return_hidden_states=True), 400, "return_hidden_states")
+    assert "hidden_states" not in post(caller, path, return_hidden_states=False).text
 
 
 @pytest.mark.parametrize("path", PATHS)

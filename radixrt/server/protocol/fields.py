@@ -102,7 +102,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
 class TokenReportFields(OpenAIFields, kw_only=True):
     """Fields of the OpenAI routes about the tokens of prompt and output, as vLLM and SGLang have them."""
 
-    return_hidden_states: HiddenPositions | None = None
+    return_hidden_states: HiddenPositions | bool | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
@@ -169,7 +169,7 @@ class NativeRequest(UnsupportedFields, kw_only=True):
     return_logprob: bool | None = None
     top_logprobs_num: int | None = None
     logprob_start_len: int | None = None
-    return_hidden_states: HiddenPositions | None = None
+    return_hidden_states: HiddenPositions | bool | None = None
     encoding_format: Literal["float", "base64"] | None = None
 
 
@@ -297,9 +297,17 @@ def asked_prompt_logprobs(body: TokenReportFields) -> int | None:
 
 def asked_hidden_states(body: TokenReportFields) -> HiddenPositions | None:
     """Return the prompt tokens whose hidden states to report, None for no report."""
-    if body.return_hidden_states is not None and body.stream:
+    wanted = hidden_positions(body.return_hidden_states)
+    if wanted is not None and body.stream:
         raise RequestError("hidden states are in whole answers only; leave stream out", param="return_hidden_states")
-    return body.return_hidden_states
+    return wanted
+
+
+def hidden_positions(given: HiddenPositions | bool | None) -> HiddenPositions | None:
+    """Return the value of return_hidden_states; SGLang's false, which its router sends with each request, is None."""
+    if given is True:
+        raise RequestError('return_hidden_states must be "last" or "prompt"', param="return_hidden_states")
+    return given or None
 
 
 def kept_prompt_tokens(body: TokenReportFields, info: EngineReady) -> int | None:

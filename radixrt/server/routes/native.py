@@ -78,6 +78,7 @@ from radixrt.server.protocol.fields import (
     NativeSampling,
     build_sampling,
     check_supported,
+    hidden_positions,
     native_decoder,
     routing_options,
 )
@@ -168,6 +169,7 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
         if of_prompt and prompt_logprobs is None:
             prompt_logprobs = top
     max_tokens = given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
+    hidden = hidden_positions(body.return_hidden_states)
     try:
         return build_sampling(
             given,
@@ -176,7 +178,7 @@ def native_sampling(body: NativeRequest, asked: RequestedConstraint | None, voca
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             detokenize=given.detokenize is not False,
-            return_hidden_states=body.return_hidden_states or given.return_hidden_states,
+            return_hidden_states=hidden or given.return_hidden_states,
             **constraint_fields(asked, given.structured),
         )
     except RequestError as error:
