@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """Largest frame; ZMQ closes a connection that sends a larger one."""
 
+HEARTBEAT_INTERVAL_S = 1.0
+HEARTBEAT_TIMEOUT_S = 3.0
+"""On TCP, the time between pings, and for their answer: a host that falls silent is noticed after their sum at most."""
+
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions of decoding invalid bytes: not MessagePack, another type, invalid UTF-8, or nested too deeply."""
 
@@ -53,10 +57,16 @@ class Curve:
             socket.curve_serverkey = self.server
 
 
-def _attach(socket: zmq.Socket[Any], endpoint: str, bind: bool, curve: Curve | None) -> str:
+def _attach(
+    socket: zmq.Socket[Any], endpoint: str, bind: bool, curve: Curve | None, reconnects: bool = True
+) -> str:  # fmt: skip
     """Bind or connect; return the endpoint, with the assigned port if none was given."""
     if curve is not None:
         curve.apply(socket)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_INTERVAL_S * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_TIMEOUT_S * 1000))
+    if not reconnects:
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
     if not bind:
         socket.connect(endpoint)
         return endpoint
@@ -84,18 +94,19 @@ class ZmqInbox(Generic[M]):
 
     Args:
         bind: False connects instead, to an outbox that binds.
-        curve: keys, for TCP.
+        curve: keys, for TCP. The two ends then also send each other heartbeats, and end a connection without answer.
+        reconnects: False leaves a connection that ended as it is, so that no message is missed unnoticed.
     """
 
     def __init__(
         self, context: zmq.Context[Any], endpoint: str, message_type: Any, *, bind: bool = True,
-        curve: Curve | None = None,
+        curve: Curve | None = None, reconnects: bool = True,
     ) -> None:  # fmt: skip
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self.endpoint = _attach(self.socket, endpoint, bind, curve)
+        self.endpoint = _attach(self.socket, endpoint, bind, curve, reconnects)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
 
     def recv(self, timeout_s: float | None = 0.0) -> M | None:
@@ -123,12 +134,13 @@ class ZmqOutbox(Generic[M]):
     """Connects to an inbox's endpoint, which need not exist yet. See `ZmqInbox` for the arguments."""
 
     def __init__(
-        self, context: zmq.Context[Any], endpoint: str, *, bind: bool = False, curve: Curve | None = None
-    ) -> None:
+        self, context: zmq.Context[Any], endpoint: str, *, bind: bool = False, curve: Curve | None = None,
+        reconnects: bool = True,
+    ) -> None:  # fmt: skip
         self.socket = context.socket(zmq.PUSH)
         self.socket.setsockopt(zmq.LINGER, 200)
         self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.endpoint = _attach(self.socket, endpoint, bind, curve)
+        self.endpoint = _attach(self.socket, endpoint, bind, curve, reconnects)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: M) -> None:

@@ -95,12 +95,24 @@ class SchedulerConfig:
 class ExecutorConfig:
     executor: str = option(
         "mp",
-        "mp: a process for each part; external: for ranks that torchrun or SLURM started; uni: all in one process",
-        choices=("mp", "external", "uni"),
+        "mp: a process for each part; ray: ranks on the nodes of a Ray cluster; external: for ranks that torchrun or "
+        "SLURM started; uni: all in one process",
+        choices=("mp", "ray", "external", "uni"),
     )
     tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
     replicas: int = option(
         1, "engines on this machine behind a router, each with processes, cache and, on CUDA, devices of its own", low=1
+    )
+    cluster: str | None = option(
+        None, "Ray cluster on whose nodes all ranks run: same as executor ray with this ray_address (auto: its default)"
+    )
+    ray_address: str | None = option(
+        None,
+        "with executor ray, HOST:PORT of the cluster's head; local: a cluster of this machine alone, which ends with "
+        "the engine; default: RAY_ADDRESS, else the cluster to which this machine belongs",
+    )
+    ray_resource: str | None = option(
+        None, "with executor ray, Ray's name of what each rank takes one of; default: GPU, or CPU with device cpu"
     )
     all_reduce: str = option(
         "one_shot",
@@ -108,7 +120,10 @@ class ExecutorConfig:
         "nccl: always NCCL",
         choices=("one_shot", "nccl"),
     )
-    device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "where the model runs; auto: on CUDA if this machine has it, and with executor ray",
+        choices=("auto", "cpu", "cuda"),
+    )  # fmt: skip
     attention_backend: str = option(
         "auto", "auto: the fastest that this machine has", choices=("auto", "torch_native", "cpu", "flashinfer")
     )
@@ -346,9 +361,9 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
         )
-    if config.executor.replicas > 1 and config.executor.executor != "mp":
+    if config.executor.replicas > 1 and config.executor.executor not in ("mp", "ray"):
         raise ConfigError(
-            f"replicas={config.executor.replicas} needs processes that this engine starts; use executor=mp, not "
+            f"replicas={config.executor.replicas} needs processes that this engine starts; use executor=mp or ray, not "
             f"{config.executor.executor}"
         )
     for name in ("tokenizer", "chat_template", "score_template"):

@@ -47,6 +47,7 @@ LONGEST = (
     "tests/kernels/test_triton_tensor_parallel.py",
     "tests/server/test_pooling_servers.py",
     "tests/clients/test_replay.py",
+    "tests/process/test_ray.py",
     "tests/server/test_openai_client.py",
     "tests/server/test_messages_client.py",
     "tests/process/test_tensor_parallel.py",

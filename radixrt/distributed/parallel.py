@@ -163,20 +163,25 @@ def _boot_id() -> str:
 
 
 def launcher_store(info: RankInfo) -> Store:
-    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now. The store lives as
-    long as the process, because other ranks read it.
+    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now, on a socket that
+    it may have been given. The store lives as long as the process, because other ranks read it.
 
     Raises:
         EngineError: the store cannot be opened or reached.
     """
-    return _launcher_store(info.rank, info.size, info.timeout_s)
+    return _launcher_store(info.rank, info.size, info.timeout_s, info.store_descriptor)
 
 
 @functools.cache
-def _launcher_store(rank: int, size: int, timeout_s: float) -> Store:
+def _launcher_store(rank: int, size: int, timeout_s: float, descriptor: int | None) -> Store:
     from torch.distributed.rendezvous import rendezvous
 
     try:
+        if descriptor is not None:
+            return dist.TCPStore(  # type: ignore[attr-defined]
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=True,
+                timeout=timedelta(seconds=timeout_s), wait_for_workers=False, master_listen_fd=descriptor,
+            )  # fmt: skip
         found = rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout_s))
         return next(found)[0]
     except (RuntimeError, ValueError) as error:

@@ -17,9 +17,10 @@ class RankInfo:
         local_rank: of the `local_size` ranks on this machine, those of all replicas, which share its memory and cores;
             also the index of the rank's CUDA device.
         store: path of the file through which the ranks of this machine rendezvous; None for MASTER_ADDR and
-        MASTER_PORT.
+            MASTER_PORT.
         timeout_s: the longest that ranks wait for each other, while loading too.
         one_shot: use `radixrt.distributed.device_communicator` on CUDA where it works.
+        store_descriptor: listening socket at MASTER_ADDR and MASTER_PORT, which this rank serves.
     """
 
     rank: int = 0
@@ -29,6 +30,7 @@ class RankInfo:
     store: str | None = None
     timeout_s: float = 600.0
     one_shot: bool = False
+    store_descriptor: int | None = None
 
 
 SINGLE_RANK = RankInfo()

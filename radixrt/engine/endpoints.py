@@ -75,6 +75,15 @@ class Endpoints:
         return f"{self.folder}/ranks.{epoch}"
 
     @property
+    def cluster_host(self) -> str:
+        """File of `radixrt.engine.cluster.host`."""
+        return f"{self.folder}/host"
+
+    def rank_addresses(self, epoch: int) -> str:
+        """File with the scheduler's addresses for ranks in a Ray cluster."""
+        return f"{self.folder}/addresses.{epoch}"
+
+    @property
     def addresses(self) -> str:
         """File with the scheduler's addresses for ranks that were started externally."""
         return f"{self.folder}/addresses"

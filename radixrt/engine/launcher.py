@@ -17,6 +17,7 @@ import zmq
 from radixrt.channel import ZmqOutbox
 from radixrt.client.engine_client import EngineClient
 from radixrt.config import Config
+from radixrt.engine.cluster.local_cluster import LocalCluster, start_local_cluster
 from radixrt.engine.endpoints import FRONT_KINDS, Endpoints, process_kinds
 from radixrt.engine.engine_folder import EngineFolder, remove_stale_folders
 from radixrt.engine.replica_set import ReplicaSet
@@ -35,7 +36,7 @@ class Launcher:
         replicas: the engine's replicas; None for an engine without a router.
 
     Raises:
-        EngineError: the temporary folder cannot be written.
+        EngineError: the temporary folder cannot be written, or a Ray cluster does not start.
     """
 
     def __init__(self, config: Config, settings: EngineSettings) -> None:
@@ -49,6 +50,9 @@ class Launcher:
             self._context: zmq.Context[Any] = zmq.Context()
             outbox: ZmqOutbox[ToTokenizer] = ZmqOutbox(self._context, Endpoints(self.folder).of("tokenizer", 0))
             self.client = EngineClient(outbox, lambda: self.pids)
+            self._cluster: LocalCluster | None = None
+            if config.executor.executor == "ray" and config.executor.ray_address == "local":
+                self._cluster, config = start_local_cluster(config, self.folder)
             self._supervisor = self._supervise(config, settings)
         except OSError as error:
             raise EngineError(
@@ -130,6 +134,8 @@ class Launcher:
         if self.replicas is not None:
             self.replicas.close()
         self._supervisor.stop()
+        if self._cluster is not None:
+            self._cluster.close()
         self._context.term()
         self._folder.remove()
         atexit.unregister(self.close)

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -163,14 +163,22 @@ def _scheduler_channels(setup: WorkerSetup, epoch: int) -> tuple[Inbox[ToSchedul
 
 
 def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
+    from radixrt.engine.cluster.host import read_cluster_host
     from radixrt.executor.external_executor import ExternalLauncherExecutor
     from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
+    from radixrt.executor.ray_executor import RayDistributedExecutor
 
     endpoints, size = setup.endpoints, setup.settings.tp
     if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
             setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
             host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
+        )  # fmt: skip
+
+    if setup.config.executor.executor == "ray":
+        host = read_cluster_host(endpoints.cluster_host, setup.config.executor.start_timeout_s)
+        return RayDistributedExecutor(
+            setup.context, host=host, size=size, address_file=endpoints.rank_addresses, epoch=epoch
         )  # fmt: skip
 
     def of_epoch(epoch: int) -> RankEndpoints:
@@ -244,29 +252,14 @@ RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {
 }
 
 
-def main(kind: str) -> int:
-    gc.disable()  # until all is loaded: a quarter of the time of importing torch would be garbage collection
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
+@contextlib.contextmanager
+def report_errors(name: str) -> Iterator[None]:
+    """Redirect stdout to stderr; report an exception as one JSON line on the original stdout, and end the process."""
     error_report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    given = json.loads(line)
-    replica: int | None = given["replica"]
-    name = process_name(kind, replica)
-    config = make_config(**given["config"])
-    settings = EngineSettings.from_dict(given["settings"])
-    configure_logging(config.server.log_level, name, format=config.server.log_format)
-    base, _, rank = kind.partition("-")
-    endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
     try:
-        heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
-        context, start_log = zmq.Context(), StartLog()
-        setup = WorkerSetup(
-            config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log
-        )  # fmt: skip
-        RUN[base](setup)
+        yield
+        return
     except RadixRTError as error:
         error_report.write(json.dumps(f"{error}") + "\n")
     except Exception as error:
@@ -276,5 +269,27 @@ def main(kind: str) -> int:
     os._exit(1)  # not sys.exit: library threads and unsent messages must not keep a failed worker alive
 
 
+def main(kind: str) -> None:
+    gc.disable()  # until all is loaded: a quarter of the time of importing torch would be garbage collection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the main process decides
+    with report_errors(kind):
+        line = sys.stdin.readline()
+        if not line:
+            return
+        given = json.loads(line)
+        replica: int | None = given["replica"]
+        config = make_config(**given["config"])
+        settings = EngineSettings.from_dict(given["settings"])
+        configure_logging(config.server.log_level, process_name(kind, replica), format=config.server.log_format)
+        base, _, rank = kind.partition("-")
+        endpoints, notices = Endpoints(given["folder"]), EpochNotices(given["epoch"])
+        heartbeat = open_heartbeat(endpoints.heartbeats, given["slot"])
+        context, start_log = zmq.Context(), StartLog()
+        setup = WorkerSetup(
+            config, settings, endpoints, context, int(rank or 0), replica, notices, heartbeat, start_log
+        )  # fmt: skip
+        RUN[base](setup)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

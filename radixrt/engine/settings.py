@@ -12,6 +12,7 @@ import msgspec
 
 from radixrt.config import Config, with_device_defaults
 from radixrt.distributed.rank_info import rank_from_environment
+from radixrt.engine.cluster.options import resolve_cluster
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model
@@ -65,6 +66,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
     Raises:
         ModelLoadError, ConfigError: the model or an option is missing or does not fit; names it.
     """
+    config = dataclasses.replace(config, executor=resolve_cluster(config.executor))
     wanted = config.executor.device
     device = ("cuda" if _has_cuda() else "cpu") if wanted == "auto" else wanted
     config = with_device_defaults(config, device)

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
@@ -43,6 +43,9 @@ from radixrt.heartbeat import HeartbeatFile
 from radixrt.messages.client import EngineReady, ToMain, ToTokenizer
 from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady, SchedulerStats
 from radixrt.os_process import read_stat
+
+if TYPE_CHECKING:
+    from radixrt.engine.cluster.ray_ranks import RemoteRank
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +181,7 @@ class Supervisor:
         # A replica that is stopped is fenced by the router, and may go on later.
         self._watchdog = Watchdog(STOPPED_S if group.replica is None else config.recovery.hang_timeout_s)
         self._heartbeats = HeartbeatFile(self._endpoints.heartbeats, len(self._kinds))
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers: dict[str, WorkerProcess | RemoteRank] = {}
         self._epoch = 0
         self.core_epoch = 0
         self._owner = owner
@@ -260,6 +263,8 @@ class Supervisor:
             return Failure(tuple(worker.kind for worker in dead), first.describe_exit(), first.last_lines())
         now = time.monotonic()
         for slot, worker in enumerate(self._workers[kind] for kind in self._kinds):
+            if not worker.is_local:
+                continue  # ZMQ's heartbeats watch it
             stat = read_stat(worker.pid)
             if stat is None or stat.state == "Z":
                 continue  # it has just ended
@@ -353,7 +358,14 @@ class Supervisor:
                 config.cache, kv_cache_tokens=info.num_slots, num_states=info.num_states or config.cache.num_states
             )
             config = dataclasses.replace(config, cache=cache)
+        if config.executor.executor == "ray" and (ranks := [kind for kind in kinds if is_runner(kind)]):
+            from radixrt.engine.cluster.ray_ranks import start_ranks
+
+            group = self._group
+            self._workers.update(start_ranks(self._context, config, self._settings, group, ranks, self._epoch))
         for kind in kinds:
+            if kind in self._workers:
+                continue
             slot = self._kinds.index(kind)
             self._heartbeats.reset(slot, config.executor.start_timeout_s)
             given = {
@@ -378,7 +390,7 @@ class Supervisor:
             worker.close()
 
 
-def _root_cause(dead: list[WorkerProcess]) -> WorkerProcess:
+def _root_cause(dead: list[WorkerProcess | RemoteRank]) -> WorkerProcess | RemoteRank:
     """Return the worker whose failure made the others fail.
 
     A rank fails without the other ranks, and the scheduler without a rank, so that several processes may end within

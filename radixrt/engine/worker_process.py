@@ -36,6 +36,8 @@ class WorkerProcess:
         replica: number of the replica that it belongs to, if there are replicas.
     """
 
+    is_local = True
+
     def __init__(self, kind: str, given: dict[str, Any], replica: int | None = None) -> None:
         self.kind = kind
         self.name = process_name(kind, replica)

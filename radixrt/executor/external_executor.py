@@ -29,6 +29,9 @@ class ConnectionWatch:
 
     Args:
         accepts: the socket is the binding end, and has no connection yet.
+
+    Attributes:
+        is_connected: a connection had authenticated when `lost` last returned, and had not ended.
     """
 
     def __init__(self, watched: zmq.Socket[Any], *, accepts: bool) -> None:
@@ -37,6 +40,7 @@ class ConnectionWatch:
         self._accepts = accepts
         self._strangers: set[int] = set()  # file descriptors of connections since the last one that authenticated
         self._refused = False
+        self.is_connected = False
 
     def lost(self) -> bool:
         """Return whether an authenticated connection has ended since the last call. Never waits."""
@@ -51,10 +55,12 @@ class ConnectionWatch:
                 self._strangers.add(descriptor)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:  # the event does not name the connection
                 self._strangers.clear()
+                self.is_connected = True
             elif event == zmq.EVENT_DISCONNECTED:
                 stranger = refused or (self._accepts and descriptor in self._strangers)
                 self._strangers.discard(descriptor)
                 if not stranger:
+                    self.is_connected = False
                     return True
 
 
@@ -93,12 +99,8 @@ class ExternalLauncherExecutor(MultiprocExecutor):
         self._poller = zmq.Poller()
         for readable in (self._remote.socket, *(watch.socket for watch in self._watches.values())):
             self._poller.register(readable, zmq.POLLIN)
-        addresses = {
-            "answers": self._remote.endpoint,
-            "ranks": {rank: other.endpoint for rank, other in enumerate(others, 1)},
-            "key": keys.public.decode(),
-        }
-        _write(address_file, json.dumps(addresses))
+        endpoints = {rank: other.endpoint for rank, other in enumerate(others, 1)}
+        write_addresses(address_file, endpoints, self._remote.endpoint, keys)
 
     def take(self, timeout_s: float = 0.0) -> FromRunner | None:
         """Same as in the base class; also returns messages of the other ranks: that they are ready, or that they
@@ -134,8 +136,12 @@ class ExternalLauncherExecutor(MultiprocExecutor):
         super().close()
 
 
-def _write(path: str, text: str) -> None:
-    """Write a file that only this user can read; it appears under its name when it is complete."""
+def write_addresses(path: str, ranks: dict[int, str], answers: str, keys: Curve) -> None:
+    """Write what ranks must know to connect, as JSON: endpoints by rank, that of the answers, and the public key.
+
+    The file is readable by this user alone, and appears under its name when it is complete.
+    """
+    addresses = {"answers": answers, "ranks": ranks, "key": keys.public.decode()}
     with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(json.dumps(addresses))
     os.rename(f"{path}.new", path)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from radixrt.channel import ZmqInbox, ZmqOutbox
+from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
 from radixrt.errors import EngineError
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskTable
@@ -31,10 +31,12 @@ class RankEndpoints(NamedTuple):
     Attributes:
         ranks: inbox of each rank.
         answers: inbox of the scheduler for all ranks.
+        keys: if set, these are TCP addresses of this machine, on which the scheduler listens for the ranks.
     """
 
     ranks: list[str]
     answers: str
+    keys: Curve | None = None
 
 
 class MultiprocExecutor(Executor):
@@ -43,7 +45,7 @@ class MultiprocExecutor(Executor):
     Args:
         endpoints: returns the endpoints of an epoch.
         epoch: epoch of the ranks that are starting now.
-        mask_path: file of the table of grammar masks.
+        mask_path: file of the table of grammar masks; None if messages carry the masks.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class MultiprocExecutor(Executor):
         endpoints: Callable[[int], RankEndpoints],
         *,
         epoch: int = 0,
-        mask_path: str,
+        mask_path: str | None,
     ) -> None:
         self._context = context
         self._endpoints = endpoints
@@ -62,8 +64,11 @@ class MultiprocExecutor(Executor):
 
     def _connect(self, epoch: int) -> None:
         endpoints = self._endpoints(epoch)
-        self._answers: ZmqInbox[FromRunner] = ZmqInbox(self._context, endpoints.answers, FromRunner)
-        self._ranks: list[ZmqOutbox[ToRunner]] = [ZmqOutbox(self._context, endpoint) for endpoint in endpoints.ranks]
+        self._keys = keys = endpoints.keys
+        self._answers: ZmqInbox[FromRunner] = ZmqInbox(self._context, endpoints.answers, FromRunner, curve=keys)
+        self._ranks: list[ZmqOutbox[ToRunner]] = [
+            ZmqOutbox(self._context, endpoint, bind=keys is not None, curve=keys) for endpoint in endpoints.ranks
+        ]
         self._ready: dict[int, RunnerReady] = {}
 
     def wait_ready(self, timeout_s: float) -> RunnerReady:

@@ -1,0 +1,161 @@
+"""Connections between the main process and its ranks on other machines, one for each rank, over which almost nothing
+is sent: a rank lives as long as its connection does, and the main process notices by it that a rank is gone.
+
+ZMQ's heartbeats end a connection whose other end has fallen silent. Neither end connects anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import zmq
+
+from radixrt.channel import Curve, ZmqInbox, ZmqOutbox
+from radixrt.executor.external_executor import ConnectionWatch
+from radixrt.messages.ranks import RankAddresses
+
+ORPHAN_S = 60.0
+"""Time for which a rank whose scheduler is gone waits for the next one."""
+
+
+class RankLines:
+    """The main process's ends. All but the constructor belong to one thread.
+
+    Args:
+        host: address at which the ranks reach this machine.
+        size: number of ranks.
+    """
+
+    def __init__(self, context: zmq.Context[Any], host: str, size: int) -> None:
+        keys = Curve.make()
+        self._key = keys.public.decode()
+        self._outboxes: list[ZmqOutbox[RankAddresses]] = [
+            ZmqOutbox(context, f"tcp://{host}:*", bind=True, curve=keys) for _ in range(size)
+        ]
+        self._watches = [ConnectionWatch(outbox.socket, accepts=True) for outbox in self._outboxes]
+        self._unsent: dict[int, RankAddresses] = {}
+
+    def of_rank(self, rank: int) -> dict[str, str]:
+        """Return what a rank needs to connect."""
+        return {"endpoint": self._outboxes[rank].endpoint, "key": self._key}
+
+    def sockets(self) -> list[zmq.Socket[Any]]:
+        """Sockets that become readable when `changes` may return something."""
+        return [watch.socket for watch in self._watches]
+
+    def lost(self) -> list[int]:
+        """Return the ranks whose connections have ended since the last call; send those that have come what is for
+        them. Never waits."""
+        gone = [rank for rank, watch in enumerate(self._watches) if watch.lost()]
+        self._send()
+        return gone
+
+    def is_connected(self, rank: int) -> bool:
+        return self._watches[rank].is_connected
+
+    def announce(self, epoch: int, addresses: str) -> None:
+        """Tell all ranks where the scheduler of an epoch listens, those that do not run yet as soon as they connect.
+
+        Args:
+            addresses: JSON of `radixrt.executor.external_executor.write_addresses`.
+        """
+        given = json.loads(addresses)
+        for rank in range(len(self._outboxes)):
+            self._unsent[rank] = RankAddresses(epoch, given["ranks"][str(rank)], given["answers"], given["key"])
+        self._send()
+
+    def _send(self) -> None:
+        for rank in [rank for rank in self._unsent if self.is_connected(rank)]:
+            self._outboxes[rank].send(self._unsent.pop(rank))
+
+    def close(self) -> None:
+        """End the connections, and with them the ranks."""
+        for watch in self._watches:
+            watch.socket.close()
+        for outbox in self._outboxes:
+            outbox.close()
+
+
+class Lifeline:
+    """A rank's end. It ends the process when the connection ends, and before that when the standard input does, by
+    which whoever started the rank shows that it lives.
+
+    Args:
+        endpoint, key: from `RankLines.of_rank`.
+    """
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, key: str) -> None:
+        self._inbox: ZmqInbox[RankAddresses] = ZmqInbox(
+            context, endpoint, RankAddresses, bind=False, curve=Curve.make(server=key.encode()), reconnects=False
+        )
+        self._watch = ConnectionWatch(self._inbox.socket, accepts=False)
+        self._latest: RankAddresses | None = None
+        self._news = threading.Condition()
+        threading.Thread(target=self._serve, name="radixrt-lifeline", daemon=True).start()
+        threading.Thread(target=self._watch_stdin, name="radixrt-stdin", daemon=True).start()
+
+    def addresses(self, after: int = -1, timeout_s: float | None = None) -> RankAddresses | None:
+        """Wait for the addresses of an epoch after the given one; None if they do not come within timeout_s."""
+        with self._news:
+            self._news.wait_for(lambda: self._epoch > after, timeout_s)
+            return self._latest if self._epoch > after else None
+
+    def ended(self, epoch: int) -> bool:
+        """Return True if there is a later epoch."""
+        return self._epoch > epoch
+
+    @property
+    def _epoch(self) -> int:
+        return -1 if self._latest is None else self._latest.epoch
+
+    def exit_without_scheduler(self, epoch: int, watches: Sequence[ConnectionWatch]) -> None:
+        """Start a thread that ends the process if a connection to the scheduler of an epoch has ended and no later
+        epoch follows: messages may be missing.
+
+        Args:
+            watches: of the rank's sockets; the thread closes them when the epoch has ended.
+        """
+
+        def guard() -> None:
+            poller = zmq.Poller()
+            for watch in watches:
+                poller.register(watch.socket, zmq.POLLIN)
+            while not self.ended(epoch):
+                poller.poll(1000)
+                if any(watch.lost() for watch in watches) and self.addresses(epoch, ORPHAN_S) is None:
+                    exit_with_error("the connection to the scheduler has ended, and no other scheduler came")
+            for watch in watches:
+                watch.socket.close()
+
+        threading.Thread(target=guard, name=f"radixrt-scheduler-{epoch}", daemon=True).start()
+
+    def _watch_stdin(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdin.read()
+        if not self._watch.is_connected:
+            exit_with_error("whoever started this rank is gone, and the main process cannot be reached")
+
+    def _serve(self) -> NoReturn:
+        poller = zmq.Poller()
+        for readable in (self._inbox.socket, self._watch.socket):
+            poller.register(readable, zmq.POLLIN)
+        while True:
+            poller.poll()
+            while (message := self._inbox.recv()) is not None:
+                with self._news:
+                    self._latest = message
+                    self._news.notify_all()
+            if self._watch.lost():
+                os._exit(0)
+
+
+def exit_with_error(why: str) -> NoReturn:
+    """End the process with code 1 at once, from any thread."""
+    print(f"radixrt: {why}", file=sys.stderr, flush=True)
+    os._exit(1)

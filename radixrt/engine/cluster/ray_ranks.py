@@ -1,0 +1,313 @@
+"""`RayRanks`: all ranks of one epoch in a Ray cluster, as the supervisor sees them.
+
+A rank's end is known by its agent, which reports exit code and last output, or because its connection to this process
+ended. What becomes of Ray itself matters only until the ranks are connected: then they go on without it, and only new
+ranks need it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from radixrt.config import Config, config_to_dict
+from radixrt.engine.cluster.driver_process import DriverProcess
+from radixrt.engine.cluster.host import write_cluster_host
+from radixrt.engine.cluster.lifeline import RankLines
+from radixrt.engine.cluster.rank_process import RankSettings
+from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
+from radixrt.engine.endpoints import Endpoints, process_name
+from radixrt.engine.settings import EngineSettings
+from radixrt.engine.supervisor import ProcessGroup
+from radixrt.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+ADDRESS_POLL_MS = 20
+REPORT_S = 0.3
+"""Time that an agent has to report the end of a rank whose connection has ended."""
+KILL_TIMEOUT_S = 3.0
+
+
+class RemoteRank:
+    """A rank with the interface of `WorkerProcess`. Ranks of an epoch live and die together.
+
+    Attributes:
+        pid: on its node; 0 until it has started.
+        pidfd: descriptor that becomes readable when the rank is dead.
+    """
+
+    is_local = False
+
+    def __init__(self, kind: str, replica: int | None, group: RayRanks) -> None:
+        self.kind = kind
+        self.name = process_name(kind, replica)
+        self.pid = 0
+        self.pidfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.address = ""
+        self.lost_at: float | None = None
+        self._group = group
+        self._exit: str | None = None
+        self._signalled = False
+        self._tail = ""
+
+    @property
+    def is_dead(self) -> bool:
+        return self._exit is not None
+
+    @property
+    def was_signalled(self) -> bool:
+        return self._signalled
+
+    def end(self, how: str, *, signalled: bool = False, tail: str = "") -> None:
+        """Record the end of the rank; the first record counts."""
+        if self._exit is None:
+            self._exit, self._signalled, self._tail = how, signalled, tail
+            os.eventfd_write(self.pidfd, 1)
+
+    def describe_exit(self) -> str:
+        where = f" (pid {self.pid} on {self.address})" if self.pid else ""
+        return f"the {self.name} process{where} {self._exit}"
+
+    def last_lines(self) -> str:
+        return " | ".join([line.strip() for line in self._tail.splitlines() if line.strip()][-5:])
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Tell the rank that there is another scheduler, in the epoch of the message."""
+        self._group.turn_to(message["epoch"])
+
+    def ask_to_exit(self) -> None:
+        self._group.ask_to_exit()
+
+    def reap(self, timeout_s: float) -> None:
+        self._group.reap(timeout_s)
+
+    def kill(self) -> None:
+        self._group.kill()
+
+    def close(self) -> None:
+        self._group.kill()
+        with contextlib.suppress(OSError):
+            os.close(self.pidfd)
+
+
+class RayRanks:
+    """See the module's docstring.
+
+    Args:
+        context: for the connections.
+        config: with the sizes of the ranks' pools.
+        kinds: of the ranks, in their order.
+        epoch: of the scheduler to which the ranks connect first.
+        replica: number of the replica that they belong to, if there are replicas.
+
+    Attributes:
+        ranks: in the order of `kinds`.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], config: Config, settings: EngineSettings, endpoints: Endpoints,
+        kinds: Sequence[str], epoch: int, replica: int | None,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._config = config
+        self._settings = settings
+        self._endpoints = endpoints
+        self.ranks = [RemoteRank(kind, replica, self) for kind in kinds]
+        self._epoch: int | None = epoch  # whose addresses the ranks do not know yet
+        self._lines: RankLines | None = None
+        self._driver: DriverProcess | None = DriverProcess(_driver_settings(config, settings))
+        self._process = self._driver
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="radixrt-cluster", daemon=True)
+        self._thread.start()
+
+    # --- from the supervisor's thread ---
+
+    def turn_to(self, epoch: int) -> None:
+        """Let the ranks serve the scheduler of this epoch as soon as it listens."""
+        self._epoch = epoch
+        self._wake_up()
+
+    def ask_to_exit(self) -> None:
+        """End the ranks, without waiting."""
+        self._stopping = True
+        self._wake_up()
+
+    def reap(self, timeout_s: float) -> None:
+        """Wait until the ranks are gone.
+
+        Raises:
+            EngineError: the agents have not answered within timeout_s.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() or not self._process.reap(timeout_s):
+            raise EngineError("the agents of the Ray cluster do not answer")
+
+    def kill(self) -> None:
+        """End the ranks, and wait; where agents do not answer, ranks end because their connections have."""
+        self.ask_to_exit()
+        with contextlib.suppress(EngineError):
+            self.reap(KILL_TIMEOUT_S)
+        self._process.kill()
+
+    def _wake_up(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wait()
+                self._read_driver()
+                self._check_lines()
+                self._announce()
+        except Exception as error:
+            logger.exception("the ranks in the Ray cluster cannot be supervised")
+            self._end_all(f"cannot be supervised: {error}")
+        if self._lines is not None:
+            self._lines.close()
+        self._process.ask_to_exit()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        if self._driver is not None:
+            poller.register(self._driver.fileno(), zmq.POLLIN)
+        if self._lines is not None:
+            for socket in self._lines.sockets():
+                poller.register(socket, zmq.POLLIN)
+        hurry = self._epoch is not None or any(rank.lost_at and not rank.is_dead for rank in self.ranks)
+        self._readable = {each for each, _ in poller.poll(ADDRESS_POLL_MS if hurry else None)}
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _read_driver(self) -> None:
+        if self._driver is None or self._driver.fileno() not in self._readable:
+            return
+        reports = self._driver.reports()
+        for report in reports or ():
+            self._handle(report)
+        if reports is None:
+            self._driver_ended(self._driver.error)
+            self._driver = None
+
+    def _handle(self, report: dict[str, Any]) -> None:
+        if "placed" in report:
+            self._placed(**report["placed"])
+        elif "started" in report:
+            self._rank(report["started"]).pid = report["pid"]
+        elif "ended" in report:
+            code, error = report["code"], report["error"]
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            self._rank(report["ended"]).end(
+                f"{how}: {error}" if error else how, signalled=code < 0, tail=report["tail"]
+            )  # fmt: skip
+        elif "lost" in report:
+            rank = self._rank(report["lost"])
+            if self._is_connected(rank):
+                logger.warning("the agent of %s in the Ray cluster is gone; the rank goes on", rank.name)
+            else:
+                rank.end(f"is gone, or its node: {report['error']}")
+
+    def _placed(self, host: str, agents: list[str]) -> None:
+        """Start the ranks on the agents' nodes."""
+        write_cluster_host(self._endpoints.cluster_host, host)
+        stages = rank_stages(self._settings)
+        size = sum(len(stage) for stage in stages)
+        lines = self._lines = RankLines(self._context, host, size)
+        spawns = []
+        for agent, stage in enumerate(stages):
+            for local_rank, rank in enumerate(stage):
+                self.ranks[rank].address = agents[agent]
+                given = RankSettings(
+                    name=self.ranks[rank].name, config=rank_options(self._config), settings=self._settings.to_dict(),
+                    lifeline=lines.of_rank(rank), rank=rank, size=size, local_rank=local_rank, local_size=len(stage),
+                )  # fmt: skip
+                settings = msgspec.to_builtins(given)
+                spawns.append(Spawn(self.ranks[rank].kind, agent, "rank", settings, rendezvous=size > 1))
+        where = ", ".join(sorted(set(agents)))
+        logger.info("placed in the Ray cluster: %d ranks on %s", size, where)
+        assert self._driver is not None
+        self._driver.spawn(spawns)
+
+    def _driver_ended(self, error: str) -> None:
+        waiting = [rank for rank in self.ranks if not self._is_connected(rank)]
+        for rank in waiting:
+            rank.end(f"cannot be started: {error or 'the process that speaks with Ray has ended'}")
+        if not waiting:
+            logger.warning("Ray is gone; serving goes on, and ranks that fail can be started anew once it is back")
+
+    def _check_lines(self) -> None:
+        if self._lines is None:
+            return
+        now = time.monotonic()
+        for lost in self._lines.lost():
+            self.ranks[lost].lost_at = now
+        for rank in self.ranks:
+            if rank.lost_at is not None and (self._driver is None or now - rank.lost_at > REPORT_S):
+                rank.end("is gone, or its node: its connection has ended")
+
+    def _announce(self) -> None:
+        epoch = self._epoch
+        if self._lines is None or epoch is None:
+            return
+        path = Path(self._endpoints.rank_addresses(epoch))
+        if path.exists():
+            self._lines.announce(epoch, path.read_text(encoding="utf-8"))
+            if self._epoch == epoch:
+                self._epoch = None
+
+    def _end_all(self, how: str) -> None:
+        for rank in self.ranks:
+            rank.end(how)
+
+    def _is_connected(self, rank: RemoteRank) -> bool:
+        return self._lines is not None and self._lines.is_connected(self.ranks.index(rank))
+
+    def _rank(self, kind: str) -> RemoteRank:
+        return next(rank for rank in self.ranks if rank.kind == kind)
+
+
+def start_ranks(
+    context: zmq.Context[Any], config: Config, settings: EngineSettings, group: ProcessGroup, kinds: Sequence[str],
+    epoch: int,
+) -> dict[str, RemoteRank]:  # fmt: skip
+    """Start the ranks of a group of processes in the cluster; see `RayRanks`."""
+    started = RayRanks(context, config, settings, Endpoints(group.folder), kinds, epoch, group.replica)
+    return dict(zip(kinds, started.ranks, strict=True))
+
+
+def rank_stages(settings: EngineSettings) -> list[list[int]]:
+    """Return the ranks of each pipeline stage: they share a node."""
+    return [list(range(settings.tp))]
+
+
+def rank_options(config: Config) -> dict[str, Any]:
+    """Return the options that a rank needs; those of the HTTP server, its keys among them, stay here."""
+    server = {"log_level": config.server.log_level, "log_format": config.server.log_format}
+    section = set(vars(config.server))
+    return {name: value for name, value in config_to_dict(config).items() if name not in section} | server
+
+
+def _driver_settings(config: Config, settings: EngineSettings) -> DriverSettings:
+    executor = config.executor
+    return DriverSettings(
+        address=executor.ray_address or "auto",
+        agents=[len(stage) for stage in rank_stages(settings)],
+        resource=executor.ray_resource or ("GPU" if executor.device == "cuda" else "CPU"),
+        timeout_s=executor.start_timeout_s,
+        log_level=config.server.log_level,
+        log_format=config.server.log_format,
+    )

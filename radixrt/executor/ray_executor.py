@@ -1,0 +1,65 @@
+"""`RayDistributedExecutor`: runs steps on ranks that agents of a Ray cluster started, on this machine or on others.
+
+Ray places, starts and watches the ranks (`radixrt.engine.cluster`); nothing that happens per step goes through it. The
+ranks connect to the scheduler over TCP, with keys that are made anew for each epoch. A rank that is gone is noticed by
+the main process, which starts all ranks anew, as it does for ranks of its own machine.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+from radixrt.channel import Curve
+from radixrt.errors import ConfigError
+from radixrt.executor.external_executor import write_addresses
+from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
+from radixrt.messages.runner import GrammarMask
+
+
+class RayDistributedExecutor(MultiprocExecutor):
+    """Opens one TCP port for each rank, and one for their messages.
+
+    Args:
+        host: address at which the other nodes of the cluster reach this machine; no other address is bound.
+        size: number of ranks.
+        address_file: returns the path of an epoch's file, which is written once the ports are open; the main process
+            passes its content to the ranks.
+        sampling_rank: the one rank that reads grammar masks.
+        epoch: see the base class.
+
+    Raises:
+        ConfigError: host is not an address of this machine.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], *, host: str, size: int, address_file: Callable[[int], str], epoch: int,
+        sampling_rank: int = 0,
+    ) -> None:  # fmt: skip
+        anywhere = f"tcp://{socket.gethostbyname(host)}:*"
+        self._host = host
+        self._address_file = address_file
+        self._sampling_rank = sampling_rank
+        super().__init__(
+            context, lambda epoch: RankEndpoints([anywhere] * size, anywhere, Curve.make()), epoch=epoch, mask_path=None
+        )  # fmt: skip
+
+    def _connect(self, epoch: int) -> None:
+        try:
+            super()._connect(epoch)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot listen on {self._host}, this machine's address in Ray: {error}") from error
+        assert self._keys is not None
+        endpoints = {rank: outbox.endpoint for rank, outbox in enumerate(self._ranks)}
+        write_addresses(self._address_file(epoch), endpoints, self._answers.endpoint, self._keys)
+
+    def send_mask(self, mask: GrammarMask) -> None:
+        """Send the mask to the rank that samples; the others, which wait for it too, get a message without content."""
+        content = self._encoder.encode(mask)
+        notice = self._encoder.encode(msgspec.structs.replace(mask, bits=b"")) if mask.bits else content
+        for rank, outbox in enumerate(self._ranks):
+            outbox.send_frame(content if rank == self._sampling_rank else notice)

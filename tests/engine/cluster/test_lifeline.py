@@ -1,0 +1,116 @@
+"""Connections between the main process and its ranks, which are processes here: they die, fall silent, survive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from radixrt.channel import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
+from radixrt.engine.cluster.lifeline import RankLines
+from tests.server_process import LIMIT_S, wait_for
+
+ADDRESSES = json.dumps({"ranks": {"0": "tcp://a:1", "1": "tcp://a:2"}, "answers": "tcp://a:3", "key": "k"})
+RANK = """
+import json, sys, zmq
+from radixrt.engine.cluster.lifeline import Lifeline
+line = Lifeline(zmq.Context(), **json.loads(sys.stdin.readline()))
+epoch = -1
+while True:
+    found = line.addresses(after=epoch)
+    epoch = found.epoch
+    print(found.epoch, found.steps, flush=True)
+"""
+
+
+class Bench:
+    """The main process's ends for two ranks, and the processes of the ranks."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.lines = RankLines(self.context, "127.0.0.1", 2)
+        self.ranks = [
+            subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+
+    def connect(self) -> None:
+        for number, rank in enumerate(self.ranks):
+            assert rank.stdin is not None
+            rank.stdin.write(json.dumps(self.lines.of_rank(number)) + "\n")
+            rank.stdin.flush()
+        assert wait_for(lambda: not self.lines.lost() and all(self.lines.is_connected(rank) for rank in range(2)))
+
+    def said(self, rank: int) -> str:
+        stdout = self.ranks[rank].stdout
+        assert stdout is not None
+        return stdout.readline()
+
+    def lost(self, limit_s: float = LIMIT_S) -> list[int]:
+        """Wait until ranks are lost."""
+        poller = zmq.Poller()
+        for each in self.lines.sockets():
+            poller.register(each, zmq.POLLIN)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            poller.poll(100)
+            if found := self.lines.lost():
+                return found
+        return []
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    for rank in made.ranks:
+        rank.kill()
+        rank.wait()
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            rank.stdin.close()
+    made.lines.close()
+    made.context.destroy(linger=0)
+
+
+def test_ranks_learn_of_each_scheduler_and_outlive_who_started_them(bench: Bench) -> None:
+    bench.lines.announce(0, ADDRESSES)  # before the ranks run
+    bench.connect()
+    assert [bench.said(0), bench.said(1)] == ["0 tcp://a:1\n", "0 tcp://a:2\n"]
+    for rank in bench.ranks:
+        assert rank.stdin is not None
+        rank.stdin.close()
+    bench.lines.announce(4, ADDRESSES)
+    assert [bench.said(0), bench.said(1)] == ["4 tcp://a:1\n", "4 tcp://a:2\n"]
+    bench.lines.close()  # as the death of the main process does
+    assert [rank.wait(LIMIT_S) for rank in bench.ranks] == [0, 0]
+
+
+def test_a_rank_that_cannot_reach_the_main_process_ends_with_its_input(bench: Bench) -> None:
+    nowhere = bench.lines.of_rank(0)
+    bench.lines.close()
+    rank = bench.ranks[0]
+    assert rank.communicate(json.dumps(nowhere) + "\n", timeout=LIMIT_S) == ("", None)
+    assert rank.returncode == 1
+
+
+def test_a_rank_that_dies_is_noticed_by_its_connection_and_one_that_falls_silent_by_heartbeats(bench: Bench) -> None:
+    bench.connect()
+    assert bench.lines.lost() == []
+    bench.ranks[0].kill()
+    assert bench.lost(HEARTBEAT_INTERVAL_S) == [0]
+    os.kill(bench.ranks[1].pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    assert bench.lost() == [1]
+    assert time.monotonic() - begun > HEARTBEAT_TIMEOUT_S / 2  # it is not the connection that ended

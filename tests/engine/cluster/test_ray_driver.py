@@ -1,0 +1,49 @@
+"""Joining a cluster: addresses that are none, and tokens."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from radixrt.engine.cluster.ray_driver import check_reachable, own_cluster_environment, warn_without_token
+from radixrt.errors import ConfigError
+
+
+def test_an_address_where_something_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConfigError, match=rf"ray_address=127\.0\.0\.1:{port}: nothing listens there"):
+        check_reachable(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "head", "head:", ":6379", "10.0.0.1:http"])
+def test_an_address_of_another_form_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="give HOST:PORT of the cluster's head"):
+        check_reachable(address)
+
+
+def test_a_cluster_of_ones_own_has_a_new_token() -> None:
+    first, second = own_cluster_environment({}), own_cluster_environment({})
+    assert first["RAY_AUTH_MODE"] == "token"
+    assert len(first["RAY_AUTH_TOKEN"]) == 64
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+
+
+def test_the_users_own_choice_of_a_token_stays() -> None:
+    assert own_cluster_environment({"RAY_AUTH_TOKEN": "mine"})["RAY_AUTH_TOKEN"] == "mine"
+    assert own_cluster_environment({"RAY_AUTH_MODE": "disabled"})["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_cluster_without_a_token_is_joined_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        warn_without_token({"RAY_AUTH_MODE": "token"})
+        assert not caplog.records
+        warn_without_token({})
+    assert "RAY_AUTH_MODE=token" in caplog.text

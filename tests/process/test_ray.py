@@ -1,0 +1,124 @@
+"""Ranks on a Ray cluster of two nodes: they answer as one process does, and outlive whatever of Ray dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import radixrt
+from radixrt.errors import EngineError
+from tests.equivalence.reference import greedy
+from tests.process.helpers import gone
+from tests.process.ray_nodes import ENVIRONMENT, RayNodes, needs_ray
+from tests.server_process import wait_for
+
+pytestmark = needs_ray
+PROMPTS = [[3, 4, 5, 6], [3, 4, 9], [100] * 30]
+PARAMS = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        made = RayNodes()
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def options(nodes: RayNodes) -> dict[str, Any]:
+    return {
+        "dtype": "float32", "kv_cache_tokens": 4096, "num_threads": 1, "show_progress": False, "executor": "ray",
+        "ray_address": nodes.address, "ray_resource": "device", "device": "cpu", "start_timeout_s": 60.0,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(options: dict[str, Any], tiny_model: Callable[[str], Path]) -> Iterator[radixrt.Engine]:
+    with radixrt.Engine(str(tiny_model("llama")), tp=2, **options) as engine:
+        yield engine
+
+
+def ranks(engine: radixrt.Engine) -> list[int]:
+    return [pid for name, pid in engine.pids.items() if name.startswith("ModelRunner")]
+
+
+def ray_driver() -> psutil.Process:
+    """The process of the engine that speaks with Ray."""
+    children = psutil.Process().children()
+    return next(child for child in children if child.cmdline()[-1:] == ["radixrt.engine.cluster.ray_driver"])
+
+
+def check(engine: radixrt.Engine, folder: Path) -> None:
+    assert [c.token_ids for c in engine.generate(PROMPTS, PARAMS)] == [greedy(folder, ids, 8) for ids in PROMPTS]
+
+
+def test_ranks_answer_as_one_process_does(engine: radixrt.Engine, tiny_model: Callable[[str], Path]) -> None:
+    check(engine, tiny_model("llama"))
+    parents = [psutil.Process(pid).parents() for pid in ranks(engine)]
+    assert len(parents) == 2
+    assert all(os.getpid() not in [parent.pid for parent in each][:2] for each in parents)
+    constrained = engine.generate("Numbers", {"temperature": 0, "max_tokens": 20, "regex": "[0-9]{3}"})
+    assert constrained.text.isdecimal()
+    engine.check_invariants()
+
+
+def test_a_devices_owner_is_told_why_there_is_no_place(
+    engine: radixrt.Engine, options: dict[str, Any], tiny_model: Callable[[str], Path]
+) -> None:
+    folder = str(tiny_model("llama"))
+    with pytest.raises(EngineError, match=r"no node of the Ray cluster has 4 device .* its nodes have 2, 1"):
+        radixrt.Engine(folder, tp=4, **options)
+
+
+def test_a_killed_rank_is_started_anew_and_its_requests_go_on(
+    engine: radixrt.Engine, tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = engine.pids
+    stream = engine.stream([3, 4, 5, 6], {**PARAMS, "max_tokens": 60})
+    text = next(stream).text
+    os.kill(before["ModelRunner 1"], signal.SIGKILL)
+    text += "".join(chunk.text for chunk in stream)
+    assert text == engine.generate([3, 4, 5, 6], {**PARAMS, "max_tokens": 60}).text
+    assert not set(ranks(engine)) & set(before.values())
+    assert engine.pids["scheduler"] == before["scheduler"]
+    assert "ModelRunner 1 process" in caplog.text
+    assert "was killed by signal 9" in caplog.text
+
+
+def test_ranks_outlive_the_scheduler_the_agents_and_the_head(
+    nodes: RayNodes, engine: radixrt.Engine, tiny_model: Callable[[str], Path]
+) -> None:
+    before, driver = engine.pids, ray_driver()
+    os.kill(before["scheduler"], signal.SIGKILL)
+    assert wait_for(lambda: engine.pids.get("scheduler", 0) != before["scheduler"])
+    check(engine, tiny_model("llama"))
+    agents = {psutil.Process(pid).parents()[1].pid for pid in ranks(engine)}
+    nodes.kill_head()
+    check(engine, tiny_model("llama"))
+    assert wait_for(lambda: gone(driver.pid))
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+    check(engine, tiny_model("llama"))
+    assert ranks(engine) == [pid for name, pid in before.items() if name.startswith("ModelRunner")]
+    pids = ranks(engine)
+    engine.close()
+    assert wait_for(lambda: all(gone(pid) for pid in pids))
+
+
+def test_a_cluster_that_is_gone_is_named(
+    nodes: RayNodes, options: dict[str, Any], tiny_model: Callable[[str], Path]
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match=f"ray_address={nodes.address}: nothing listens there"):
+        radixrt.Engine(str(tiny_model("llama")), **options)
+    assert time.monotonic() - begun < options["start_timeout_s"] / 2
