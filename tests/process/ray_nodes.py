@@ -36,7 +36,7 @@ NODE: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 80 * 1024 * 1024, 
 
 
 class RayNodes:
-    """A head with one device and a node with two. Set `ENVIRONMENT` before."""
+    """Two nodes with two devices each. Set `ENVIRONMENT` before."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -67,7 +67,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     cluster = Cluster()
-    head = cluster.add_node(resources={"device": 1}, include_dashboard=False, **NODE)
+    head = cluster.add_node(resources={"device": 2}, include_dashboard=False, **NODE)
     cluster.add_node(resources={"device": 2}, **NODE)
     out.write(json.dumps({"address": cluster.address, "head": head.all_processes["gcs_server"][0].process.pid}) + "\n")
     out.flush()

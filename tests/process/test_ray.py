@@ -13,11 +13,13 @@ import psutil
 import pytest
 
 import radixrt
+from radixrt.engine.cluster.driver_process import DriverProcess
+from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
 from radixrt.errors import EngineError
 from tests.equivalence.reference import greedy
 from tests.process.helpers import gone
 from tests.process.ray_nodes import ENVIRONMENT, RayNodes, needs_ray
-from tests.server_process import wait_for
+from tests.server_process import LIMIT_S, wait_for
 
 pytestmark = needs_ray
 PROMPTS = [[3, 4, 5, 6], [3, 4, 9], [100] * 30]
@@ -72,12 +74,50 @@ def test_ranks_answer_as_one_process_does(engine: radixrt.Engine, tiny_model: Ca
     engine.check_invariants()
 
 
-def test_a_devices_owner_is_told_why_there_is_no_place(
+def test_an_engine_that_fits_on_no_node_is_refused(
     engine: radixrt.Engine, options: dict[str, Any], tiny_model: Callable[[str], Path]
 ) -> None:
     folder = str(tiny_model("llama"))
-    with pytest.raises(EngineError, match=r"no node of the Ray cluster has 4 device .* its nodes have 2, 1"):
+    with pytest.raises(EngineError, match=r"no node of the Ray cluster has 4 device .* its nodes have 2, 2"):
         radixrt.Engine(folder, tp=4, **options)
+
+
+def test_replicas_are_placed_in_the_cluster_and_one_takes_over_from_another(
+    engine: radixrt.Engine, options: dict[str, Any], tiny_model: Callable[[str], Path]
+) -> None:
+    given = {**options, "executor": "mp", "ray_address": None, "cluster": options["ray_address"]}
+    with radixrt.Engine(str(tiny_model("llama")), replicas=2, **given) as fleet:
+        check(fleet, tiny_model("llama"))
+        assert {name for name in fleet.pids if "ModelRunner" in name} == {
+            "replica 0 ModelRunner", "replica 1 ModelRunner"
+        }  # fmt: skip
+        streams = [fleet.stream(prompt, {**PARAMS, "max_tokens": 60}) for prompt in PROMPTS]
+        texts = [next(stream).text for stream in streams]
+        os.kill(fleet.pids["replica 0 scheduler"], signal.SIGKILL)
+        texts = [text + "".join(chunk.text for chunk in stream) for text, stream in zip(texts, streams, strict=True)]
+    assert texts == [c.text for c in engine.generate(PROMPTS, {**PARAMS, "max_tokens": 60})]
+
+
+def test_the_process_that_speaks_with_ray_reports_and_ends_while_it_waits(nodes: RayNodes) -> None:
+    driver = DriverProcess(DriverSettings(nodes.address, [1, 1], "device", 60.0), outlives_thread=True)
+    host = nodes.address.partition(":")[0]
+    assert next_report(driver) == {"placed": {"host": host, "agents": [host, host]}}
+    driver.spawn([Spawn("here", 1, "rank", {"name": "a rank"})])
+    assert next_report(driver)["started"] == "here"
+    ended = next_report(driver)
+    assert (ended["ended"], ended["code"]) == ("here", 1)
+    assert "missing required field" in ended["tail"]
+    driver.ask_to_exit()
+    assert driver.reap(LIMIT_S)
+    assert driver.exit_code == 0
+
+
+def next_report(driver: DriverProcess) -> dict[str, Any]:
+    while (reports := driver.reports()) == []:
+        pass
+    assert reports is not None, driver.error
+    (report,) = reports
+    return report
 
 
 def test_a_killed_rank_is_started_anew_and_its_requests_go_on(

@@ -69,6 +69,11 @@ class DriverProcess:
             return False
         return True
 
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process; None while it runs."""
+        return self._process.poll()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
