@@ -46,7 +46,7 @@ def passed(ranks: int, folder: Path) -> tuple[set[str], str]:
     names = tuple(name for name in CASES[ranks] if name != "gemms" or _has_loops())
     for name in names:
         (folder / name).mkdir(parents=True)
-    make_tiny_model(folder / "model" / "model", num_hidden_layers=1)
+    make_tiny_model(folder / "model" / "model", num_hidden_layers=1, vocab_size=64)
     code = "from tests.kernels.tensor_parallel_cases import main; main()"
     command = [sys.executable, "-c", code, str(ranks), str(folder), *names]
     environment = {**os.environ, **ENVIRONMENT}
