@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -29,6 +30,7 @@ def launch(config: Config, on_ready: Callable[[str, str], None] | None = None) -
     Raises:
         RadixRTError: the engine or the server cannot start; says why.
     """
+    gc.disable()  # until `serve` begins: what loading makes stays
     started = time.monotonic()
     if config.executor.executor == "uni":
         raise ConfigError("the server runs its parts as processes; executor=uni is for radixrt.Engine")

@@ -1,14 +1,16 @@
-"""A process that serves the scripted engine, for `test_run`: prints the URL, then how many requests were aborted.
+"""A process that serves the scripted engine, for `test_run`: prints its URL, then how many requests were aborted.
 
     python -m tests.server.serve_fake OPTIONS
 
-OPTIONS is JSON with fields of ServerConfig.
+OPTIONS is JSON with fields of ServerConfig. Beside the URL stands the number of objects that are excluded from garbage
+collection.
 
 Each completion is max_tokens words, one every 10 ms; the last word waits for a line on stdin.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -39,7 +41,12 @@ def main() -> None:
     threading.Thread(target=wait_for_release, daemon=True).start()
     engine.script = script  # type: ignore[assignment]
     config = ServerConfig(port=0, **json.loads(sys.argv[1]))
-    serve(engine.client, config, MODEL, lambda url: print(url, flush=True))
+
+    def ready(url: str) -> None:
+        print(url, gc.get_freeze_count() if gc.isenabled() else "does not collect", flush=True)
+
+    gc.disable()  # as `launch` does while it loads
+    serve(engine.client, config, MODEL, ready)
     print(f"ended, {len(engine.aborted)} aborted, {engine.client.open_requests} open", flush=True)
 
 

@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class Served:
-    """A server of the scripted engine; `options` are those of ServerConfig."""
+    """A server of the scripted engine; `options` are those of ServerConfig.
+
+    Attributes:
+        frozen: objects that it excluded from garbage collection, a number, when it was ready.
+    """
 
     def __init__(self, grace_s: float, **options: object) -> None:
         settings = json.dumps({"grace_s": grace_s, **options})
@@ -24,7 +28,7 @@ class Served:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
+        self.url, _, self.frozen = self.process.stdout.readline().strip().partition(" ")
         self.answers: list[httpx.Response] = []
         self.lines: list[str] = []
 

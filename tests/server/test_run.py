@@ -36,6 +36,7 @@ def test_running_requests_end_and_new_ones_are_refused(start: Callable[[float], 
 
 def test_idle_server_ends_at_once(start: Callable[[float], Served]) -> None:
     served = start(600)
+    assert int(served.frozen) > 10_000, "the garbage collector visits what start-up has made, here and at the end"
     with httpx.Client(timeout=60) as client:  # a connection that is kept alive (for 75 s) is no reason to wait
         client.get(f"{served.url}/health")
         served.process.send_signal(signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import math
 import resource
@@ -152,6 +153,10 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self._reloads:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        # As in the worker processes: what start-up has made is never garbage, and to visit it would stop all answers
+        # for a tenth of a second now and then, and at the end.
+        gc.freeze()
+        gc.enable()
         if self._on_ready is not None:
             self._on_ready()
 
