@@ -24,12 +24,12 @@ from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.runner import StepOutput
 from radixrt.messages.scheduler import StepTimes, TokenizedReq
+from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.step_time import step_shape
 
 CPU = StepTimes(step=8e-3, row=4e-4, context=2e-7, extend=2e-3, token=2.5e-4, pair=6e-8)
 """About SmolLM2-135M on two cores."""
