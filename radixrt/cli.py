@@ -139,7 +139,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FOLDER", help="look at this model folder too: what it needs, what fits")
     dtypes = ("auto", "float32", "bfloat16", "float16")
     parser.add_argument("--dtype", choices=dtypes, default="auto", help="of the model (default: auto)")
-    parser.add_argument("--tp", type=_above_zero(int), default=1, help="ranks that share the model (default: 1)")
+    parser.add_argument("--tp", type=_above_zero(int), default=1, help="ranks that share every layer (default: 1)")
+    parser.add_argument("--pp", type=_above_zero(int), default=1, help="pipeline stages of these (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
@@ -288,7 +289,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     return run(
         device=args.device, attention_backend=args.attention_backend, as_json=args.json, model=args.model,
-        dtype=args.dtype, tp=args.tp,
+        dtype=args.dtype, tp=args.tp, pp=args.pp,
     )  # fmt: skip
 
 

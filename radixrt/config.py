@@ -86,7 +86,9 @@ class SchedulerConfig:
     schedule_conservativeness: float = option(
         1.0, "scales the room reserved for output at admission; lower admits more and retracts more", low=0.0
     )
-    max_inflight_steps: int = option(2, "steps in flight: 2 overlaps scheduling with the model, 1 does not", low=1)
+    max_inflight_steps: int = option(
+        2, "steps in flight: 2 overlaps scheduling with the model, 1 does not; with pp, 2 is one for each stage", low=1
+    )
     request_timeout_s: float = option(600.0, "deadline of a request that names none", low=0.001)
     check_invariants: bool = option(False, "check the scheduler's invariants after every step (slow)")
 
@@ -99,7 +101,13 @@ class ExecutorConfig:
         "SLURM started; uni: all in one process",
         choices=("mp", "ray", "external", "uni"),
     )
-    tp: int = option(1, "ranks that share the model, each with a process and, on CUDA, a device of its own", low=1)
+    tp: int = option(1, "ranks that share every layer, each with a process and, on CUDA, a device of its own", low=1)
+    pp: int = option(
+        1,
+        "pipeline stages, each with a part of the layers on tp ranks of its own; with tp, tp * pp ranks in all",
+        low=1,
+    )
+    pp_layers: str | None = option(None, "layers of each stage, such as 17,15; default: stages that take equal time")
     replicas: int = option(
         1, "engines on this machine behind a router, each with processes, cache and, on CUDA, devices of its own", low=1
     )
@@ -357,10 +365,12 @@ def _check_together(config: Config) -> None:
         raise ConfigError("memory_fraction must be at most 0.95")
     if not -(2**63) <= config.executor.random_seed < 2**63:
         raise ConfigError("random_seed must fit in 64 bits")
-    if config.executor.tp > 1 and config.executor.executor == "uni":
-        raise ConfigError(
-            f"tp={config.executor.tp} needs a process for each rank, and executor=uni has one in all; use executor=mp"
-        )
+    for name in ("tp", "pp"):
+        ranks = getattr(config.executor, name)
+        if ranks > 1 and config.executor.executor == "uni":
+            raise ConfigError(
+                f"{name}={ranks} needs a process for each rank, and executor=uni has one in all; use executor=mp"
+            )
     if config.executor.replicas > 1 and config.executor.executor not in ("mp", "ray"):
         raise ConfigError(
             f"replicas={config.executor.replicas} needs processes that this engine starts; use executor=mp or ray, not "

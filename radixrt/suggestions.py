@@ -26,6 +26,8 @@ PEER_OPTIONS: dict[str, tuple[str, object]] = {
     "n_ctx": ("context_length", None),
     "tensor_parallel_size": ("tp", None),
     "tp_size": ("tp", None),
+    "pipeline_parallel_size": ("pp", None),
+    "pp_size": ("pp", None),
     "gpu_memory_utilization": ("memory_fraction", None),
     "mem_fraction_static": ("memory_fraction", None),
     "num_gpu_blocks_override": ("kv_cache_tokens", None),

@@ -141,8 +141,14 @@ def _region_offsets(size: int) -> list[int]:
     return offsets
 
 
-def create_device_communicator(rank: int, size: int, device: torch.device) -> DeviceCommunicator | None:
+def create_device_communicator(
+    rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None
+) -> DeviceCommunicator | None:
     """Create a communicator and test it on every rank; None where it is not available, and the log gives the reason.
+
+    Args:
+        rank, size: within the group.
+        group: the ranks; None for all.
 
     The ranks agree after each operation that may fail on one of them alone, before the next collective operation.
     """
@@ -153,31 +159,31 @@ def create_device_communicator(rank: int, size: int, device: torch.device) -> De
         try:
             import torch.distributed._symmetric_memory as symm_mem
 
-            if not _has_native_atomics(device, size):
+            if not _has_native_atomics(device, rank, size):
                 raise RuntimeError("the links between the GPUs have no native atomics, which flags need")
             own = symm_mem.empty(memory_bytes(size), dtype=torch.uint8, device=device)
         except (ImportError, AttributeError, RuntimeError) as error:
             reason = str(error)
     created: DeviceCommunicator | None = None
-    if _all_agree(own is not None, device) and own is not None:
+    if _all_agree(own is not None, device, group) and own is not None:
         try:
-            created = DeviceCommunicator(rank, size, own, _addresses(own, rank, size))
+            created = DeviceCommunicator(rank, size, own, _addresses(own, rank, size, group))
         except (AttributeError, RuntimeError) as error:
             reason = str(error)
         initialize(own, size)
-    if _all_agree(created is not None, device) and created is not None:
+    if _all_agree(created is not None, device, group) and created is not None:
         reason = "the self-test gave wrong results"
-        if _all_agree(self_test(created, rank, size, device), device):
+        if _all_agree(self_test(created, rank, size, device), device, group):
             return created
     logger.info("all_reduce=one_shot is not available here, NCCL is used instead: %s", reason)
     return None
 
 
-def _addresses(own: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+def _addresses(own: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Map every rank's memory into this process: int64 [size] addresses, valid while `own` lives. A collective call."""
     import torch.distributed._symmetric_memory as symm_mem
 
-    group = dist.group.WORLD
+    group = group or dist.group.WORLD
     assert group is not None
     handle = symm_mem.rendezvous(own, group)
     found = [handle.get_buffer(each, (len(own),), torch.uint8).data_ptr() for each in range(size)]
@@ -186,8 +192,8 @@ def _addresses(own: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return torch.tensor(found, dtype=torch.int64, device=own.device)
 
 
-def _has_native_atomics(device: torch.device, size: int) -> bool:
-    """Return True if this GPU's links to the first `size` GPUs of this machine have native atomics.
+def _has_native_atomics(device: torch.device, rank: int, size: int) -> bool:
+    """Return True if this GPU's links to those of the other ranks, its neighbours on this machine, have native atomics.
 
     NVLink has them, PCIe need not. True where the driver cannot be asked.
     """
@@ -196,15 +202,16 @@ def _has_native_atomics(device: torch.device, size: int) -> bool:
     except (OSError, AttributeError):
         return True
     found = ctypes.c_int(1)
-    others = (other for other in range(size) if other != device.index)
+    first = (device.index or 0) - rank
+    others = (other for other in range(first, first + size) if other != device.index)
     asked = (ask(ctypes.byref(found), NATIVE_ATOMICS, device.index, other) != 0 or found.value for other in others)
     return all(asked)
 
 
-def _all_agree(good: bool, device: torch.device) -> bool:
+def _all_agree(good: bool, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
     """Return True if `good` is true on all ranks. All earlier launches of all ranks have completed on return."""
     agreed = torch.tensor(good, dtype=torch.int64, device=device)
-    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
     return bool(agreed)
 
 

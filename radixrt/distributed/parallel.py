@@ -1,4 +1,4 @@
-"""`TPGroup`: the ranks that share one model, and their collectives.
+"""`TPGroup`: the ranks that share one model, or one pipeline stage of it, and their collectives.
 
 Collectives of a step run on the current stream and allocate nothing that a CUDA graph could not capture: the all-reduce
 of partial sums, the all-gather of logits, and the broadcast of the ids that rank 0 sampled. Between GPUs of one machine
@@ -28,55 +28,44 @@ Store = Any
 
 
 class TPGroup:
-    """One rank's handle of the group. With size 1 there is no process group, and every collective is the identity.
+    """One rank's handle of the group. With size 1 every collective of the group is the identity.
 
     Args:
         rank: of this process, below size.
-        size: ranks that share the model.
-        device: of the tensors that are exchanged; NCCL on CUDA, gloo elsewhere.
-        store: for the rendezvous; needed with more than one rank.
-        timeout_s: the longest that ranks wait for each other, while loading too.
+        size: ranks in the group.
+        device: of the tensors that are exchanged.
+        group: torch's process group of these ranks, needed with several pipeline stages; None for all ranks.
+        first_rank: of the group, among all ranks.
+        world_size: number of all ranks; None: those of the group are all.
         one_shot: on CUDA, try to create a `DeviceCommunicator`.
 
     Attributes:
         communicator: None where NCCL or gloo runs all collectives.
-
-    Raises:
-        EngineError: the other ranks cannot be reached within timeout_s.
     """
 
     communicator: DeviceCommunicator | None = None
 
     def __init__(
-        self, rank: int, size: int, device: torch.device, store: Store | None = None, timeout_s: float = 600.0,
-        *, one_shot: bool = False,
+        self, rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None, *,
+        first_rank: int = 0, world_size: int | None = None, one_shot: bool = False,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.size = size
         self._device = device
+        self._group, self._first_rank = group, first_rank
+        self._world_size = world_size or size
         if size == 1:
             return
-        if store is None:
-            raise ValueError("a group of more than one rank needs a store")
         # The older name is deprecated where there is the newer one.
         name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-        self._all_gather: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(dist, name)
-        cuda = device.type == "cuda"
-        try:
-            # With a device id NCCL connects now, not within the first step or the first graph capture.
-            dist.init_process_group(
-                "nccl" if cuda else "gloo", store=store, rank=rank, world_size=size,
-                timeout=timedelta(seconds=timeout_s), device_id=device if cuda else None,
-            )  # fmt: skip
-        except (RuntimeError, ValueError) as error:
-            raise EngineError(f"rank {rank} of {size} cannot reach the others: {error}") from error
-        if cuda and one_shot:
-            self.communicator = create_device_communicator(rank, size, device)
+        self._all_gather: Callable[..., Any] = getattr(dist, name)
+        if device.type == "cuda" and one_shot:
+            self.communicator = create_device_communicator(rank, size, device, group)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place; returns x."""
         if self.size > 1:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self._group)
         return x
 
     def gather_buffer(self, rows: int, columns: int) -> torch.Tensor | None:
@@ -103,7 +92,7 @@ class TPGroup:
                 buffer.copy_(x)
             return self.communicator.all_gather_columns(buffer, out)
         parts = x.new_empty(self.size * rows, each)
-        self._all_gather(parts, x.contiguous())
+        self._all_gather(parts, x.contiguous(), group=self._group)
         widths = [min(each, max(0, columns - rank * each)) for rank in range(self.size)]
         shown = [part[:, :width] for part, width in zip(torch.split(parts, rows), widths, strict=True)]
         return torch.cat(shown, dim=1, out=out)
@@ -111,12 +100,12 @@ class TPGroup:
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Copy rank 0's x to every rank, in place; returns x."""
         if self.size > 1:
-            dist.broadcast(x, src=0)
+            dist.broadcast(x, src=self._first_rank, group=self._group)
         return x
 
     def minimum(self, value: int) -> int:
-        """Return the smallest of the ranks' values, after a synchronization with all of them."""
-        if self.size == 1:
+        """Return the smallest of all ranks' values, those of other stages too, after a synchronization with them."""
+        if self._world_size == 1:
             return value
         smallest = torch.tensor(value, dtype=torch.int64, device=self._device)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
@@ -124,12 +113,16 @@ class TPGroup:
 
     def close(self) -> None:
         """Destroy the process group; a collective call."""
-        if self.size > 1 and dist.is_initialized():
+        if self._world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def join(info: RankInfo, device: torch.device) -> TPGroup:
-    """Join the group of a rank; waits for all ranks. Raises EngineError as `TPGroup` does."""
+    """Join the group of a rank: NCCL on CUDA, gloo elsewhere; waits for all ranks.
+
+    Raises:
+        EngineError: the other ranks cannot be reached in time.
+    """
     if info.size == 1:
         return TPGroup(0, 1, device)
     one_shot = info.one_shot
@@ -143,14 +136,41 @@ def join(info: RankInfo, device: torch.device) -> TPGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         store = dist.FileStore(info.store, info.size)  # type: ignore[attr-defined]
-    return TPGroup(info.rank, info.size, device, store, info.timeout_s, one_shot=one_shot)
+    _join_all(info, device, store)
+    group = None
+    if info.stages > 1 and info.tp > 1:
+        for first in range(0, info.size, info.tp):  # every rank takes part in the creation of every group
+            made = dist.new_group(list(range(first, first + info.tp)))
+            group = made if first == info.rank - info.tp_rank else group
+    return TPGroup(
+        info.tp_rank, info.tp, device, group, first_rank=info.rank - info.tp_rank, world_size=info.size,
+        one_shot=one_shot,
+    )  # fmt: skip
+
+
+def _join_all(info: RankInfo, device: torch.device, store: Store) -> None:
+    """Create torch's default process group, of all ranks.
+
+    Raises:
+        EngineError: the other ranks cannot be reached in time.
+    """
+    cuda = device.type == "cuda"
+    try:
+        # With a device id NCCL connects now, not within the first step or the first graph capture.
+        dist.init_process_group(
+            "nccl" if cuda else "gloo", store=store, rank=info.rank, world_size=info.size,
+            timeout=timedelta(seconds=info.timeout_s), device_id=device if cuda else None,
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(f"rank {info.rank} of {info.size} cannot reach the others: {error}") from error
 
 
 def _on_one_machine(info: RankInfo, store: Store) -> bool:
-    """Return True if all ranks run on one machine. The ranks compare boot ids: not every launcher tells."""
+    """Return True if all ranks of the stage run on one machine. They compare boot ids: not every launcher tells."""
     store.set(f"radixrt/machine/{info.rank}", f"{socket.gethostname()} {_boot_id()}")
     try:
-        return len({store.get(f"radixrt/machine/{rank}") for rank in range(info.size)}) == 1
+        first = info.rank - info.tp_rank
+        return len({store.get(f"radixrt/machine/{rank}") for rank in range(first, first + info.tp)}) == 1
     except RuntimeError as error:
         raise EngineError(f"rank {info.rank} of {info.size} cannot reach the others: {error}") from error
 
@@ -163,13 +183,14 @@ def _boot_id() -> str:
 
 
 def launcher_store(info: RankInfo) -> Store:
-    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 opens now, on a socket that
-    it may have been given. The store lives as long as the process, because other ranks read it.
+    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that the launcher's rank 0 opens now, on a
+    socket that it may have been given. The store lives as long as the process, because other ranks read it.
 
     Raises:
         EngineError: the store cannot be opened or reached.
     """
-    return _launcher_store(info.rank, info.size, info.timeout_s, info.store_descriptor)
+    given = info.rank if info.launcher_rank is None else info.launcher_rank
+    return _launcher_store(given, info.size, info.timeout_s, info.store_descriptor)
 
 
 @functools.cache
@@ -199,8 +220,8 @@ def rank_device(device: torch.device, info: RankInfo) -> torch.device:
     count = torch.cuda.device_count()
     if info.local_rank >= count:
         raise ConfigError(
-            f"tp={info.size}: rank {info.rank} needs a CUDA device of its own (number {info.local_rank}), and this "
-            f"machine shows {count}; lower tp or replicas, or show more devices (CUDA_VISIBLE_DEVICES)"
+            f"tp * pp = {info.size}: rank {info.rank} needs a CUDA device of its own (number {info.local_rank}), and"
+            f" this machine shows {count}; lower tp, pp or replicas, or show more devices (CUDA_VISIBLE_DEVICES)"
         )
     torch.cuda.set_device(info.local_rank)
     return torch.device("cuda", info.local_rank)

@@ -12,20 +12,27 @@ from radixrt.doctor.report import as_dict, as_text
 
 
 def run(
-    *, device: str, attention_backend: str, as_json: bool, model: str | None = None, dtype: str = "auto", tp: int = 1
+    *,
+    device: str,
+    attention_backend: str,
+    as_json: bool,
+    model: str | None = None,
+    dtype: str = "auto",
+    tp: int = 1,
+    pp: int = 1,
 ) -> int:
     """Look at the machine and print what was found; 0 if serving works as asked, else 1. Never raises because of what
     a probe meets.
 
     Args:
-        device, attention_backend, dtype, tp: values of the options of these names.
+        device, attention_backend, dtype, tp, pp: values of the options of these names.
         model: folder of a model to look at too.
     """
     facts = gather(device=device, attention_backend=attention_backend)
     if model is not None:
         kind = "cuda" if facts.uses_cuda else "cpu"
-        needs = model_needs(model, device=kind, free_bytes=facts.device_memory, dtype=dtype, ranks=tp)
-        facts = dataclasses.replace(facts, model=needs, tp=tp)
+        needs = model_needs(model, device=kind, free_bytes=facts.device_memory, dtype=dtype, tp=tp, pp=pp)
+        facts = dataclasses.replace(facts, model=needs, ranks=tp * pp)
     findings = advise(facts)
     print(json.dumps(as_dict(facts, findings), indent=2) if as_json else as_text(facts, findings))
     return int(any(finding.severity == "error" for finding in findings))

@@ -172,15 +172,26 @@ def _model(facts: Facts) -> Iterator[Finding]:
     if needs.problem:
         yield Finding("error", needs.problem)
         return
-    if facts.uses_cuda and facts.tp > len(facts.gpus):
-        yield Finding("error", f"tp={facts.tp} needs {facts.tp} GPUs, and there are {len(facts.gpus)}")
-    own, memory = needs.weight_bytes / (facts.tp if facts.uses_cuda else 1), facts.device_memory
+    if facts.uses_cuda and facts.ranks > len(facts.gpus):
+        yield Finding("error", f"tp * pp = {facts.ranks} needs {facts.ranks} GPUs, and there are {len(facts.gpus)}")
+    own, memory = needs.weight_bytes / (facts.ranks if facts.uses_cuda else 1), facts.device_memory
     if own < memory:
         return
     where = "each GPU" if facts.uses_cuda else "this machine"
     what = f"the weights need {own / GIB:.1f} GiB on {where}, and {memory / GIB:.1f} GiB are free"
-    enough = [n for n in needs.ranks if n <= len(facts.gpus) and needs.weight_bytes / n < memory]
-    yield Finding("error", what, f"radixrt launch --model {needs.folder} --tp {enough[0]}" if enough else None)
+    # The fewest GPUs; of several ways to divide a model over them the one with fewest stages, which answers soonest.
+    enough = sorted(
+        (tp * pp, pp, tp)
+        for tp in needs.ranks
+        for pp in range(1, min(needs.stages, len(facts.gpus) // tp) + 1)
+        if needs.weight_bytes / (tp * pp) < memory
+    )
+    if not enough:
+        yield Finding("error", what, None)
+        return
+    _, pp, tp = enough[0]
+    options = "".join(f" --{name} {count}" for name, count in (("tp", tp), ("pp", pp)) if count > 1)
+    yield Finding("error", what, f"radixrt launch --model {needs.folder}{options}")
 
 
 def _system(what: str, facts: Facts) -> str | None:

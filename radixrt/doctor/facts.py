@@ -42,7 +42,8 @@ class Facts:
     """Results of the probes. None means "there is none", or "not known" if `unknown` has an entry for it.
 
     Attributes:
-        device, attention_backend, tp: the requested values of the options of these names.
+        device, attention_backend: the requested values of the options of these names.
+        ranks: the requested number, tp * pp.
         driver: version of the NVIDIA driver.
         driver_gpus: devices as the driver lists them, e.g. "NVIDIA H200, 143771 MiB".
         torch, torch_cuda: versions of torch and of the CUDA that it was built for.
@@ -87,7 +88,7 @@ class Facts:
     caches: tuple[CacheFolder, ...] = ()
     installer: str | None = None
     model: ModelNeeds | None = None
-    tp: int = 1
+    ranks: int = 1
     unknown: dict[str, str] = field(default_factory=dict)
 
     def failure(self, package: str) -> str | None:

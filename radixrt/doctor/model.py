@@ -14,6 +14,7 @@ from radixrt.models.decoder_spec import DecoderSpec
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import ModelSpec, load_model_spec
 from radixrt.models.precision import choose_precision
+from radixrt.models.stages import divide_layers, max_stages
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_RANKS = 64
@@ -32,7 +33,8 @@ class ModelNeeds:
     state_bytes: of a recurrent state, on all ranks together; 0 for a model without recurrent layers.
     num_states: recurrent states that fit beside these tokens, about, with the default options.
     requests: maximum number of requests that run at once; each has a state.
-    ranks: numbers of ranks that can share the model.
+    ranks: numbers of ranks that can share every layer.
+    stages: maximum number of pipeline stages.
     notes: what else there is to know.
     problem: why the model does not run; empty if it does.
     """
@@ -49,24 +51,29 @@ class ModelNeeds:
     num_states: int = 0
     requests: int = 0
     ranks: tuple[int, ...] = (1,)
+    stages: int = 1
     notes: tuple[str, ...] = ()
     problem: str = ""
 
 
-def model_needs(folder: str, *, device: str, free_bytes: int, dtype: str = "auto", ranks: int = 1) -> ModelNeeds:
+def model_needs(
+    folder: str, *, device: str, free_bytes: int, dtype: str = "auto", tp: int = 1, pp: int = 1
+) -> ModelNeeds:
     """Look at a model folder.
 
     Args:
         device: "cpu" or "cuda".
         free_bytes: memory of the device that is free; on CUDA that of one GPU, of which each rank has its own.
-        ranks: that share the model.
+        tp: ranks that share every layer.
+        pp: pipeline stages, of tp ranks each.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
         return ModelNeeds(folder, problem=f"{folder} is not a folder; name the folder of a model, with its config.json")
     try:
         spec = load_model_spec(path)
-        check_partition(spec, ranks)
+        check_partition(spec, tp)
+        divide_layers(spec, pp)
     except (ModelLoadError, ConfigError) as error:
         return ModelNeeds(folder, problem=str(error))
     decoder = spec.decoder
@@ -76,7 +83,7 @@ def model_needs(folder: str, *, device: str, free_bytes: int, dtype: str = "auto
     attending = 0 if decoder is None else sum(not layer.is_recurrent for layer in decoder.layers)
     token = 0 if decoder is None else attending * 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_BYTES[kind]
     fraction = DEVICE_DEFAULTS[device]["cache"]["memory_fraction"]
-    shares = ranks if device == "cuda" else 1  # ranks on a CPU share its memory
+    shares = tp * pp if device == "cuda" else 1  # ranks on a CPU share its memory
     left = int(shares * (free_bytes - weights / shares) * fraction)
     requests = DEVICE_DEFAULTS[device]["scheduler"]["max_running_requests"]
     # On a CPU all activations are float32.
@@ -95,6 +102,7 @@ def model_needs(folder: str, *, device: str, free_bytes: int, dtype: str = "auto
         num_states=states,
         requests=requests,
         ranks=tuple(_ranks(spec)),
+        stages=1 if decoder is None else max_stages(decoder),
         notes=tuple(_notes(decoder, files)),
     )
 

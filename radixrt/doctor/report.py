@@ -77,6 +77,8 @@ def _model(needs: ModelNeeds) -> Iterator[tuple[str, str]]:
         yield "states", f"{needs.state_bytes / 1024:,.0f} KiB for {users}; {share}"
     if len(needs.ranks) > 1:
         yield "ranks", f"--tp may be {', '.join(map(str, needs.ranks))}"
+    if needs.stages > 1:
+        yield "stages", f"--pp may be 1 to {needs.stages}"
     for note in needs.notes:
         yield "note", note
 

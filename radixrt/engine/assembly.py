@@ -104,6 +104,7 @@ def make_runner(
             show_progress=settings.show_progress and rank_info.rank == 0,
             mask_path=mask_path,
             rank_info=rank_info,
+            stage_layers=settings.stage_layers,
         ),
         progress,
         start_log,
@@ -124,9 +125,9 @@ def make_runner_worker(
     from radixrt.runner.worker import Worker
 
     runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
-    trace_path = config.executor.step_trace if rank_info.rank == 0 else None
     return Worker(
-        runner, answers, rank_info.rank, alone=rank_info.size == 1, trace_path=trace_path,
+        runner, answers, rank_info.rank, answers_steps=rank_info.answers, alone=rank_info.size == 1,
+        trace_path=config.executor.step_trace if rank_info.answers else None,
         step_timeout_s=config.executor.step_timeout_s,
     )  # fmt: skip
 
@@ -191,14 +192,16 @@ def make_scheduler_loop(
         vocab_size=ready.vocab_size,
         random_seed=config.executor.random_seed,
         cascade=None if config.executor.cascade == "off" else ready.cascade,
+        stages=settings.stages,
     )
+    depth = config.scheduler.max_inflight_steps
     loop = SchedulerLoop(
         scheduler,
         executor,
         inbox,
         tokenizer,
         grammars,
-        max_inflight=config.scheduler.max_inflight_steps,
+        max_inflight=depth if settings.stages == 1 or depth == 1 else settings.stages,
         shared_cores=ready.device == "cpu",
         watch_s=WATCH_S if ready.device != "cpu" and len(os.sched_getaffinity(0)) >= WATCH_CORES else 0.0,
         check_invariants=config.scheduler.check_invariants,

@@ -13,9 +13,9 @@ FRONT_KINDS = ("tokenizer", "router")
 def process_kinds(config: Config, settings: EngineSettings) -> tuple[str, ...]:
     """Kinds of the processes to start for an engine without replicas: keys of `NAMES`, with a rank for runners if there
     are several."""
-    if settings.tp == 1:
+    if settings.num_ranks == 1:
         return ("tokenizer", "scheduler", "runner")
-    here = 1 if config.executor.executor == "external" else settings.tp
+    here = 1 if config.executor.executor == "external" else settings.num_ranks
     return ("tokenizer", "scheduler", *(f"runner-{rank}" for rank in range(here)))
 
 

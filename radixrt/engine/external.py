@@ -38,13 +38,15 @@ LAST_WORDS_S = 0.3
 
 
 def is_other_rank(config: Config) -> bool:
-    """Return True if this process is a rank above 0, which is no engine but one of its runners.
+    """Return True if the launcher gave this process a rank above 0: it is no engine but one of its runners.
 
     Raises:
         ConfigError: executor=external, and the environment does not say which rank this is.
     """
     executor = config.executor
-    return executor.executor == "external" and rank_from_environment(os.environ, executor.start_timeout_s).rank > 0
+    if executor.executor != "external":
+        return False
+    return rank_from_environment(os.environ, executor.start_timeout_s, executor.pp).launcher_rank != 0
 
 
 def publish_addresses(rank_info: RankInfo, path: str) -> None:
@@ -67,7 +69,7 @@ def publish_addresses(rank_info: RankInfo, path: str) -> None:
 
 def serve_rank(config: Config) -> NoReturn:
     """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
-    rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s)
+    rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s, config.executor.pp)
     server, name = config.server, f"ModelRunner {rank_info.rank}"
     configure_logging(server.log_level, name, format=server.log_format, force=True)
     try:
@@ -91,7 +93,7 @@ def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> None:
     context: zmq.Context[Any] = zmq.Context()
     keys = Curve.make(server=addresses["key"].encode())
     inbox: ZmqInbox[ToRunner] = ZmqInbox(
-        context, addresses["ranks"][str(rank_info.rank)], ToRunner, bind=False, curve=keys
+        context, addresses["ranks"][str(rank_info.launcher_rank)], ToRunner, bind=False, curve=keys
     )
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, addresses["answers"], curve=keys)
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach every rank; rank 0 decides when it is over

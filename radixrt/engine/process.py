@@ -25,7 +25,7 @@ import zmq
 
 from radixrt.channel import Inbox, Outbox, TaggedInbox, TaggedOutbox, ZmqInbox, ZmqOutbox
 from radixrt.config import Config, make_config
-from radixrt.distributed.rank_info import RankInfo, rank_from_environment
+from radixrt.distributed.rank_info import RankInfo, answering_rank, rank_from_environment
 from radixrt.engine import assembly
 from radixrt.engine.endpoints import Endpoints, process_name
 from radixrt.engine.settings import EngineSettings
@@ -168,11 +168,12 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     from radixrt.executor.multiproc_executor import MultiprocExecutor, RankEndpoints
     from radixrt.executor.ray_executor import RayDistributedExecutor
 
-    endpoints, size = setup.endpoints, setup.settings.tp
+    endpoints, size = setup.endpoints, setup.settings.num_ranks
+    answering = answering_rank(size, setup.settings.stages)
     if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
             setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
-            host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
+            answering=answering, host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
         )  # fmt: skip
 
     if setup.config.executor.executor == "ray":
@@ -184,7 +185,7 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     def of_epoch(epoch: int) -> RankEndpoints:
         return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(size)], endpoints.answers(epoch))
 
-    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks)
+    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, answering=answering)
 
 
 def run_runner(setup: WorkerSetup) -> NoReturn:
@@ -226,22 +227,25 @@ def _runner_channels(setup: WorkerSetup, epoch: int) -> tuple[ZmqInbox[ToRunner]
 
 
 def _rank_info(setup: WorkerSetup, epoch: int) -> RankInfo:
-    config, endpoints, size = setup.config, setup.endpoints, setup.settings.tp
+    config, endpoints, settings = setup.config, setup.endpoints, setup.settings
     timeout_s = config.executor.start_timeout_s
     if config.executor.executor == "external":
         from radixrt.engine.external import publish_addresses
 
-        rank_info = rank_from_environment(os.environ, timeout_s)
+        rank_info = rank_from_environment(os.environ, timeout_s, settings.stages)
         publish_addresses(rank_info, endpoints.addresses)
     else:
-        local_size = size * config.executor.replicas
-        rank_info = RankInfo(setup.rank, size, _local_rank(setup), local_size, endpoints.ranks(epoch), timeout_s)
+        size, store = settings.num_ranks, endpoints.ranks(epoch)
+        rank_info = RankInfo(
+            setup.rank, size, _local_rank(setup), size * config.executor.replicas, store, timeout_s,
+            stages=settings.stages,
+        )  # fmt: skip
     return dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")
 
 
 def _local_rank(setup: WorkerSetup) -> int:
     """Number of this runner among those of all replicas, which is that of its device."""
-    return (setup.replica or 0) * setup.settings.tp + setup.rank
+    return (setup.replica or 0) * setup.settings.num_ranks + setup.rank
 
 
 RUN: dict[str, Callable[[WorkerSetup], NoReturn]] = {

@@ -19,6 +19,7 @@ from radixrt.models.loading.source import cache_folder, prepare_model
 from radixrt.models.model_config import load_model_spec
 from radixrt.models.model_tasks import ModelTasks, load_tasks
 from radixrt.models.precision import choose_precision
+from radixrt.models.stages import divide_layers
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class EngineSettings:
         eos_ids: end tokens of the model.
         kernel_cache, grammar_cache: folders for compiled kernels and for compiled constraints.
         tasks: what the model does besides generating.
-        tp: number of tensor-parallel ranks.
+        tp: number of tensor-parallel ranks, in each stage.
+        stage_layers: number of layers of each pipeline stage.
     """
 
     folder: str
@@ -47,6 +49,16 @@ class EngineSettings:
     tasks: ModelTasks
     show_progress: bool
     tp: int = 1
+    stage_layers: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages."""
+        return max(len(self.stage_layers), 1)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.stages
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -87,6 +99,7 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         )
     tp = _ranks(config)
     check_partition(spec, tp)
+    stage_layers = divide_layers(spec, config.executor.pp, config.executor.pp_layers)
     settings = EngineSettings(
         folder=str(prepared.folder),
         model_name=config.model.served_model_name or prepared.name,
@@ -99,23 +112,25 @@ def resolve_settings(config: Config, *, show_progress: bool) -> tuple[Config, En
         show_progress=show_progress,
         tasks=tasks,
         tp=tp,
+        stage_layers=stage_layers,
     )
     return config, settings
 
 
 def _ranks(config: Config) -> int:
-    """Number of tensor-parallel ranks: the configured number, or the number that were started.
+    """Number of tensor-parallel ranks in a stage: the configured number, or what the ranks that were started make.
 
     Raises:
         ConfigError: both are given and differ.
     """
-    wanted = config.executor.tp
+    wanted, stages = config.executor.tp, config.executor.pp
     if config.executor.executor != "external":
         return wanted
-    started = rank_from_environment(os.environ, config.executor.start_timeout_s).size
-    if wanted not in (1, started):
-        raise ConfigError(f"tp={wanted}, but {started} ranks were started; start {wanted}, or leave tp out")
-    return started
+    rank = rank_from_environment(os.environ, config.executor.start_timeout_s, stages)
+    if wanted not in (1, rank.tp):
+        product = f"tp={wanted}" if stages == 1 else f"tp={wanted} and pp={stages}"
+        raise ConfigError(f"{product}, but {rank.size} ranks were started; start {wanted * stages}, or leave tp out")
+    return rank.tp
 
 
 def _has_cuda() -> bool:

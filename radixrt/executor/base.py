@@ -25,13 +25,13 @@ DEBUG_TIMEOUT_S = 10.0
 class Executor(ABC):
     """Runs steps on one or more ranks, in the order in which they are submitted.
 
-    A step with `has_grammar` samples only after its mask has arrived. Rank 0 answers each step, in order; any rank may
-    report a failure.
+    A step with `has_grammar` samples only after its mask has arrived. One rank answers each step, in order: rank 0, or
+    with pipeline stages the first one of the last stage. Any rank may report a failure.
     """
 
     @abstractmethod
     def wait_ready(self, timeout_s: float) -> RunnerReady:
-        """Wait until every rank is ready; return rank 0's message.
+        """Wait until every rank is ready; return the message of the one that answers.
 
         Raises:
             EngineError: a rank failed or was not ready in time.
@@ -48,7 +48,8 @@ class Executor(ABC):
         raise EngineError("the ranks of this engine cannot be restarted")
 
     def poll_ready(self) -> RunnerReady | None:
-        """Return rank 0's message once after `restart`, when every rank is ready; None before. Never waits."""
+        """Return the answering rank's message once after `restart`, when every rank is ready; None before. Never
+        waits."""
         raise EngineError("the ranks of this engine cannot be restarted")
 
     @abstractmethod
@@ -69,7 +70,7 @@ class Executor(ABC):
 
     @abstractmethod
     def ask(self, question: DebugReq) -> None:
-        """Send a question to rank 0, after all submitted steps."""
+        """Send a question to the rank that answers, after all submitted steps."""
 
     def recv(self) -> StepOutput | StepFailed | None:
         """Return the next answer if there is one; never waits."""
@@ -79,7 +80,7 @@ class Executor(ABC):
         raise EngineError(f"unexpected {type(message).__name__} from a runner")
 
     def debug_rows(self, rows: list[int], lens: list[int]) -> DebugReply:
-        """Return rank 0's mirror of req_to_token, after all submitted steps have run (tests)."""
+        """Return the answering rank's mirror of req_to_token, after all submitted steps have run (tests)."""
         self.ask(DebugReq(pack_i32(rows), pack_i32(lens)))
         reply = self.take(DEBUG_TIMEOUT_S)
         if not isinstance(reply, DebugReply):

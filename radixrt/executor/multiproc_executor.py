@@ -46,6 +46,7 @@ class MultiprocExecutor(Executor):
         endpoints: returns the endpoints of an epoch.
         epoch: epoch of the ranks that are starting now.
         mask_path: file of the table of grammar masks; None if messages carry the masks.
+        answering: the rank that answers steps.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class MultiprocExecutor(Executor):
         *,
         epoch: int = 0,
         mask_path: str | None,
+        answering: int = 0,
     ) -> None:
         self._context = context
         self._endpoints = endpoints
         self._mask_path = mask_path
+        self._answering = answering
         self._encoder = msgspec.msgpack.Encoder()
         self._connect(epoch)
 
@@ -88,7 +91,7 @@ class MultiprocExecutor(Executor):
                 f"the ranks have executed different steps of the last scheduler ({executed[0]} to {executed[-1]} "
                 "messages), so that they must start anew"
             )
-        return self._ready[0]
+        return self._ready[self._answering]
 
     def restart(self, epoch: int) -> None:
         self.close()
@@ -101,7 +104,7 @@ class MultiprocExecutor(Executor):
             if isinstance(message, RunnerReady):
                 self._ready[message.rank] = message
                 if len(self._ready) == len(self._ranks):
-                    return self._ready[0]
+                    return self._ready[self._answering]
         return None
 
     def submit(self, step: ForwardStep) -> None:
@@ -121,7 +124,11 @@ class MultiprocExecutor(Executor):
         return self._answers.recv(timeout_s)
 
     def ask(self, question: DebugReq) -> None:
-        self._ranks[0].send(question)
+        self._outbox_of_answering.send(question)
+
+    @property
+    def _outbox_of_answering(self) -> ZmqOutbox[ToRunner]:
+        return self._ranks[self._answering]
 
     def close(self) -> None:
         for rank in self._ranks:

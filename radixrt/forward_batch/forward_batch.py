@@ -202,6 +202,12 @@ class BatchBuilder:
         self._given = self.future_token_ids[max_requests + 1 :].view(torch.uint8)
         self._write_many = _write_kernel() if device.type == "cuda" else None
 
+    def mirror_rows(self, rows: Int32Array, lens: Int32Array) -> Int32Array:
+        """Return req_to_token[row, :len] of each row, concatenated (tests)."""
+        table = self.req_to_token.cpu().numpy()
+        parts = [table[r, :n] for r, n in zip(rows.tolist(), lens.tolist(), strict=True)]
+        return np.concatenate([np.empty(0, np.int32), *parts])
+
     def write_rows(self, writes: list[RowWrite]) -> None:
         """Apply a step's changes of req_to_token other than its new slots."""
         if not writes:
@@ -246,7 +252,8 @@ class BatchBuilder:
         out_cache_loc = unpack_i32(step.out_cache_loc)
         shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
-            return self.build_decode(idx, seq_lens, out_cache_loc, shared, self._state_rows(step, np.ones_like(idx)))
+            states, given = self._state_rows(step, np.ones_like(idx)), unpack_i32(step.input_ids)
+            return self.build_decode(idx, seq_lens, out_cache_loc, shared, states, given if len(given) else None)
         sampled, extend_lens = np.frombuffer(step.samples, np.uint8).astype(bool), unpack_i32(step.extend_lens)
         read = _rows_read(step, extend_lens) if narrow else None
         return self.build_extend(
@@ -323,16 +330,17 @@ class BatchBuilder:
 
     def build_decode(
         self, req_pool_idx: Int32Array, seq_lens: Int32Array, out_cache_loc: Int32Array,
-        shared: SharedGroups | None = None, states: StateRows | None = None,
+        shared: SharedGroups | None = None, states: StateRows | None = None, input_ids: Int32Array | None = None,
     ) -> ForwardBatch:  # fmt: skip
-        """Create a batch in which every row extends by its future token (int32 [B] each)."""
-        positions, rows, lens, slots, index = self._upload(
-            seq_lens - 1, req_pool_idx, seq_lens, out_cache_loc, np.arange(len(seq_lens))
+        """Create a batch in which every row extends by a token (int32 [B] each); None: by its future token."""
+        given = [] if input_ids is None else [input_ids]
+        positions, rows, lens, slots, index, *ids = self._upload(
+            seq_lens - 1, req_pool_idx, seq_lens, out_cache_loc, np.arange(len(seq_lens)), *given
         )
         self.req_to_token[rows, positions] = slots.to(torch.int32)
         return ForwardBatch.of_decode_rows(
-            self.future_token_ids[rows], positions, rows, lens, slots, index, self.req_to_token, seq_lens_cpu=seq_lens,
-            req_pool_indices_cpu=req_pool_idx, shared=shared, states=states,
+            ids[0] if ids else self.future_token_ids[rows], positions, rows, lens, slots, index, self.req_to_token,
+            seq_lens_cpu=seq_lens, req_pool_indices_cpu=req_pool_idx, shared=shared, states=states,
         )  # fmt: skip
 
     def build_captured(

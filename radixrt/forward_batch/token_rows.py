@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from radixrt.forward_batch.forward_batch import COUNT, FIRST, ForwardMode, SharedGroups
 from radixrt.messages.runner import ForwardStep
@@ -24,6 +25,7 @@ class TokenRows:
         slots: int32 [T], slots for the new keys and values.
         given: int32 [T], token ids; -1 stands for the future token of the sequence. None if all are future tokens.
         num_samples: S.
+        order: int [T], the step's token that is each row; None if they are in the step's order.
         shared: groups of rows whose common prefix should be computed once; None if there are none.
         reread: number of positions that are attended to by more than one token of the same sequence, counted each time
             but the first.
@@ -40,6 +42,7 @@ class TokenRows:
     reread: int = 0
     state_src: Int32Array = field(default_factory=lambda: np.zeros(0, I32))
     state_dst: Int32Array = field(default_factory=lambda: np.zeros(0, I32))
+    order: npt.NDArray[np.integer] | None = None
 
     @staticmethod
     def of(step: ForwardStep) -> TokenRows | None:
@@ -54,7 +57,8 @@ class TokenRows:
         shared = SharedGroups.from_columns(step.shared_segments, step.shared_rows)
         if step.mode == ForwardMode.DECODE:
             states = unpack_i32(step.state_src), unpack_i32(step.state_dst)
-            return TokenRows(req_pool_idx, seq_lens, slots, None, len(slots), shared, 0, *states)
+            ids = unpack_i32(step.input_ids) if step.input_ids else None
+            return TokenRows(req_pool_idx, seq_lens, slots, ids, len(slots), shared, 0, *states)
         sampled = np.frombuffer(step.samples, np.uint8).astype(bool)
         if not sampled.any():
             return None
@@ -72,7 +76,7 @@ class TokenRows:
             np.repeat(req_pool_idx, extend_lens)[order], attended[order], slots[order],
             unpack_i32(step.input_ids)[order], len(last),
             None if shared is None else _of_tokens(shared, extend_lens, ends, order),
-            int(attended.sum()) - int(seq_lens.sum()),
+            int(attended.sum()) - int(seq_lens.sum()), order=order,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Messages between the scheduler process and the ModelRunner processes.
 
 scheduler -> runner   ForwardStep, GrammarMask, DebugReq (to every rank)
-runner -> scheduler   StepOutput, DebugReply (rank 0), RunnerReady, StepFailed (any rank)
+runner -> scheduler   StepOutput, DebugReply (the rank that answers), RunnerReady, StepFailed (any rank)
 """
 
 from __future__ import annotations

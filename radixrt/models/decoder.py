@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from radixrt.layers.ops import LayerOps
 from radixrt.layers.rotary import rotary_table
 from radixrt.models.attention import Attention
 from radixrt.models.decoder_layer import DecoderLayer, FeedForward, LayerContext, Mixer, MixerInputs
-from radixrt.models.decoder_spec import LayerSpec
+from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.dense import DenseFeedForward
 from radixrt.models.gated_delta_net import GatedDeltaNet
 from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources, replicated
@@ -30,6 +31,7 @@ from radixrt.models.moe import MoEFeedForward
 from radixrt.models.precision import Precision, torch_dtype
 from radixrt.models.registry import no_progress
 from radixrt.models.short_conv import ShortConv
+from radixrt.models.stages import Stage, whole
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
@@ -45,15 +47,21 @@ FEED_FORWARDS: dict[str, Callable[[LayerContext, LayerSpec], FeedForward]] = {
 }
 """Classes of both parts of a decoder layer, by the kinds that a `LayerSpec` names."""
 
+EMBEDDING = "model.embed_tokens.weight"
 
-def build_layers(context: LayerContext) -> list[DecoderLayer]:
-    """Build the decoder layers that the spec lists."""
+
+def build_layers(context: LayerContext, stage: Stage) -> list[DecoderLayer]:
+    """Build a stage's decoder layers, which the spec lists."""
     layers, counts = [], Counter[str]()
-    for layer in context.spec.layers:
+    for i in stage.layers:
+        layer = context.spec.layers[i]
         pool = "recurrent" if layer.is_recurrent else layer.mixer
         mixer = MIXERS[layer.mixer](context, layer, counts[pool])
         counts[pool] += 1
-        layers.append(DecoderLayer(context, mixer, FEED_FORWARDS[layer.feed_forward](context, layer)))
+        # The addends of a stage's last layer go to the next stage, whose ranks add them up: no kernel of this one may.
+        sends = i + 1 == stage.layers.stop and not stage.is_last
+        fed = FEED_FORWARDS[layer.feed_forward](replace(context, group=None) if sends else context, layer)
+        layers.append(DecoderLayer(context, mixer, fed))
     return layers
 
 
@@ -68,14 +76,19 @@ class Decoder(nn.Module):
         precision: dtypes of the computation.
         ops: kernels for the device.
         group: the ranks that the model is split over; None, or a group of one, for the whole model.
+        stage: the pipeline stage to build; None for all of the model.
+
+    Attributes:
+        tensors_elsewhere: beginnings of names of checkpoint tensors that other stages hold.
 
     Raises:
         ConfigError: the ranks cannot share the model.
     """
 
-    narrows = True
-
-    def __init__(self, spec: ModelSpec, precision: Precision, ops: LayerOps, group: TPGroup | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, precision: Precision, ops: LayerOps, group: TPGroup | None = None,
+        stage: Stage | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if spec.decoder is None:
             raise ValueError(f"{spec.architecture} is not an architecture of this decoder")
@@ -83,24 +96,26 @@ class Decoder(nn.Module):
         decoder = spec.decoder
         part = partition(spec) if group is None else partition(spec, group.rank, group.size)
         self._model_spec, self._part, self._group, self._ops = spec, part, group, ops
+        self._stage = stage = stage or whole(spec)
+        self.narrows = stage.is_last
         dtype, activation_dtype = torch_dtype(precision.dtype), torch_dtype(precision.activations)
         self._activation_dtype, self._eps = activation_dtype, decoder.rms_norm_eps
         self._precision = precision
         method = LINEAR_METHODS[decoder.linear_method](ops, float32_min_rows=precision.float32_min_tokens)
         self._context = LayerContext(decoder, dtype, activation_dtype, ops, method, part, group)
-        layers = build_layers(self._context)
-        self.embed_tokens = meta_parameter(part.vocab_rows, decoder.hidden_size, dtype=dtype)
+        layers = build_layers(self._context, stage)
+        vocabulary = part.vocab_rows, decoder.hidden_size
+        self.embed_tokens = meta_parameter(*vocabulary, dtype=dtype) if stage.is_first else None
         self.layers = nn.ModuleList(layers)
         mixers = [layer.mixer for layer in layers]
         self.attention_layers = [mixer.attention_layer for mixer in mixers if mixer.attention_layer is not None]
         self.states = [mixer.state for mixer in mixers if mixer.state is not None]
         self.skipped_tensors = decoder.names.skipped
-        self.norm = meta_parameter(decoder.hidden_size, dtype=self._context.norm_dtype)
-        self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype, ops)
-        classifier = spec.classifier
-        self.classifier = (
-            None if classifier is None else ClassificationHead(decoder.hidden_size, len(classifier.labels))
-        )
+        self.tensors_elsewhere = _elsewhere(decoder, stage)
+        self.norm = meta_parameter(decoder.hidden_size, dtype=self._context.norm_dtype) if stage.is_last else None
+        self.lm_head = LMHead(decoder.hidden_size, part.vocab_rows, dtype, ops) if stage.is_last else None
+        labels = () if spec.classifier is None or not stage.is_last else spec.classifier.labels
+        self.classifier = ClassificationHead(decoder.hidden_size, len(labels)) if labels else None
         self._rotary_table: torch.Tensor | None = None
         self.progress: Callable[[], None] = no_progress
 
@@ -113,25 +128,35 @@ class Decoder(nn.Module):
             spec.decoder.rotary_dim or spec.decoder.head_dim,
             spec.context_length,
             torch_dtype(self._precision.rotary),
-            self.embed_tokens.device,
+            self._device,
         )
 
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
-    ) -> torch.Tensor:
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend,
+        received: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Run one step over T tokens.
 
         Args:
             input_ids, positions: int64 [T].
             batch: the step, which the backend has been prepared for.
+            received: result of the stage before, [T, 2, hidden]; None on the first one.
 
         Returns:
-            [T, hidden] in activation_dtype, the final norm applied; in a narrowed step, [P, hidden].
+            [T, hidden] in activation_dtype, the final norm applied; in a narrowed step, [P, hidden]. On a stage before
+            the last [T, 2, hidden]: see `Model.forward`.
         """
         assert self._rotary_table is not None, "finalize was not called"
         inputs = MixerInputs(positions, self._rotary_table, batch, attention)
         residual: torch.Tensor
-        residual, added = self._embed(input_ids)
+        if received is None:
+            residual, added = self._embed(input_ids)
+        else:
+            residual, added = received[:, 0].contiguous(), PartialSum(received[:, 1].contiguous())
         *before, last = self.layers
         for layer in before:
             residual, added = layer(residual, added, inputs)
@@ -139,6 +164,10 @@ class Decoder(nn.Module):
         residual, added = last(residual, added, inputs, batch.narrowed)
         if not residual.shape[0]:
             return residual
+        if self.norm is None:
+            assert added is not None, "no layer has run"
+            # An addend of fewer bits than the residual stream is widened, which loses nothing.
+            return torch.stack((residual, added.x.to(residual.dtype)), dim=1)
         return self._ops.all_reduce_add_rms_norm(
             residual, added, self.norm, self._eps, self._activation_dtype, self._group
         )
@@ -146,13 +175,27 @@ class Decoder(nn.Module):
     def _embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, PartialSum | None]:
         """Return the residual stream before the first layer and its first addend. With several ranks each has the rows
         of some tokens, so the stream is zero and everything comes from the addends."""
+        assert self.embed_tokens is not None, "a stage behind the first needs what the one before it computed"
         if self._group is None:
             return F.embedding(input_ids, self.embed_tokens).to(self._activation_dtype), None
         x = self._ops.embed_shard(input_ids, self.embed_tokens, self._part.vocab.start)
         return torch.zeros_like(x, dtype=self._activation_dtype), PartialSum(x)
 
+    def stage_input(self, tokens: int) -> torch.Tensor | None:
+        """As `Model.stage_input`."""
+        return None if self._stage.is_first else self._between_stages(tokens)
+
+    def stage_output(self, tokens: int) -> torch.Tensor | None:
+        """As `Model.stage_output`."""
+        return None if self._stage.is_last else self._between_stages(tokens)
+
+    def _between_stages(self, tokens: int) -> torch.Tensor:
+        shape = tokens, 2, self._context.spec.hidden_size
+        return torch.empty(shape, dtype=self._activation_dtype, device=self._device)
+
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], on every rank; in `out` where that can be done without a copy."""
+        assert self.lm_head is not None, "only the last stage computes logits"
         if self._group is None:
             logits: torch.Tensor = self.lm_head(hidden, out)
             return logits
@@ -165,22 +208,45 @@ class Decoder(nn.Module):
         place = None if one_shot is None else one_shot.sample_buffer(hidden.shape[0], self._part.vocab_rows)
         if place is None:
             return None
+        assert self.lm_head is not None, "only the last stage computes logits"
         own: torch.Tensor = self.lm_head(hidden, place)
         return own if own.data_ptr() == place.data_ptr() else place.copy_(own)
 
     def checkpoint_tensors(self) -> ParameterSources:
-        """Sources of all parameters. The head is listed also where it is tied; the loader takes the embedding if the
-        checkpoint has no head."""
-        part, (rows, hidden) = self._part, self.embed_tokens.shape
-        shape = (self._model_spec.vocab_size, hidden)
+        """Sources of all parameters. The head is listed also where it is tied: see `tie_head`."""
+        hidden, sources = self._context.spec.hidden_size, ParameterSources()
         names, offset = self._context.spec.names, self._context.norm_offset
-        sources = {"norm": replicated(f"model.{names.final_norm}.weight", (hidden,), offset=offset)}
+        if self.norm is not None:
+            sources["norm"] = replicated(f"model.{names.final_norm}.weight", (hidden,), offset=offset)
+            sources["lm_head.weight"] = self._vocabulary_rows("lm_head.weight")
         if self.classifier is not None:
             sources["classifier.weight"] = replicated("score.weight", tuple(self.classifier.weight.shape))
-        for name, tensor in (("embed_tokens", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):
-            sources[name] = (CheckpointTensor(tensor, shape, 0, part.vocab, rows),)
+        if self.embed_tokens is not None:
+            sources["embed_tokens"] = self._vocabulary_rows(EMBEDDING)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            found = layer.checkpoint_tensors(f"model.layers.{i}")
+            found = layer.checkpoint_tensors(f"model.layers.{self._stage.layers[i]}")
             sources |= {f"layers.{i}.{name}": tensors for name, tensors in found.items()}
         return sources
+
+    def tie_head(self, sources: ParameterSources) -> None:
+        """Change the sources of a head whose weight is the embedding's: the parameter is the embedding's own where the
+        stage has that, and has no source; else it is read where the embedding is."""
+        if self.embed_tokens is not None:
+            sources.pop("lm_head.weight", None)
+        elif "lm_head.weight" in sources:
+            sources["lm_head.weight"] = self._vocabulary_rows(EMBEDDING)
+
+    def _vocabulary_rows(self, tensor: str) -> tuple[CheckpointTensor, ...]:
+        shape = self._model_spec.vocab_size, self._context.spec.hidden_size
+        return (CheckpointTensor(tensor, shape, 0, self._part.vocab, self._part.vocab_rows),)
+
+
+def _elsewhere(decoder: DecoderSpec, stage: Stage) -> tuple[str, ...]:
+    """Beginnings of names of the tensors that other stages than this one hold."""
+    names = [f"model.layers.{i}." for i in range(len(decoder.layers)) if i not in stage.layers]
+    if not stage.is_first:
+        names.append(EMBEDDING)
+    if not stage.is_last:
+        names += [f"model.{decoder.names.final_norm}.", "lm_head.", "score."]
+    return tuple(names)

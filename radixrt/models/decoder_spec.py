@@ -122,14 +122,18 @@ class DecoderSpec:
     @property
     def num_linear_parameters(self) -> int:
         """Parameters of the weights of all linear layers but the output head, those of experts included."""
-        heads = ((2 + self.gated_attention) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        recurrent = sum(layer.is_recurrent for layer in self.layers)
-        sparse = sum(layer.feed_forward == "moe" for layer in self.layers)
-        columns = (len(self.layers) - recurrent) * heads + (len(self.layers) - sparse) * 3 * self.intermediate_size
-        if self.experts is not None:
-            columns += sparse * self.experts.num_linear_parameters
-        if self.recurrent is not None:
-            columns += recurrent * self.recurrent.num_columns(self.hidden_size)
+        return sum(map(self.linear_parameters, self.layers))
+
+    def linear_parameters(self, layer: LayerSpec) -> int:
+        """Return the parameters of the weights of a layer's linear layers, those of experts included."""
+        if layer.is_recurrent and self.recurrent is not None:
+            columns = self.recurrent.num_columns(self.hidden_size)
+        else:
+            columns = ((2 + self.gated_attention) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        if layer.feed_forward == "moe" and self.experts is not None:
+            columns += self.experts.num_linear_parameters
+        else:
+            columns += 3 * self.intermediate_size
         return self.hidden_size * columns
 
     @property

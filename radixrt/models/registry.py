@@ -81,7 +81,7 @@ class Model(Protocol):
     """One entry per recurrent layer, in order; their layer_ids count from 0."""
 
     narrows: bool
-    """True if `forward` supports `batch.narrowed`; if not, it must be None."""
+    """True if `forward` supports `batch.narrowed`; if not, it must be None. Only the last pipeline stage may."""
 
     classifier: ClassificationHead | None
     """Head that is applied to pooled hidden states; None for a model that is not one of sequence classification."""
@@ -98,9 +98,21 @@ class Model(Protocol):
         positions: torch.Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
+        received: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied; where `batch.narrowed` is set,
-        [P, hidden] of its tokens."""
+        [P, hidden] of its tokens.
+
+        A pipeline stage before the last returns [T, 2, hidden], contiguous, for the next one: of each token the
+        residual stream, and the addend that the next norm adds to it. A stage behind the first gets this as `received`,
+        which it may overwrite.
+        """
+
+    def stage_input(self, tokens: int) -> torch.Tensor | None:
+        """Return memory for `forward`'s `received`, [tokens, 2, hidden], not initialized; None on the first stage."""
+
+    def stage_output(self, tokens: int) -> torch.Tensor | None:
+        """Return memory for `forward`'s result on a stage before the last, likewise; None on the last stage."""
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[S, hidden] -> float32 [S, vocab], in `out` (contiguous) if that saves a copy, else anywhere."""

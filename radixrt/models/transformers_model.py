@@ -194,8 +194,9 @@ class TransformersModel(nn.Module):
         return config
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
-    ) -> torch.Tensor:
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend,
+        received: None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """int64 [T] token ids and positions -> [T, hidden], the final norm applied."""
         return self._run(input_ids, positions, StepContext(batch, attention, self.attention_layers, self.progress))
 
@@ -203,6 +204,11 @@ class TransformersModel(nn.Module):
         """[S, hidden] -> float32 [S, vocab]."""
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()
+
+    def stage_input(self, tokens: int) -> torch.Tensor | None:
+        """Return None: the model is not divided into stages."""
+
+    stage_output = stage_input
 
     def compute_local_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return None: the model is not split."""

@@ -1,5 +1,7 @@
 """`ModelRunner`: owns every tensor of one rank and computes sampled tokens from a `ForwardStep`.
 
+With pipeline stages it computes its stage's layers from what the stage before sends, and only the last stage samples.
+
 initialize: load_model -> init_memory_pool -> init_attention_backend -> init_cuda_graphs -> warm_up
 each step:  prepare -> forward -> sample
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +21,11 @@ import torch
 
 from radixrt.attention import make_backend, start_loading
 from radixrt.attention.base import AttentionBackend
-from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query_size
 from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.state_pool import StatePool
 from radixrt.distributed.parallel import join, rank_device
+from radixrt.distributed.pipeline import connect_stages
 from radixrt.executor.mask_table import Mask, MaskReader
 from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
@@ -36,7 +39,7 @@ from radixrt.models.model_config import load_model_spec
 from radixrt.models.precision import torch_dtype
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.memory import graph_bytes
-from radixrt.runner.pool_sizes import size_pools
+from radixrt.runner.pool_sizes import bytes_in_flight, least_states, shared_costs, size_pools
 from radixrt.runner.pooling import pool
 from radixrt.runner.profile_run import largest_step, load_gemm_kernels, mixed_step
 from radixrt.runner.runner_config import (
@@ -46,6 +49,7 @@ from radixrt.runner.runner_config import (
     make_ops,
     pick_device,
     pick_threads,
+    still_works,
     supports_dependent_launch,
 )
 from radixrt.runner.sampling.logprobs import PromptScorer
@@ -91,6 +95,7 @@ class ModelRunner:
         self.device = rank_device(pick_device(config.device), config.rank_info)
         self.dtype = torch_dtype(config.dtype)
         self._spec = load_model_spec(Path(config.folder))
+        self._own_stage = config.stage(self._spec)
         self.vocab_size = self._spec.vocab_size
         self.max_total_num_tokens = 0
         self.num_states = 0
@@ -111,12 +116,14 @@ class ModelRunner:
             torch.set_num_threads(threads)
         bound_primitive_caches()
         self._group = join(rank_info, self.device)
+        self._links = connect_stages(rank_info, self.device)
         with torch.inference_mode():
             log.begin("weights")
             decoder = self._spec.decoder
             if decoder is not None:
+                layers = [decoder.layers[i] for i in self._own_stage.layers]
                 self._modules = start_loading(
-                    self._config.attention_backend, [x.sliding_window for x in decoder.layers if not x.is_recurrent],
+                    self._config.attention_backend, [x.sliding_window for x in layers if not x.is_recurrent],
                     head_dim=decoder.head_dim, dtype=self.dtype, kv_dtype=self._config.pool_dtype, device=self.device,
                 )  # fmt: skip
             self.load_model()
@@ -132,7 +139,7 @@ class ModelRunner:
         c = self._config
         self._model: Model = load_model(
             Path(c.folder), self._spec, dtype=c.dtype, device=self.device, load_format=c.load_format,
-            seed=c.random_seed, show_progress=c.show_progress, group=self._group,
+            seed=c.random_seed, show_progress=c.show_progress, group=self._group, stage=self._own_stage,
             ops=make_ops(
                 c.attention_backend, self.device, Path(c.kernel_cache),
                 dependent_launch=supports_dependent_launch(self.device),
@@ -150,11 +157,9 @@ class ModelRunner:
         step_bytes = self._measure_largest_step() if self.device.type == "cuda" else 0
         sizes = size_pools(c, self._model, free_memory(self.device) // sharers - step_bytes)
         self.max_total_num_tokens = self._group.minimum(sizes.kv_slots)
-        self.num_states = self._group.minimum(sizes.states)
+        self.num_states = least_states(sizes.states, self._group)
         self._allocate(self.max_total_num_tokens, c.max_running_requests, self.num_states)
-        self.cascade = cascade_costs(
-            self.device.type, kv_layer_bytes(layers, c.pool_dtype.itemsize), query_size(layers)
-        )
+        self.cascade = shared_costs(self.device, layers, c.pool_dtype, self._group)
 
     def _allocate(self, num_slots: int, max_requests: int, num_states: int) -> None:
         c = self._config
@@ -201,7 +206,7 @@ class ModelRunner:
         logger.info("the largest step needs %.2f GiB, CUDA graphs up to %.2f GiB", peak / 2**30, graphs / 2**30)
         del self._kv_cache, self._states, self.batches, self._attention
         torch.cuda.empty_cache()
-        return peak + graphs
+        return peak + graphs + bytes_in_flight(self._model, c.max_step_tokens, self._own_stage.count)
 
     def _run_once(self, step: ForwardStep, *, narrow: bool = False) -> LogitsProcessorOutput:
         """Run a dummy step. Without `narrow` it takes as much memory as a step that scores its tokens."""
@@ -271,7 +276,7 @@ class ModelRunner:
     def prepare(self, step: ForwardStep) -> ForwardBatch | StagedStep:
         """Write the step's changes into the runner's tables and create its batch, or stage it for a CUDA graph."""
         self.batches.write_rows(step.row_writes)
-        for row in step.sampling_rows:
+        for row in step.sampling_rows if self._links.is_last else ():
             self._tables.write(row)
             self._scorer.write(row)
         staged = self._stage(step)
@@ -292,19 +297,26 @@ class ModelRunner:
         return self._graphs.stage(rows, *inputs)
 
     def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
-        """Run the model over a batch; an IDLE batch runs nothing and has no logits."""
+        """Run this stage's part of the model over a batch, between the stage before and the one behind. An IDLE batch
+        runs nothing and has no logits; nor has one of a stage before the last."""
         nothing = torch.empty(0, 0, device=self.device)
+        if isinstance(batch, ForwardBatch) and batch.mode is ForwardMode.IDLE:
+            return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
+        received = self._links.receive(partial(self._model.stage_input, batch.num_tokens))
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            self._graphs.forward(batch)
+            sent = self._graphs.forward(batch, received)
+            if sent is not None:
+                self._links.send(sent)
             return LogitsProcessorOutput(nothing, nothing)  # `sample` fetches logits where it needs them
-        if batch.mode is ForwardMode.IDLE:
-            return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
-        hidden = self._prompt_graphs.forward(batch) if self._prompt_graphs is not None else None
+        hidden = self._prompt_graphs.forward(batch, received) if self._prompt_graphs is not None else None
         narrowed = hidden is None and (batch.narrowed is not None or batch.mode is ForwardMode.DECODE)
         if hidden is None:
             self._attention.prepare(batch)
-            hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention)
+            hidden = self._model.forward(batch.input_ids, batch.positions, batch, self._attention, received)
+        if not self._links.is_last:
+            self._links.send(hidden)
+            return LogitsProcessorOutput(nothing, hidden)
         last = hidden if narrowed else hidden[batch.logits_index]
         if batch.sample_index is not None:
             last = last[batch.sample_index]
@@ -326,8 +338,10 @@ class ModelRunner:
 
         On CUDA the work is only enqueued: see `SampledStep.is_ready`. With several ranks, rank 0 samples and broadcasts
         the tokens, or all ranks sample the same tokens from their columns of the logits (`DeviceCommunicator.sample`).
-        Only rank 0 returns results.
+        Only rank 0 returns results, and nothing is sampled before the last pipeline stage.
         """
+        if not self._links.is_last:
+            return SampledStep.nothing()
         allowed = self.read_mask(mask)
         idx, seq_lens = unpack_i32(step.req_pool_idx), unpack_i32(step.seq_lens)
         if step.mode == ForwardMode.EXTEND:
@@ -348,8 +362,8 @@ class ModelRunner:
 
     def read_mask(self, message: GrammarMask | None) -> Mask | None:
         """Return the masks of a step. Of a step that is not sampled the message must be read all the same: later ones
-        rely on its masks. Only rank 0 has any."""
-        if message is None or self._group.rank:
+        rely on its masks. Only the rank that answers has any."""
+        if message is None or self._group.rank or not self._links.is_last:
             return None
         mask, new = self._masks.read(message, self.vocab_size)
         self._sampler.masks_changed(new)
@@ -372,34 +386,15 @@ class ModelRunner:
         hidden: torch.Tensor | None = None,
     ) -> SampledStep:  # fmt: skip
         if self._group.rank:
-            return SampledStep(None, None, [], b"")
-        if self.device.type == "cpu" or (result is None and hidden is None):
-            return SampledStep(result, None, scored or [], scores, hidden)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        result = None if result is None else result.to_host()
-        hidden = None if hidden is None else hidden.to("cpu", non_blocking=True)
-        copied.record()
-        return SampledStep(result, copied, scored or [], scores, hidden)
+            return SampledStep.nothing()
+        return SampledStep.begin(result, scored or [], scores, hidden, self.device)
 
     def is_usable(self) -> bool:
         """Return whether the device still works after an error, and release its cached memory."""
-        if self.device.type == "cpu":
-            return True
-        try:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
-        except RuntimeError:
-            return False
-        return True
-
-    def mirror_rows(self, rows: Int32Array, lens: Int32Array) -> Int32Array:
-        """Return req_to_token[row, :len] of each row, concatenated (tests)."""
-        table = self.batches.req_to_token.cpu().numpy()
-        parts = [table[r, :n] for r, n in zip(rows.tolist(), lens.tolist(), strict=True)]
-        return np.concatenate([np.empty(0, np.int32), *parts])
+        return still_works(self.device)
 
     def shutdown(self) -> None:
         """Release the model and the pools."""
-        tables = ("batches", "_tables", "_sampler", "_scorer")
-        for name in ("_graphs", "_prompt_graphs", "_model", "_kv_cache", "_states", "_attention", *tables):
+        tensors = "_graphs _prompt_graphs _model _kv_cache _states _attention batches _tables _sampler _scorer"
+        for name in tensors.split():
             self.__dict__.pop(name, None)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from radixrt.attention.base import AttentionLayer
+from radixrt.attention.cascade_costs import cascade_costs, kv_layer_bytes, query_size
 from radixrt.attention.kv_cache import bytes_per_token, size_pool
 from radixrt.attention.state_pool import bytes_per_state
+from radixrt.distributed.parallel import TPGroup
 from radixrt.mem_cache.state_sizes import size_states
+from radixrt.messages.runner import CascadeCosts
 from radixrt.models.registry import Model
 from radixrt.runner.runner_config import RunnerConfig
+
+UNBOUNDED = 2**62
+"""Stands for the number of state slots of a rank without recurrent layers."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,36 @@ class PoolSizes:
 
     kv_slots: int
     states: int
+
+
+def least_states(states: int, group: TPGroup) -> int:
+    """Return the least number of state slots of all ranks that have recurrent layers; a pipeline stage may have none.
+    0 if no rank has any."""
+    least = group.minimum(states or UNBOUNDED)
+    return 0 if least == UNBOUNDED else least
+
+
+def shared_costs(
+    device: torch.device, layers: Sequence[AttentionLayer], dtype: torch.dtype, group: TPGroup
+) -> CascadeCosts | None:
+    """Return the costs of sharing prefixes among rows on this rank's device; None if any pipeline stage cannot.
+
+    Args:
+        dtype: of keys and values.
+    """
+    costs = cascade_costs(device.type, kv_layer_bytes(layers, dtype.itemsize), query_size(layers))
+    return costs if group.minimum(costs is not None) else None
+
+
+def bytes_in_flight(model: Model, max_tokens: int, stages: int) -> int:
+    """Return the bytes of hidden states that are sent or received while another step is computed, beside its own.
+
+    Args:
+        max_tokens: maximum number of new tokens of a step.
+        stages: pipeline stages, and steps in flight.
+    """
+    between = (model.stage_input(1), model.stage_output(1))
+    return sum(each.nbytes * max_tokens * (stages - 1) for each in between if each is not None)
 
 
 def size_pools(config: RunnerConfig, model: Model, free_bytes: int) -> PoolSizes:

@@ -89,11 +89,12 @@ def load_gemm_kernels(
     prompt tokens. cuBLAS selects among many kernels by size and loads a kernel when it is first selected.
 
     Args:
-        hidden: [T, hidden], result of the largest step.
+        hidden: [T, ...], result of the largest step; of a pipeline stage before the last, which has no logits, with
+            three dimensions.
         rows: ascending, at most T.
         logits_buffer: returns a buffer for the logits of so many rows, or None.
     """
-    for count in rows:
+    for count in rows if hidden.dim() == 2 else ():
         model.compute_logits(hidden[:count], logits_buffer(count))
     layers = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead)]
     kinds = {(*m.weight.shape, m.bias is None): (m.weight, m.bias) for m in layers if m.weight is not None}

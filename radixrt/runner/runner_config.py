@@ -13,12 +13,18 @@ from radixrt.errors import ConfigError
 from radixrt.kernels.build import KernelUnavailable, load_kernels
 from radixrt.layers.cuda_ops import CudaOps
 from radixrt.layers.ops import CpuOps, LayerOps, TorchOps
+from radixrt.models.model_config import ModelSpec
 from radixrt.models.precision import torch_dtype
+from radixrt.models.stages import Stage, stage_of, whole
 
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Configuration of one rank; plain values, so that it can cross a process boundary as JSON."""
+    """Configuration of one rank; plain values, so that it can cross a process boundary as JSON.
+
+    Attributes:
+        stage_layers: number of layers of each pipeline stage; empty for a model that is not divided.
+    """
 
     folder: str
     dtype: str
@@ -40,6 +46,11 @@ class RunnerConfig:
     mask_path: str | None = None
     num_states: int | None = None
     rank_info: RankInfo = SINGLE_RANK
+    stage_layers: tuple[int, ...] = ()
+
+    def stage(self, spec: ModelSpec) -> Stage:
+        """Return this rank's pipeline stage of a model."""
+        return stage_of(self.rank_info.stage, self.stage_layers) if self.stage_layers else whole(spec)
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -93,6 +104,18 @@ def free_memory(device: torch.device) -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def still_works(device: torch.device) -> bool:
+    """Return whether the device works after an error, and release its cached memory."""
+    if device.type == "cpu":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        return False
+    return True
 
 
 def supports_dependent_launch(device: torch.device) -> bool:

@@ -91,6 +91,25 @@ class SampledStep:
     scores: bytes
     hidden: torch.Tensor | None = None
 
+    @staticmethod
+    def nothing() -> SampledStep:
+        """Return what a rank has that does not answer."""
+        return SampledStep(None, None, [], b"")
+
+    @staticmethod
+    def begin(
+        result: SampleResult | None, prompt_logprobs: list[LogprobColumns], scores: bytes, hidden: torch.Tensor | None,
+        device: torch.device,
+    ) -> SampledStep:  # fmt: skip
+        """Return the answer, and begin to copy what is on the device to the host."""
+        if device.type == "cpu" or (result is None and hidden is None):
+            return SampledStep(result, None, prompt_logprobs, scores, hidden)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        result = None if result is None else result.to_host()
+        hidden = None if hidden is None else hidden.to("cpu", non_blocking=True)
+        copied.record()
+        return SampledStep(result, copied, prompt_logprobs, scores, hidden)
+
     @property
     def is_ready(self) -> bool:
         """True if `result` and `hidden` can be read without waiting for the device."""

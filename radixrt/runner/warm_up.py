@@ -85,7 +85,7 @@ class _OneLayer(Exception):
 def _compute_layer(model: Model, batch: ForwardBatch, attention: _NoAttention) -> None:
     """Compute a layer of each kind: the others launch the same kernels."""
     try:
-        model.forward(batch.input_ids, batch.positions, batch, attention)
+        model.forward(batch.input_ids, batch.positions, batch, attention, model.stage_input(batch.num_tokens))
     except _OneLayer:
         return
 

@@ -78,7 +78,8 @@ class Worker:
 
     Args:
         answers: outbox to the scheduler.
-        rank: only rank 0 answers steps; every rank reports that it is ready, and steps that failed.
+        rank: which every rank reports when it is ready, and with steps that failed.
+        answers_steps: only one rank answers steps.
         alone: no other ranks share the model. With other ranks a failed step is fatal: they, or the device, may be
             waiting in a collective of that step.
         trace_path: see `StepTrace`; None for no trace.
@@ -86,12 +87,13 @@ class Worker:
     """
 
     def __init__(
-        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, alone: bool = True,
-        trace_path: str | None = None, step_timeout_s: float = math.inf,
+        self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, answers_steps: bool = True,
+        alone: bool = True, trace_path: str | None = None, step_timeout_s: float = math.inf,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._answers = answers
         self._rank = rank
+        self._answers_steps = answers_steps
         self._alone = alone
         self._executed = 0
         self._awaiting_mask: LaunchedStep | None = None
@@ -160,7 +162,7 @@ class Worker:
                 self._runner.read_mask(message)  # of a step that has failed
         elif isinstance(message, DebugReq):
             rows, lens = unpack_i32(message.rows), unpack_i32(message.lens)
-            self._answers.send(DebugReply(pack_i32(self._runner.mirror_rows(rows, lens))))
+            self._answers.send(DebugReply(pack_i32(self._runner.batches.mirror_rows(rows, lens))))
         if isinstance(message, (ForwardStep, GrammarMask)):
             self._executed += 1
         self.answer_ready()
@@ -237,7 +239,7 @@ class Worker:
         sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
         if self._trace is not None and launched.times is not None:
             self._trace.sampled(launched.times)
-        if self._rank == 0:
+        if self._answers_steps:
             self._unanswered.append(Unanswered(launched, sampled))
 
     def _answer(self, waiting: Unanswered) -> None:

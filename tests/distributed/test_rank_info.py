@@ -23,8 +23,8 @@ SLURM = {**MASTER, "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1
 
 
 def test_torchrun_and_slurm() -> None:
-    assert rank_from_environment(TORCHRUN, 60.0) == RankInfo(5, 8, 1, 4, None, 60.0)
-    assert rank_from_environment(SLURM, 60.0) == RankInfo(3, 4, 1, 2, None, 60.0)
+    assert rank_from_environment(TORCHRUN, 60.0) == RankInfo(5, 8, 1, 4, None, 60.0, launcher_rank=5)
+    assert rank_from_environment(SLURM, 60.0) == RankInfo(3, 4, 1, 2, None, 60.0, launcher_rank=3)
     assert rank_from_environment({**SLURM, **TORCHRUN}, 60.0).rank == 5
     without = {k: v for k, v in SLURM.items() if k != "SLURM_NTASKS_PER_NODE"}
     assert rank_from_environment(without, 60.0).local_size == 4
@@ -42,9 +42,28 @@ def test_a_rank_that_cannot_be_is_refused(value: str) -> None:
         rank_from_environment({**TORCHRUN, "RANK": value}, 60.0)
 
 
-def test_one_process_cannot_be_several_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"tp=2 .*executor=uni.* use executor=mp"):
-        make_config(tp=2, executor="uni")
+def test_ranks_of_pipeline_stages() -> None:
+    ranks = [RankInfo(rank, 6, rank, 6, stages=3) for rank in range(6)]
+    assert [(rank.stage, rank.tp_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [rank.answers for rank in ranks] == [False] * 4 + [True, False]
+    assert RankInfo().answers
+
+
+def test_the_launchers_rank_0_is_the_one_that_answers() -> None:
+    """So the tokens and masks of a step stay on the machine of the scheduler."""
+    given = [{**TORCHRUN, "RANK": str(rank)} for rank in range(8)]
+    found = [rank_from_environment(each, 60.0, stages=4) for each in given]
+    assert [rank.rank for rank in found] == [6, 7, 0, 1, 2, 3, 4, 5]
+    assert [rank.answers for rank in found] == [True] + [False] * 7
+    assert [rank.launcher_rank for rank in found] == list(range(8))
+    with pytest.raises(ConfigError, match=r"pp=3, but 8 ranks were started.*start 3 \* tp"):
+        rank_from_environment(TORCHRUN, 60.0, stages=3)
+
+
+@pytest.mark.parametrize("option", ["tp", "pp"])
+def test_one_process_cannot_be_several_ranks(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{option}=2 .*executor=uni.* use executor=mp"):
+        make_config(**{option: 2}, executor="uni")
 
 
 def test_sizes_are_checked_before_anything_is_started(tiny_model: Callable[[str], Path]) -> None:
@@ -65,6 +84,10 @@ def test_tp_is_the_number_of_ranks_that_were_started(
         assert process_kinds(config, settings) == ("tokenizer", "scheduler", "runner-0")
     with pytest.raises(ConfigError, match="tp=2, but 4 ranks were started"):
         resolve_settings(make_config(model=model, executor="external", tp=2), show_progress=False)
+    _, settings = resolve_settings(make_config(model=model, executor="external", pp=2), show_progress=False)
+    assert (settings.tp, settings.stage_layers, settings.num_ranks) == (2, (2, 1), 4)
+    with pytest.raises(ConfigError, match="tp=4 and pp=2, but 4 ranks were started; start 8"):
+        resolve_settings(make_config(model=model, executor="external", tp=4, pp=2), show_progress=False)
 
 
 def test_each_rank_is_a_process(tiny_model: Callable[[str], Path]) -> None:
@@ -73,6 +96,8 @@ def test_each_rank_is_a_process(tiny_model: Callable[[str], Path]) -> None:
     assert kinds == ("tokenizer", "scheduler", "runner-0", "runner-1")
     assert [process_name(kind) for kind in kinds] == ["tokenizer", "scheduler", "ModelRunner 0", "ModelRunner 1"]
     assert process_name("runner") == "ModelRunner"
+    config = make_config(model=tiny_model("llama"), tp=2, pp=3)
+    assert len(process_kinds(*resolve_settings(config, show_progress=False))) == 2 + 6
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

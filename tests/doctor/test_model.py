@@ -36,8 +36,8 @@ def needs(path: Path, config: dict[str, Any], **options: Any) -> ModelNeeds:
     return model_needs(folder(path, config), **{"device": "cuda", "free_bytes": 139 * GIB, **options})
 
 
-def on(machine: Facts, found: ModelNeeds, *, gpus: int = 1, tp: int = 1) -> Facts:
-    return dataclasses.replace(machine, model=found, tp=tp, gpus=machine.gpus * gpus)
+def on(machine: Facts, found: ModelNeeds, *, gpus: int = 1, ranks: int = 1) -> Facts:
+    return dataclasses.replace(machine, model=found, ranks=ranks, gpus=machine.gpus * gpus)
 
 
 def test_gpt_oss(tmp_path: Path) -> None:
@@ -62,11 +62,23 @@ def test_weights_that_need_more_gpus(tmp_path: Path) -> None:
     assert "the weights need 217" in alone.what
     (four,) = advise(on(GPU_MACHINE, found, gpus=4))
     assert four.fix == f"radixrt launch --model {tmp_path} --tp 2"
-    split = needs(tmp_path, GPT_OSS_120B, ranks=2)
-    assert split.kv_tokens > 500_000
-    assert advise(on(GPU_MACHINE, split, gpus=4, tp=2)) == []
-    (missing,) = advise(on(GPU_MACHINE, split, tp=2))
-    assert missing.what == "tp=2 needs 2 GPUs, and there are 1"
+    for options in ({"tp": 2}, {"pp": 2}):
+        split = needs(tmp_path, GPT_OSS_120B, **options)
+        assert split.kv_tokens > 500_000
+        assert advise(on(GPU_MACHINE, split, gpus=4, ranks=2)) == []
+    (missing,) = advise(on(GPU_MACHINE, split, ranks=2))
+    assert missing.what == "tp * pp = 2 needs 2 GPUs, and there are 1"
+
+
+def test_weights_that_need_a_number_of_gpus_that_divides_no_layer(tmp_path: Path) -> None:
+    """They are divided into stages, and no more than there must be."""
+    found = needs(tmp_path, GPT_OSS_120B, free_bytes=78 * GIB)
+    assert "--pp may be 1 to 36" in as_text(on(GPU_MACHINE, found), [])
+    for free_gib, gpus, options in ((78, 2, None), (78, 3, " --pp 3"), (78, 8, " --pp 3"), (60, 4, " --tp 4")):
+        gpu = dataclasses.replace(GPU_MACHINE.gpus[0], memory_free=free_gib * GIB)
+        findings = advise(on(dataclasses.replace(GPU_MACHINE, gpus=(gpu,)), found, gpus=gpus))
+        (finding,) = [each for each in findings if "the weights need" in each.what]
+        assert finding.fix == (None if options is None else f"radixrt launch --model {tmp_path}{options}")
 
 
 def test_a_cpu_in_float32(tmp_path: Path) -> None:
@@ -87,7 +99,8 @@ def test_a_model_of_transformers_is_measured_by_its_files(tmp_path: Path) -> Non
     ("config", "options", "message"),
     [
         ({**GPT_OSS_20B, "hidden_act": "gelu"}, {}, "hidden_act 'gelu' is not supported"),
-        (GPT_OSS_20B, {"ranks": 3}, "tp=3 does not divide"),
+        (GPT_OSS_20B, {"tp": 3}, "tp=3 does not divide"),
+        (GPT_OSS_20B, {"pp": 25}, "pp=25: GptOssForCausalLM has 24 layers with attention"),
         ({}, {}, "architectures must name one model class"),
     ],
 )

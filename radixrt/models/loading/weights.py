@@ -21,12 +21,13 @@ from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.checkpoint import GROUP, CheckpointTensor
+from radixrt.models.loading.checkpoint import GROUP, CheckpointTensor, ParameterSources
 from radixrt.models.loading.mxfp4 import dequantize
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import DTYPES, ModelSpec
 from radixrt.models.precision import choose_precision, torch_dtype
 from radixrt.models.registry import Model, model_class
+from radixrt.models.stages import Stage
 
 DUMMY_STD = 0.02
 BARE_EMBEDDING = "embed_tokens.weight"
@@ -48,6 +49,7 @@ def load_model(
     show_progress: bool = False,
     ops: LayerOps | None = None,
     group: TPGroup | None = None,
+    stage: Stage | None = None,
 ) -> Model:
     """Build the model and load its weights. At no time do two copies of more than one layer's weight exist.
 
@@ -61,6 +63,7 @@ def load_model(
         show_progress: draw a progress bar on stderr.
         ops: kernels of the decoder; default: plain torch.
         group: the ranks that the model is split over.
+        stage: the pipeline stage to load; None for all of the model.
 
     Raises:
         ConfigError: the ranks cannot share the model.
@@ -76,7 +79,7 @@ def load_model(
             folder, spec, torch_dtype(dtype), torch.device(device), load_format == "dummy", seed, show_progress
         )
     precision = choose_precision(dtype, torch.device(device).type, spec.decoder.num_linear_parameters)
-    model = kind(spec, precision, ops or TorchOps(), group)
+    model = kind(spec, precision, ops or TorchOps(), group, stage)
     tied = spec.decoder.tie_word_embeddings or not spec.has_head  # a head that is missing is never used
     if load_format == "dummy":
         fill_randomly(model, torch.device(device), seed=seed, tied=tied, show_progress=show_progress)
@@ -189,13 +192,13 @@ def fill_from_folder(model: Decoder, folder: Path, device: torch.device, *, tied
         # A head in the checkpoint of a tied model is read as it is: it decides what the model was saved with.
         shares_head = tied and "lm_head.weight" not in checkpoint.names
         if shares_head:
-            del sources["lm_head.weight"]
-        _check_tensors(folder, checkpoint, sources)
+            model.tie_head(sources)
+        _check_tensors(folder, checkpoint, sources, model.tensors_elsewhere)
         total = sum(len(tensors) for tensors in sources.values())
         with _bar("Loading weights", total, show_progress) as bar:
             for prefix, module in model.named_modules():
                 for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
-                    if shares_head and name == "lm_head.weight":
+                    if name not in sources:  # the tied head
                         module.register_parameter("weight", model.embed_tokens)
                         continue
                     filled = _read_parameter(checkpoint, sources[name], parameter, device)
@@ -216,11 +219,11 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
     """
     sources = model.checkpoint_tensors()
     if tied:
-        del sources["lm_head.weight"]
+        model.tie_head(sources)
     with _bar("Drawing weights", sum(map(len, sources.values())), show_progress) as bar:
         for prefix, module in model.named_modules():
             for name, parameter in list(module.named_parameters(prefix=prefix, recurse=False)):
-                if tied and name == "lm_head.weight":
+                if name not in sources:  # the tied head
                     module.register_parameter("weight", model.embed_tokens)
                     continue
                 values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -280,13 +283,14 @@ def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
     rows[tuple(map(slice, part.shape))].copy_(part)
 
 
-def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: dict[str, tuple[CheckpointTensor, ...]]) -> None:
+def _check_tensors(folder: Path, checkpoint: Checkpoint, sources: ParameterSources, elsewhere: tuple[str, ...]) -> None:
+    """Compare what a stage reads with what there is, but for the beginnings of names of what other stages read."""
     expected = {name: shape for each in sources.values() for tensor in each for name, shape in tensor.stored.items()}
     present = {name for name in checkpoint.names if not name.endswith(DERIVED_SUFFIX)}
     problems = []
     if missing := sorted(expected.keys() - present):
         problems.append(f"missing: {_shorten(missing)}")
-    if unexpected := sorted(present - expected.keys()):
+    if unexpected := sorted(name for name in present - expected.keys() if not name.startswith(elsewhere)):
         problems.append(f"unexpected: {_shorten(unexpected)}")
     wrong = [
         f"{name} {list(checkpoint.shape(name))} instead of {list(expected[name])}"

@@ -9,6 +9,10 @@ uncaptured sampler for rows with filters. With tensor parallelism on one machine
 columns of the logits, from which the second graph samples; the columns are gathered only for work that needs all of
 them. Graphs read their numbers from static buffers, which one copy fills for each step. A step with fewer rows than the
 bucket is padded with rows of one token that read and write slot 0 and row 0 alone.
+
+On a pipeline stage the first graph begins with what the stage before has computed, in a static buffer, and before the
+last stage it ends with what the next one needs, in another; there is no second graph then. What is sent is a copy, in
+the order of the step's tokens: whether another stage replays a graph for the same step does not matter.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from radixrt.messages.wire import Int32Array
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.captures import Captures, begin_capture
 from radixrt.runner.sampling.sampler import Sampler
+from radixrt.runner.sampling.sampling_tables import upload
 from radixrt.runner.step_result import SampleResult
 
 T = TypeVar("T")
@@ -120,25 +125,32 @@ class _Captured:
 
     Attributes:
         sample_masked: `sample` behind the grammar masks; None if `own` is not None.
-        logits: float32 [samples, vocab].
+        logits: float32 [samples, vocab]; no rows before the last pipeline stage.
         own: this rank's columns of the logits, if the graph does not gather them.
+        sample, result: None before the last pipeline stage.
     """
 
     inputs: _Inputs
     forward: torch.cuda.CUDAGraph
-    sample: torch.cuda.CUDAGraph
+    sample: torch.cuda.CUDAGraph | None
     sample_masked: torch.cuda.CUDAGraph | None
     logits: torch.Tensor
     own: torch.Tensor | None
-    result: SampleResult
+    result: SampleResult | None
 
 
 @dataclass(frozen=True)
 class StagedStep:
-    """A decode step whose numbers are in the static buffers of its bucket; valid until the next step is staged."""
+    """A decode step whose numbers are in the static buffers of its bucket; valid until the next step is staged.
+
+    Attributes:
+        order: int64 [T], see `TokenRows`; None also where there is one pipeline stage.
+    """
 
     captured: _Captured
     num_samples: int
+    num_tokens: int
+    order: torch.Tensor | None
 
     @property
     def sample_rows(self) -> torch.Tensor:
@@ -177,7 +189,11 @@ class CudaGraphRunner:
         self._pool = torch.cuda.graph_pool_handle()
         # One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has run on.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._logits = torch.empty(max_samples, vocab_size, dtype=torch.float32, device=device)
+        self._received, self._sent = model.stage_input(max_rows), model.stage_output(max_rows)
+        if self._received is not None:
+            self._received.zero_()  # padding rows read it, and what they compute must be finite
+        samples = max_samples if self._sent is None else 0
+        self._logits = torch.empty(samples, vocab_size, dtype=torch.float32, device=device)
         self._workspace = sampler.workspace(max_samples)
 
     def capture_first(self) -> None:
@@ -229,16 +245,30 @@ class CudaGraphRunner:
         starts = np.zeros(size, np.int32) if plan is None else padded(plan.ends, size, dtype=np.int32)
         planned = self._attention.plan_graph(starts, padded(rows.seq_lens, size, 1, np.int32))
         captured.inputs.fill(self._uploader, columns, planned)
-        return StagedStep(captured, rows.num_samples)
+        divided = self._received is not None or self._sent is not None
+        order = None if rows.order is None or not divided else upload(rows.order.astype(np.int64), self._device)
+        return StagedStep(captured, rows.num_samples, len(rows.slots), order)
 
     def logits_for(self, rows: int) -> torch.Tensor | None:
         """Return float32 [rows, vocab], a buffer in which an uncaptured step may leave its logits; None for more rows
         than it holds. Steps run in order, and each is sampled before the next one begins."""
         return self._logits[:rows] if rows <= len(self._logits) else None
 
-    def forward(self, step: StagedStep) -> None:
-        """Compute a step's logits."""
+    def forward(self, step: StagedStep, received: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Compute a step's logits; on a pipeline stage before the last return what the next one needs instead.
+
+        Args:
+            received: as for `Model.forward`, in the order of the step's tokens.
+        """
+        if received is not None and self._received is not None:
+            self._received[: step.num_tokens] = received if step.order is None else received[step.order]
         step.captured.forward.replay()
+        if self._sent is None:
+            return None
+        computed = self._sent[: step.num_tokens]
+        if step.order is None:
+            return computed.clone()
+        return torch.empty_like(computed).index_copy_(0, step.order, computed)
 
     def logits(self, step: StagedStep) -> torch.Tensor:
         """Return float32 [S, vocab] of a step after `forward`; the next step overwrites it. It is a collective call:
@@ -255,6 +285,8 @@ class CudaGraphRunner:
     def sample(self, step: StagedStep, mask: Mask | None = None) -> SampleResult:
         """Sample a step after `forward`; all of its rows must be plain (see `Sampler.plain`)."""
         captured = step.captured
+        assert captured.sample is not None, "a stage before the last samples nothing"
+        assert captured.result is not None
         if mask is None or captured.sample_masked is None:
             captured.sample.replay()
         else:
@@ -276,6 +308,8 @@ class CudaGraphRunner:
         )
         logits = self._logits[: len(inputs.targets)]
         forward_graph, own = self._record(lambda: self._forward(inputs, part, batch, logits))
+        if self._sent is not None:
+            return _Captured(inputs, forward_graph, None, None, logits, None, None)
         sample_graph, result = self._record(lambda: self._sample(inputs, logits, own))
         masked_graph = None
         if own is None:
@@ -307,7 +341,12 @@ class CudaGraphRunner:
         positions = inputs.seq_lens - 1
         table[inputs.req_pool_idx, positions] = inputs.slots.to(torch.int32)
         self._attention.begin_graph(batch, part)
-        hidden = self._model.forward(ids, positions, batch, self._backend)[: len(logits)]
+        received = None if self._received is None else self._received[: inputs.rows]
+        hidden = self._model.forward(ids, positions, batch, self._backend, received)
+        if self._sent is not None:
+            self._sent[: inputs.rows] = hidden
+            return None
+        hidden = hidden[: len(logits)]
         own = self._model.compute_local_logits(hidden)
         if own is None:
             made = self._model.compute_logits(hidden, logits)

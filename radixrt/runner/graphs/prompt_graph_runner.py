@@ -85,6 +85,10 @@ class PromptGraphRunner:
         # finite.
         self._out = torch.zeros(self._buckets[-1], layer.num_heads, layer.head_dim, dtype=dtype, device=device)
         self._mixed = _MixedBuffers(self._buckets[-1], dtype, device)
+        # What a pipeline stage gets of the one before; zeroed as `_out` is.
+        self._received = model.stage_input(self._buckets[-1])
+        if self._received is not None:
+            self._received.zero_()
 
     def capture_first(self) -> None:
         """Capture as few buckets as every step can use."""
@@ -102,16 +106,25 @@ class PromptGraphRunner:
             return False
         return self._captures.find(bucket, larger_buckets(bucket, self._buckets)) is not None
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """Return the final hidden states [T, hidden] of an EXTEND step, valid until the next step.
+    def forward(self, batch: ForwardBatch, received: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Return the final hidden states [T, hidden] of an EXTEND step, valid until the next step; on a pipeline stage
+        before the last what `Model.forward` returns there, in memory of its own.
 
         Return None, without any work, if no graph fits the step or none is captured yet.
+
+        Args:
+            received: as for `Model.forward`.
         """
         tokens = bucket_for(batch.num_tokens, self._buckets)
         if tokens is None or batch.mode is not ForwardMode.EXTEND:
             return None
         captured = self._captures.get_or_make(tokens, larger_buckets(tokens, self._buckets), self._capture)
-        return None if captured is None else self._replay(captured, replace(batch, narrowed=None))
+        if captured is None:
+            return None
+        if received is not None and self._received is not None:
+            self._received[: batch.num_tokens] = received
+        hidden = self._replay(captured, replace(batch, narrowed=None))
+        return hidden if hidden.dim() == 2 else hidden.clone()
 
     def _replay(self, captured: _Captured, batch: ForwardBatch) -> torch.Tensor:
         count, inputs = batch.num_tokens, captured.batch
@@ -138,18 +151,19 @@ class PromptGraphRunner:
 
     def _capture(self, tokens: int) -> _Captured:
         batch = self._builder.build_dummy_extend(tokens)
+        received = None if self._received is None else self._received[:tokens]
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             # Run once uncaptured, so that kernels are compiled and workspaces allocated.
             recorder = _Recorder(self._attention, self._out, self._mixed, None)
-            self._model.forward(batch.input_ids, batch.positions, batch, recorder)
+            self._model.forward(batch.input_ids, batch.positions, batch, recorder, received)
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(stream):
             recorder = _Recorder(self._attention, self._out, self._mixed, self._pool)
             recorder.begin()
             try:
-                hidden = self._model.forward(batch.input_ids, batch.positions, batch, recorder)
+                hidden = self._model.forward(batch.input_ids, batch.positions, batch, recorder, received)
             finally:
                 end = recorder.end()
         torch.cuda.current_stream(self._device).wait_stream(stream)

@@ -84,9 +84,13 @@ class Model:
         self.inputs: list[ForwardBatch] = []
         self._fails_from = fails_from
 
+    def stage_input(self, tokens: int) -> torch.Tensor | None:
+        return None
+
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend
-    ) -> torch.Tensor:
+        self, ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch, attention: AttentionBackend,
+        received: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         self.calls += 1
         self.inputs.append(batch)
         for layer in LAYERS:
@@ -192,7 +196,9 @@ def test_recurrences_are_launched_between_graphs(runner: Any) -> None:
     buffers: list[torch.Tensor] = []
 
     class Hybrid(Model):
-        def forward(self, ids: Any, positions: Any, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        def forward(
+            self, ids: Any, positions: Any, batch: ForwardBatch, attention: AttentionBackend, received: Any = None
+        ) -> torch.Tensor:
             buffers.append(attention.mix_states(recurrent, torch.zeros(len(ids), 9), batch))  # type: ignore[arg-type]
             return super().forward(ids, positions, batch, attention)
 
