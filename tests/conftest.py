@@ -64,6 +64,7 @@ LONGEST = (
     "tests/server/test_mutated_requests.py",
     "tests/constrained/compile/test_grammar_manager.py",
     "tests/equivalence/test_tensor_parallel.py",
+    "tests/equivalence/test_pipeline.py",
     "tests/test_cli.py",
     "tests/process/test_load.py",
     "tests/process/test_observability.py",

@@ -19,6 +19,8 @@ from radixrt.messages.step_shape import StepShape
 
 H200_8B = StepTimes(step=5e-3, row=22e-6, context=131_072 / 3.4e12, extend=0.0, token=1 / 40_000, pair=0.0)
 """An 8B model on one H200: a decode step reads 131 kB for each token of context at 3.4 TB/s."""
+MIN_STEPS = 16
+"""Steps of a trace that a fit needs."""
 CLIP = 4.0
 """Steps that took this many times the fitted time, or more, are outliers: a compilation, or a suspended process."""
 
@@ -67,13 +69,14 @@ class StepFit(NamedTuple):
     held_out: int
 
 
-def read_step_trace(path: Path) -> list[TracedStep]:
+def read_step_trace(path: Path, *, min_steps: int = MIN_STEPS) -> list[TracedStep]:
     """Read a step trace.
 
     A step took the time from its launch, or from the end of the step before if that was later, until its answer.
 
     Raises:
-        ValueError: the file is no step trace, or one of an older version, whose events lack the shape of their step.
+        ValueError: the file is no step trace, or one of an older version, whose events lack the shape of their step, or
+            one of fewer steps than min_steps.
     """
     text = path.read_text().rstrip()
     try:
@@ -94,8 +97,8 @@ def read_step_trace(path: Path) -> list[TracedStep]:
             ended_at = event["ts"]
             if ended_at > begin:
                 steps.append(TracedStep(shape, (ended_at - begin) / 1e6))
-    if len(steps) < 16:
-        raise ValueError(f"{path} has {len(steps)} steps; a fit needs 16 or more")
+    if len(steps) < min_steps:
+        raise ValueError(f"{path} has {len(steps)} steps; {min_steps} or more are needed")
     return steps
 
 

@@ -189,8 +189,7 @@ def launcher_store(info: RankInfo) -> Store:
     Raises:
         EngineError: the store cannot be opened or reached.
     """
-    given = info.rank if info.launcher_rank is None else info.launcher_rank
-    return _launcher_store(given, info.size, info.timeout_s, info.store_descriptor)
+    return _launcher_store(info.known_as, info.size, info.timeout_s, info.store_descriptor)
 
 
 @functools.cache

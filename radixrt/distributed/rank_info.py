@@ -53,6 +53,11 @@ class RankInfo:
         return self.rank // self.tp
 
     @property
+    def known_as(self) -> int:
+        """Rank in messages and logs: the launcher's, which its user knows, where there is one."""
+        return self.rank if self.launcher_rank is None else self.launcher_rank
+
+    @property
     def answers(self) -> bool:
         """True on the rank that answers steps: the first one of the last stage."""
         return self.rank == answering_rank(self.size, self.stages)

@@ -101,7 +101,7 @@ def make_runner(
             cuda_graph=config.executor.cuda_graph,
             random_seed=config.executor.random_seed,
             kernel_cache=settings.kernel_cache,
-            show_progress=settings.show_progress and rank_info.rank == 0,
+            show_progress=settings.show_progress and rank_info.known_as == 0,
             mask_path=mask_path,
             rank_info=rank_info,
             stage_layers=settings.stage_layers,
@@ -126,7 +126,7 @@ def make_runner_worker(
 
     runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
     return Worker(
-        runner, answers, rank_info.rank, answers_steps=rank_info.answers, alone=rank_info.size == 1,
+        runner, answers, rank_info.known_as, answers_steps=rank_info.answers, alone=rank_info.size == 1,
         trace_path=config.executor.step_trace if rank_info.answers else None,
         step_timeout_s=config.executor.step_timeout_s,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def is_other_rank(config: Config) -> bool:
     executor = config.executor
     if executor.executor != "external":
         return False
-    return rank_from_environment(os.environ, executor.start_timeout_s, executor.pp).launcher_rank != 0
+    return rank_from_environment(os.environ, executor.start_timeout_s, executor.pp).known_as != 0
 
 
 def publish_addresses(rank_info: RankInfo, path: str) -> None:
@@ -70,7 +70,7 @@ def publish_addresses(rank_info: RankInfo, path: str) -> None:
 def serve_rank(config: Config) -> NoReturn:
     """Be a rank above 0 for as long as rank 0 lives, and end the process: with 0, or with 2 if this rank failed."""
     rank_info = rank_from_environment(os.environ, config.executor.start_timeout_s, config.executor.pp)
-    server, name = config.server, f"ModelRunner {rank_info.rank}"
+    server, name = config.server, f"ModelRunner {rank_info.known_as}"
     configure_logging(server.log_level, name, format=server.log_format, force=True)
     try:
         _run(*resolve_settings(config, show_progress=False), rank_info)
@@ -93,7 +93,7 @@ def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> None:
     context: zmq.Context[Any] = zmq.Context()
     keys = Curve.make(server=addresses["key"].encode())
     inbox: ZmqInbox[ToRunner] = ZmqInbox(
-        context, addresses["ranks"][str(rank_info.launcher_rank)], ToRunner, bind=False, curve=keys
+        context, addresses["ranks"][str(rank_info.known_as)], ToRunner, bind=False, curve=keys
     )
     answers: ZmqOutbox[FromRunner] = ZmqOutbox(context, addresses["answers"], curve=keys)
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach every rank; rank 0 decides when it is over
@@ -106,10 +106,10 @@ def _run(config: Config, settings: EngineSettings, rank_info: RankInfo) -> None:
     try:
         worker.start()
     except RadixRTError as error:
-        answers.send(StepFailed(-1, rank_info.rank, str(error), fatal=True))
+        answers.send(StepFailed(-1, rank_info.known_as, str(error), fatal=True))
         time.sleep(LAST_WORDS_S)
         raise
-    logger.info("rank %d of %d is ready", rank_info.rank, rank_info.size)
+    logger.info("rank %d of %d is ready", rank_info.known_as, rank_info.size)
     try:
         serve_steps(worker, inbox)
     except RadixRTError:

@@ -169,11 +169,10 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     from radixrt.executor.ray_executor import RayDistributedExecutor
 
     endpoints, size = setup.endpoints, setup.settings.num_ranks
-    answering = answering_rank(size, setup.settings.stages)
     if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
             setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
-            answering=answering, host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
+            host=os.environ["MASTER_ADDR"], size=size, address_file=endpoints.addresses,
         )  # fmt: skip
 
     if setup.config.executor.executor == "ray":
@@ -185,7 +184,10 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     def of_epoch(epoch: int) -> RankEndpoints:
         return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(size)], endpoints.answers(epoch))
 
-    return MultiprocExecutor(setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, answering=answering)
+    return MultiprocExecutor(
+        setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks,
+        answering=answering_rank(size, setup.settings.stages),
+    )  # fmt: skip
 
 
 def run_runner(setup: WorkerSetup) -> NoReturn:

@@ -69,7 +69,7 @@ class ExternalLauncherExecutor(MultiprocExecutor):
     """Reaches rank 0 like the base class; opens one TCP port for each other rank, and one for their messages.
 
     Args:
-        rank_endpoint, answer_endpoint, mask_path, answering: for rank 0, see the base class.
+        rank_endpoint, answer_endpoint, mask_path: for rank 0, see the base class.
         host: name or address at which the other ranks reach this machine; no other address is bound.
         size: number of ranks.
         address_file: file that is written when the ports are open, for rank 0's runner to publish.
@@ -80,10 +80,10 @@ class ExternalLauncherExecutor(MultiprocExecutor):
 
     def __init__(
         self, context: zmq.Context[Any], rank_endpoint: str, answer_endpoint: str, *, mask_path: str,
-        answering: int = 0, host: str, size: int, address_file: str,
+        host: str, size: int, address_file: str,
     ) -> None:  # fmt: skip
         own = RankEndpoints([rank_endpoint], answer_endpoint)
-        super().__init__(context, lambda epoch: own, mask_path=mask_path, answering=answering)
+        super().__init__(context, lambda epoch: own, mask_path=mask_path)
         keys = Curve.make()
         try:
             anywhere = f"tcp://{socket.gethostbyname(host)}:*"
@@ -122,10 +122,6 @@ class ExternalLauncherExecutor(MultiprocExecutor):
         for rank, watch in self._watches.items():
             if watch.lost():
                 raise EngineError(f"the process of rank {rank} is gone; its own output says why")
-
-    @property
-    def _outbox_of_answering(self) -> ZmqOutbox[ToRunner]:
-        return self._ranks[0]
 
     def restart(self, epoch: int) -> None:
         raise EngineError("ranks that were started externally cannot be restarted")

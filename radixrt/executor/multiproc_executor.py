@@ -124,11 +124,7 @@ class MultiprocExecutor(Executor):
         return self._answers.recv(timeout_s)
 
     def ask(self, question: DebugReq) -> None:
-        self._outbox_of_answering.send(question)
-
-    @property
-    def _outbox_of_answering(self) -> ZmqOutbox[ToRunner]:
-        return self._ranks[self._answering]
+        self._ranks[self._answering].send(question)
 
     def close(self) -> None:
         for rank in self._ranks:
