@@ -183,8 +183,8 @@ def _boot_id() -> str:
 
 
 def launcher_store(info: RankInfo) -> Store:
-    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that the launcher's rank 0 opens now, on a
-    socket that it may have been given. The store lives as long as the process, because other ranks read it.
+    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that the launcher's rank 0 opens now, on
+    a socket that it may have been given. The store lives as long as the process, because other ranks read it.
 
     Raises:
         EngineError: the store cannot be opened or reached.

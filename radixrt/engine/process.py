@@ -169,6 +169,7 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     from radixrt.executor.ray_executor import RayDistributedExecutor
 
     endpoints, size = setup.endpoints, setup.settings.num_ranks
+    answering = answering_rank(size, setup.settings.stages)
     if setup.config.executor.executor == "external":
         return ExternalLauncherExecutor(
             setup.context, endpoints.runner(0, epoch), endpoints.answers(epoch), mask_path=endpoints.masks,
@@ -178,15 +179,15 @@ def _make_executor(setup: WorkerSetup, epoch: int) -> Executor:
     if setup.config.executor.executor == "ray":
         host = read_cluster_host(endpoints.cluster_host, setup.config.executor.start_timeout_s)
         return RayDistributedExecutor(
-            setup.context, host=host, size=size, address_file=endpoints.rank_addresses, epoch=epoch
+            setup.context, host=host, size=size, address_file=endpoints.rank_addresses, epoch=epoch,
+            answering=answering,
         )  # fmt: skip
 
     def of_epoch(epoch: int) -> RankEndpoints:
         return RankEndpoints([endpoints.runner(rank, epoch) for rank in range(size)], endpoints.answers(epoch))
 
     return MultiprocExecutor(
-        setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks,
-        answering=answering_rank(size, setup.settings.stages),
+        setup.context, of_epoch, epoch=epoch, mask_path=endpoints.masks, answering=answering
     )  # fmt: skip
 
 

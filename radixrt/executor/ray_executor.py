@@ -29,8 +29,7 @@ class RayDistributedExecutor(MultiprocExecutor):
         size: number of ranks.
         address_file: returns the path of an epoch's file, which is written once the ports are open; the main process
             passes its content to the ranks.
-        sampling_rank: the one rank that reads grammar masks.
-        epoch: see the base class.
+        epoch, answering: see the base class. The rank that answers also samples, and it alone reads grammar masks.
 
     Raises:
         ConfigError: host is not an address of this machine.
@@ -38,14 +37,14 @@ class RayDistributedExecutor(MultiprocExecutor):
 
     def __init__(
         self, context: zmq.Context[Any], *, host: str, size: int, address_file: Callable[[int], str], epoch: int,
-        sampling_rank: int = 0,
+        answering: int = 0,
     ) -> None:  # fmt: skip
         anywhere = f"tcp://{socket.gethostbyname(host)}:*"
         self._host = host
         self._address_file = address_file
-        self._sampling_rank = sampling_rank
         super().__init__(
-            context, lambda epoch: RankEndpoints([anywhere] * size, anywhere, Curve.make()), epoch=epoch, mask_path=None
+            context, lambda epoch: RankEndpoints([anywhere] * size, anywhere, Curve.make()), epoch=epoch,
+            mask_path=None, answering=answering,
         )  # fmt: skip
 
     def _connect(self, epoch: int) -> None:
@@ -62,4 +61,4 @@ class RayDistributedExecutor(MultiprocExecutor):
         content = self._encoder.encode(mask)
         notice = self._encoder.encode(msgspec.structs.replace(mask, bits=b"")) if mask.bits else content
         for rank, outbox in enumerate(self._ranks):
-            outbox.send_frame(content if rank == self._sampling_rank else notice)
+            outbox.send_frame(content if rank == self._answering else notice)

@@ -45,7 +45,7 @@ class Bench:
         self.context: zmq.Context[Any] = zmq.Context()
         self.executor = RayDistributedExecutor(
             self.context, host="127.0.0.1", size=2, address_file=lambda epoch: str(self.file(epoch)), epoch=0,
-            sampling_rank=1,
+            answering=1,
         )  # fmt: skip
         self.ranks = Ranks(self.context, self.file(0))
 
@@ -63,7 +63,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_every_rank_gets_each_step_and_one_answers(bench: Bench) -> None:
-    assert bench.executor.wait_ready(LIMIT_S).rank == 0
+    assert bench.executor.wait_ready(LIMIT_S).rank == 1
     bench.executor.submit(STEP)
     assert [inbox.recv(LIMIT_S) for inbox in bench.ranks.inboxes] == [STEP, STEP]
     bench.ranks.answers.send(StepOutput(3, b""))

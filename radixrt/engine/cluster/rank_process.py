@@ -87,7 +87,9 @@ def run_rank(given: RankSettings, config: Config) -> NoReturn:
 
     inbox, answers = _connect(context, addresses, line)
     config, settings = _on_this_machine(config, EngineSettings.from_dict(given.settings))
-    worker = assembly.make_runner_worker(config, settings, answers, rank_info(given, config), start_log=start_log)
+    worker = assembly.make_runner_worker(
+        config, settings, answers, rank_info(given, config, settings.stages), start_log=start_log
+    )
     try:
         worker.start()
         gc.freeze()
@@ -119,8 +121,12 @@ def _connect(
     return inbox, answers
 
 
-def rank_info(given: RankSettings, config: Config) -> RankInfo:
-    """Return the rank's place, and let it reach the other ranks by this node's address in the cluster."""
+def rank_info(given: RankSettings, config: Config, stages: int = 1) -> RankInfo:
+    """Return the rank's place, and let it reach the other ranks by this node's address in the cluster.
+
+    Args:
+        stages: pipeline stages of the model.
+    """
     os.environ.update(MASTER_ADDR=given.store_address, MASTER_PORT=str(given.store_port))
     if (interface := interface_of(given.address)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -133,6 +139,7 @@ def rank_info(given: RankSettings, config: Config) -> RankInfo:
         store_descriptor=given.store_descriptor,
         timeout_s=config.executor.start_timeout_s,
         one_shot=config.executor.all_reduce == "one_shot",
+        stages=stages,
     )
 
 

@@ -291,7 +291,8 @@ def start_ranks(
 
 def rank_stages(settings: EngineSettings) -> list[list[int]]:
     """Return the ranks of each pipeline stage: they share a node."""
-    return [list(range(settings.tp))]
+    tp = settings.tp
+    return [list(range(stage * tp, (stage + 1) * tp)) for stage in range(settings.stages)]
 
 
 def rank_options(config: Config) -> dict[str, Any]:
