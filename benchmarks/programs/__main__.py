@@ -46,8 +46,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 # --- in the language ---
 
 
-def in_language(url: str, workload: Workload, trace: list[Traced], seconds: list[float]) -> None:
-    """Run all programs; `trace` becomes their calls in order of admission, and their times are added to `seconds`."""
+def in_language(
+    url: str, workload: Workload, trace: list[Traced], seconds: list[float], latencies: list[float] | None = None
+) -> None:
+    """Run all programs; `trace` becomes their calls in order of admission, their times are added to `seconds`, and the
+    times of their calls to `latencies`."""
     logs: dict[str, RunLog] = {}
 
     def note(log: RunLog, event: Event, record: Record | None) -> None:
@@ -68,25 +71,27 @@ def in_language(url: str, workload: Workload, trace: list[Traced], seconds: list
         if item.exception is not None:
             raise item.exception
     seconds += [log.end - log.start for log in logs.values() if log.end is not None]
-    calls = [call for log in logs.values() for call in log.calls]
+    calls = [call for log in logs.values() for call in log.calls if call.same_as is None]
     calls.sort(key=lambda call: call.admitted or call.start or 0.0)
+    if latencies is not None:
+        latencies += [call.end - call.start for call in calls if call.end is not None and call.start is not None]
     trace[:] = [Traced(call.prompt_ids or (), call.output_ids or ()) for call in calls]
 
 
 # --- plainly ---
 
 
-def plainly(url: str, workload: Workload, seconds: list[float]) -> None:
-    """Run all programs; their times are added to `seconds`."""
-    asyncio.run(_plainly(url, workload, seconds))
+def plainly(url: str, workload: Workload, seconds: list[float], latencies: list[float] | None = None) -> None:
+    """Run all programs; their times are added to `seconds`, and the times of their calls to `latencies`."""
+    asyncio.run(_plainly(url, workload, seconds, latencies))
 
 
-async def _plainly(url: str, workload: Workload, seconds: list[float]) -> None:
+async def _plainly(url: str, workload: Workload, seconds: list[float], latencies: list[float] | None) -> None:
     model = served_model(url)
     slots = asyncio.Semaphore(workload.concurrency)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=600.0, limits=limits) as http:
-        ask = _asker(http, model)
+        ask = _asker(http, model, [] if latencies is None else latencies)
 
         async def one(item: dict[str, object]) -> None:
             async with slots:
@@ -97,11 +102,13 @@ async def _plainly(url: str, workload: Workload, seconds: list[float]) -> None:
         await asyncio.gather(*(one(item) for item in workload.items))
 
 
-def _asker(http: httpx.AsyncClient, model: str) -> Ask:
+def _asker(http: httpx.AsyncClient, model: str, latencies: list[float]) -> Ask:
     async def ask(messages: Messages, max_tokens: int) -> str:
+        begin = time.perf_counter()
         body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         answer = await http.post("/v1/chat/completions", json=body)
         answer.raise_for_status()
+        latencies.append(time.perf_counter() - begin)
         return str(answer.json()["choices"][0]["message"]["content"])
 
     return ask

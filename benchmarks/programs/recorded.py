@@ -38,7 +38,6 @@ class RecordedCall:
     Attributes:
         after: indices of the calls of its run whose answers it waits for.
         pause_s: time from these answers to the call.
-        ends_branch: the branch makes no further call.
     """
 
     prompt: array[int]
@@ -46,11 +45,18 @@ class RecordedCall:
     after: tuple[int, ...]
     pause_s: float
     hint: ProgramHint
-    ends_branch: bool
 
 
-def record(workload: Workload) -> list[list[RecordedCall]]:
-    """The calls of each run of a workload."""
+@dataclass(frozen=True)
+class Recorded:
+    """The calls of each run of a workload, as the language sends them and as plain calls, of which none are shared."""
+
+    language: list[list[RecordedCall]]
+    plain: list[list[RecordedCall]]
+
+
+def record(workload: Workload) -> Recorded:
+    """Run a workload, all runs at once."""
     logs: dict[str, RunLog] = {}
     backend = _Recorder()
     stop = observe(lambda log, event, record: logs.setdefault(log.program, log) and None)
@@ -65,21 +71,31 @@ def record(workload: Workload) -> list[list[RecordedCall]]:
         if item.exception is not None:
             raise item.exception
     states = [item.state for item in items if item.state is not None]
-    return [_calls(logs[state.log.program], backend.hints, workload.pause_s) for state in states]
+    ordered = [logs[state.log.program] for state in states]
+    return Recorded(
+        [_calls(log, backend.hints, workload.pause_s, shared=True) for log in ordered],
+        [_calls(log, backend.hints, workload.pause_s, shared=False) for log in ordered],
+    )
 
 
-def _calls(log: RunLog, hints: Mapping[tuple[str, str, int], ProgramHint], pause_s: float) -> list[RecordedCall]:
-    last = {call.branch: call.id for call in log.calls}
+def _calls(
+    log: RunLog, hints: Mapping[tuple[str, str, int], ProgramHint], pause_s: float, *, shared: bool
+) -> list[RecordedCall]:
+    sent = [call for call in log.calls if call.same_as is None or not shared]
+    places = {call.id: place for place, call in enumerate(sent)}
+    if shared:
+        places |= {call.id: places[call.same_as] for call in log.calls if call.same_as is not None}
     numbers: dict[str, int] = {}
     made = []
-    for call in log.calls:
-        number = numbers[call.branch] = numbers.get(call.branch, -1) + 1
-        pause = pause_s if call.depends else 0.0
-        hint = hints[log.program, call.branch, number]
-        made.append(
-            RecordedCall(_ids(call.prompt_ids), _ids(call.output_ids), call.depends, pause, hint,
-                         last[call.branch] == call.id)
-        )  # fmt: skip
+    for call in sent:
+        after = tuple(sorted({places[other] for other in call.depends}))
+        if call.same_as is None:
+            number = numbers[call.branch] = numbers.get(call.branch, -1) + 1
+            hint = hints[log.program, call.branch, number]
+        else:  # a plain call, of which only the branch is used
+            hint = ProgramHint(log.program, call.branch)
+        pause = pause_s if after else 0.0
+        made.append(RecordedCall(_ids(call.prompt_ids), _ids(call.output_ids), after, pause, hint))
     return made
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.programs.simulated [--device cpu] [--cache 3072] [--runs 8] [--concurrency 8]
 
 The workloads of `benchmarks.programs` on the real scheduler, with steps that take what a model of step times says.
-*Offline* is the best of all schedules that begin at most 1, 2, ... programs at once, plain or with hints, each with the
-cache as the scheduler keeps it: what can be had by knowing all programs in advance. *Roomy* is the language with a pool
-that holds everything, which no schedule in a smaller one can beat.
+*Offline* is the best of all schedules that begin at most 1, 2, ... programs at once, with hints or without, each with
+the cache as the scheduler keeps it and equal calls sent once: what can be had by knowing all programs in advance.
+*Roomy* is the language with a pool that holds everything, which no schedule in a smaller one can beat.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean, median, quantiles
 
 from benchmarks.common.tables import table
-from benchmarks.programs.recorded import RecordedCall, record
+from benchmarks.programs.recorded import Recorded, RecordedCall, record
 from benchmarks.programs.simulation import CPU, GPU, Result, Simulation
 from benchmarks.programs.workloads import CONCURRENCY, NAMES, POOL, RUNS, workloads
 from radixrt.messages.scheduler import StepTimes
@@ -33,18 +33,18 @@ def simulate(
     return Simulation(runs, slots=pool, times=times, hints=hints, concurrency=concurrency).run()
 
 
-def compare(
-    name: str, runs: Sequence[Sequence[RecordedCall]], pool: int, times: StepTimes, concurrency: int
-) -> tuple[float, list[str]]:
+def compare(name: str, recorded: Recorded, pool: int, times: StepTimes, concurrency: int) -> tuple[float, list[str]]:
     """One row of the table, and the ratio of plain to language."""
+    runs = recorded.language
     room = sum(len(call.prompt) + len(call.output) for run in runs for call in run)
     schedules = [
         simulate(runs, pool, times, hints=hints, concurrency=at_once)
         for hints in (False, True)
         for at_once in range(1, concurrency + 1)
     ]
-    plain, language = schedules[concurrency - 1], schedules[-1]
-    offline = min(schedule.wall for schedule in schedules)
+    plain = simulate(recorded.plain, pool, times, hints=False, concurrency=concurrency)
+    language = schedules[-1]
+    offline = min(schedule.wall for schedule in (plain, *schedules))
     roomy = simulate(runs, room, times, hints=True, concurrency=concurrency)
     both = (plain, language)
     return plain.wall / language.wall, [

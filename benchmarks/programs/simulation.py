@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
 from radixrt.mem_cache.radix_cache import RadixCache
 from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.runner import StepOutput
+from radixrt.messages.runner import ForwardStep, StepOutput
 from radixrt.messages.scheduler import StepTimes, TokenizedReq
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import pack_i32
@@ -31,8 +31,8 @@ from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
 
-CPU = StepTimes(step=8e-3, row=4e-4, context=2e-7, extend=2e-3, token=2.5e-4, pair=6e-8)
-"""About SmolLM2-135M on two cores."""
+CPU = StepTimes(step=8.5e-3, row=4.5e-4, context=5.9e-7, extend=1.2e-3, token=2.7e-4, pair=2.6e-7)
+"""SmolLM2-135M in float32 on two cores of an AMD EPYC, as `benchmarks.programs.step_costs` measures it."""
 GPU = StepTimes(step=5e-3, row=2e-5, context=4e-8, extend=0.0, token=2.5e-5, pair=1e-9)
 """About an 8B model on one H200."""
 
@@ -76,6 +76,26 @@ class Result:
         return self.prompt - self.cached + self.generated
 
 
+@dataclass
+class _Branch:
+    """A branch of a run: the index of its own last call, and the number of open calls in it and below it."""
+
+    last: int = 0
+    open: int = 0
+
+
+def _branches(calls: Sequence[RecordedCall]) -> dict[str, _Branch]:
+    branches = {call.hint.branch: _Branch() for call in calls}
+    for index, call in enumerate(calls):
+        branches[call.hint.branch].last = index
+        name = call.hint.branch
+        while name:
+            if name in branches:
+                branches[name].open += 1
+            name = name.rpartition("/")[0]
+    return branches
+
+
 class Simulation:
     """One engine with an empty cache.
 
@@ -83,11 +103,12 @@ class Simulation:
         runs: calls of each program.
         hints: send the programs' hints; otherwise the calls are plain.
         concurrency: number of programs at once.
+        steps: becomes the steps that are decided.
     """
 
     def __init__(
         self, runs: Sequence[Sequence[RecordedCall]], *, slots: int, times: StepTimes, hints: bool, concurrency: int,
-        **options: object,
+        steps: list[ForwardStep] | None = None, **options: object,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(**{"max_running_requests": 64, "chunked_prefill_size": 1024, **options})  # type: ignore[arg-type]
         allocator = TokenToKVPoolAllocator(slots, 1)
@@ -96,12 +117,13 @@ class Simulation:
             config, KVManager(RadixCache(allocator, "lru"), allocator, rows), context_length=min(CONTEXT, slots),
             eos_ids=[0], vocab_size=1000,
         )  # fmt: skip
-        self._runs, self._times, self._hints = runs, times, hints
+        self._runs, self._times, self._hints, self._steps = runs, times, hints, steps
         self._now = self._free_at = 0.0
         self._events: list[_Event] = []
         self._inflight: deque[tuple[ScheduleBatch, float]] = deque()
         self._waits = [[len(call.after) for call in run] for run in runs]
         self._open = [len(run) for run in runs]
+        self._branches = [_branches(run) for run in runs]
         self._begun: dict[int, float] = {}
         self._queue = deque(range(len(runs)))
         self._progress: dict[str, int] = {}
@@ -154,6 +176,18 @@ class Simulation:
             TokenizedReq(rid, pack_i32(np.array(recorded.prompt, np.int32)), sampling, program=hint), self._now
         )
 
+    def _ends(self, run: int, name: str) -> Iterator[int]:
+        """Count an answer in this branch, and yield the last calls of the branches that the program releases: those
+        that have announced another call, and from which nothing goes on any more."""
+        branches = self._branches[run]
+        while name:
+            branch = branches.get(name)
+            if branch is not None:
+                branch.open -= 1
+                if not branch.open and (not self._open[run] or self._runs[run][branch.last].hint.will_continue):
+                    yield branch.last
+            name = name.rpartition("/")[0]
+
     def _release(self, run: int, call: int) -> None:
         hint: ProgramHint = self._runs[run][call].hint
         self.scheduler.programs.release(hint.program, hint.branch if self._open[run] else None)
@@ -166,6 +200,8 @@ class Simulation:
             self._free_at = max(self._now, self._free_at) + self._times.seconds(*step_shape(batch.step))
             self._inflight.append((batch, self._free_at))
             self.result.steps += 1
+            if self._steps is not None:
+                self._steps.append(batch.step)
 
     def _answer(self) -> None:
         batch, _ = self._inflight.popleft()
@@ -201,8 +237,9 @@ class Simulation:
                 self._waits[run][after] -= 1
                 if not self._waits[run][after]:
                     self._later(other.pause_s, run, after)
-        if recorded.ends_branch and self._hints:
-            self._later(0.0, run, call, releases=True)
+        if self._hints:
+            for last in self._ends(run, recorded.hint.branch):
+                self._later(0.0, run, last, releases=True)
         if not self._open[run]:
             self.result.seconds.append(self._now - self._begun[run])
             self._begin()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radixrt.live_tree.feed import FeedNode, FeedTree
+from radixrt.mem_cache.tree_node import RETAIN_DONE, RETAIN_EXTENDED, RETAIN_LEASED, retention_kind
 
 BAR = 28
-KEPT = {0: "done", 2: "kept", 3: "fork"}
+KEPT = {RETAIN_DONE: "done", RETAIN_EXTENDED: "kept", RETAIN_LEASED: "fork"}
 """Words for retention levels that are not normal."""
 COLUMNS = f"{'tokens':>8} {'below':>9} {'hits':>6} {'held':>5} {'used':>8}"
 
@@ -27,7 +28,7 @@ def picture(tree: FeedTree, width: int, height: int) -> list[str]:
             continue
         bar = "█" * max(round(BAR * node.below / total), 1 if node.below else 0)
         name = f"cache_salt {node.name}" if node.name else "" if node.tokens else "default namespace"
-        kept = KEPT.get(node.retention, "")
+        kept = KEPT.get(retention_kind(node.retention), "")
         end = " ".join(word for word in (bar, name, kept) if word)
         lines.append(
             f"{node.tokens:>8,} {node.below:>9,} {node.hits:>6,} {node.locks or '':>5} {_ago(tree, node):>8}  "

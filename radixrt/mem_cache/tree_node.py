@@ -14,7 +14,21 @@ NO_CHILDREN: dict[bytes, TreeNode] = {}
 
 RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED, RETAIN_LEASED = range(4)
 """Retention levels: of two evictable leaves the one with the lower level is evicted first. `radixrt.scheduler.programs`
-sets them."""
+sets them. RETAIN_EXTENDED and RETAIN_LEASED are the levels of the youngest program; see `held_level`."""
+
+RANKS = 256
+"""Number of programs whose nodes have levels of their own."""
+
+
+def held_level(kind: int, number: int) -> int:
+    """The level at which the number-th program holds a node, for RETAIN_EXTENDED or RETAIN_LEASED: that of a program
+    which began earlier is higher, as long as they are fewer than `RANKS` numbers apart."""
+    return kind + 2 * (RANKS - 1 - number % RANKS)
+
+
+def retention_kind(level: int) -> int:
+    """The level without its program: RETAIN_DONE, RETAIN_NORMAL, RETAIN_EXTENDED or RETAIN_LEASED."""
+    return level if level < RETAIN_EXTENDED else RETAIN_EXTENDED + level % 2
 
 
 class NodeState:

@@ -105,7 +105,7 @@ class PathLocked(Event, frozen=True, tag="lock"):
 
 
 class RetentionSet(Event, frozen=True, tag="retain"):
-    """A program's hint set a node's retention level; see `radixrt.mem_cache.tree_node`."""
+    """A program's hint set a node's retention level; see `radixrt.mem_cache.tree_node.held_level`."""
 
     node: int
     retention: int

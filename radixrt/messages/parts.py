@@ -158,8 +158,10 @@ class ProgramHint(msgspec.Struct, frozen=True, array_like=True):
         program: id of one run of a program, at most 256 characters.
         branch: id of the branch within the program, at most 1,024 characters.
         fork_len: number of tokens at the start of the prompt that sibling branches share; 0 if none or unknown.
-        siblings: number of branches of that fork that have not sent all their calls, this one included.
-        will_continue: another request is likely to continue from this one's output.
+        siblings: number of branches of that fork, this one included, that have not sent all their calls, or from which
+            others were forked that have not.
+        will_continue: another request is likely to continue from this one's output, of this branch or of one that is
+            forked from it.
     """
 
     program: str

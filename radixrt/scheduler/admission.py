@@ -2,14 +2,11 @@
 
 A request is admitted when there is room for what it and the active requests are still expected to write
 (`NewTokenRatio`), when no active request is computing a prefix that it could reuse a step later (`PrefillPrefixes`),
-and when it does not take slots that another program's next call is about to use (`Programs.expected`,
-`Programs.growth_before`). One whose
-deadline has passed is left to `Scheduler.next_batch`, which ends it.
+and when it does not take slots that a program which began earlier is about to use (`Programs.reserved_before`). One
+whose deadline has passed is left to `Scheduler.next_batch`, which ends it.
 
 Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
-order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing. Where the cache makes
-no difference between requests, those of one program (see `messages.ProgramHint`) stand together, at the position of
-the program's first request, so that what they share is used while it is cached. fcfs stays in order of arrival.
+order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
 
 lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
 and depth-first over the radix tree, heaviest subtree first.
@@ -19,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,8 +27,8 @@ from radixrt.scheduler.kv_manager import KVManager
 from radixrt.scheduler.output_lengths import CLIP_TOKENS
 from radixrt.scheduler.pipeline_stages import ChunkTimes, StepBudget
 from radixrt.scheduler.prefix_index import PrefixIndex
-from radixrt.scheduler.program import Program
-from radixrt.scheduler.programs import GRACE_STEPS, Programs
+from radixrt.scheduler.program import Program, Reserved
+from radixrt.scheduler.programs import PROTECT_STEPS, Programs
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk
@@ -138,7 +136,7 @@ class Admission:
         active = self._requests.active
         reserved = self.ratio.reserve_all(active)
         order = deque(arrange(self._config.schedule_policy, waiting, self._kv, now))
-        checkpoints = self._checkpoints
+        checkpoints, programs = self._checkpoints, ProgramsNow(now)
         computing = PrefillPrefixes(active, self._kv, checkpoints)
         queued = None if checkpoints is None else PrefixIndex(self._requests.waiting[:WINDOW], checkpoints.min_gap)
         while order and not budget.is_spent and not self._is_full:
@@ -150,10 +148,11 @@ class Admission:
             if active and reserved + need > self._kv.reachable_slots:
                 self._kv.unlock_prefix(req)
                 return
-            if active and self._would_displace(req, reserved + need, now):
+            if active and self._would_displace(req, self._kv.reachable_slots - reserved - need, programs):
                 self._kv.unlock_prefix(req)
                 continue
             self._requests.activate(req, prefix, now)
+            programs.reserved = None
             if req.call is not None:
                 self._programs.admitted(req.call, req.prompt_len)
             computing.add(req)
@@ -171,18 +170,23 @@ class Admission:
                 return
             reserved += self.ratio.reserve(req, req.kv.length)
 
-    def _would_displace(self, req: Req, wanted: int, now: float) -> bool:
-        """Return True if slots would go to this request that another program is about to ask for: to go on from nodes
-        that it holds, or to grow, where this request would begin a program."""
-        programs, program = self._programs, _program(req)
-        room = self._kv.reachable_slots - wanted
-        growth = programs.growth_before(program)
-        if room >= max(programs.held_tokens, growth) or is_overdue(req, now):
+    def _would_displace(self, req: Req, room: int, programs: ProgramsNow) -> bool:
+        """Return True if the request would take slots that a program which began earlier is about to ask for, to go on
+        from nodes that it holds or to grow: only `room` are left beside the active requests and this one."""
+        if room >= self._programs.held_tokens + self._programs.growing_tokens or is_overdue(req, programs.now):
             return False
-        if room < growth:
-            return True
-        expected, times = programs.expected(program, now), self._step_time.times
-        return room < expected and expected * times.token > GRACE_STEPS * times.step
+        if programs.reserved is None:
+            times = self._step_time.turn_times
+            programs.reserved = self._programs.reserved(PROTECT_STEPS * times.step / times.token, programs.now)
+        return room < programs.reserved.before(_program(req))
+
+
+@dataclass
+class ProgramsNow:
+    """Tokens that programs reserve while the requests of one step are admitted; None until they are asked for."""
+
+    now: float
+    reserved: Reserved | None = None
 
 
 class NewTokenRatio:
@@ -250,13 +254,7 @@ def is_overdue(req: Req, now: float) -> bool:
 
 def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
     lens = {r.rid: kv.match_len(r) // MATCH_UNIT for r in reqs}
-    return sorted(reqs, key=lambda r: (-lens[r.rid], _arrival(r)))
-
-
-def _arrival(req: Req) -> int:
-    """Position in the order of arrival: of the request's program, if it belongs to one."""
-    program = _program(req)
-    return req.seq if program is None else program.seq
+    return sorted(reqs, key=lambda r: (-lens[r.rid], r.seq))
 
 
 def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
@@ -271,7 +269,7 @@ def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
             weight[id(node)] += 1
             node = node.parent
         paths[r.rid] = path[::-1]
-    return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), _arrival(r)))
+    return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), r.seq))
 
 
 _ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}

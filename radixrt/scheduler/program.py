@@ -1,11 +1,13 @@
-"""`Program`: a running program as the scheduler knows it, with its branches and the nodes that it holds.
+"""`Program`: a running program as the scheduler knows it, with its branches and the nodes that it holds; `Reserved`.
 
 Written by `radixrt.scheduler.programs.Programs` alone.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from radixrt.mem_cache.tree_node import TreeNode
 from radixrt.messages.parts import ProgramHint
@@ -43,19 +45,21 @@ class Program:
     """One running program, as far as its hints describe it.
 
     Attributes:
-        seq: position of its first request in the order of arrival.
+        number: how many programs were known before it.
         live: number of its requests that have not ended.
         seen_at: time of its last request.
         tokens: sum of the tokens of its holds.
-        growth: tokens that it is left room to grow by; 0 before its first call is admitted.
-        is_growing: it has an admitted call, or a branch that goes on.
+        first_prompt: tokens of the prompt of its first admitted call; 0 before that.
+        growth: tokens that it is left room to grow by; 0 before a call that goes on is admitted.
+        is_growing: such a call was admitted, and calls are open or branches go on.
     """
 
     id: str
-    seq: int
+    number: int
     seen_at: float
     live: int = 0
     tokens: int = 0
+    first_prompt: int = 0
     growth: int = 0
     is_growing: bool = False
     forks: dict[TreeNode, Hold] = field(default_factory=dict)
@@ -75,3 +79,19 @@ class ProgramCall:
     program: Program | None
     hint: ProgramHint | None
     lease_len: int = 0
+
+
+class Reserved(NamedTuple):
+    """Tokens that programs reserve, at one moment.
+
+    Attributes:
+        numbers: of these programs, ascending.
+        sums: sum of the tokens of the first 0, 1, ... of them.
+    """
+
+    numbers: list[int]
+    sums: list[int]
+
+    def before(self, program: Program | None) -> int:
+        """Tokens that a call of a program leaves to those that began earlier, and a call of none to all."""
+        return self.sums[-1 if program is None else bisect_left(self.numbers, program.number)]

@@ -1,7 +1,9 @@
 """`Programs`: hints of running programs about their next calls, turned into retention levels of radix tree nodes.
 
 No answer depends on a hint, and no hint is trusted: it changes the order in which nodes are evicted, and locks no slot.
-Nodes that are *held* are evicted last:
+Nodes that are *held* are evicted last, those of the program that began last first (`tree_node.held_level`). Programs
+take turns, so that in a pool too small for all of them the least recently used node is the one that is needed next, and
+nobody's calls would find anything. Held are:
 
 - RETAIN_LEASED: the prefix that the branches of a fork share, from the moment it is in the tree;
 - RETAIN_EXTENDED: the end of a call that the program will continue.
@@ -10,37 +12,45 @@ Nodes that are RETAIN_DONE are evicted first: those that only one branch used, o
 released. A hit on such a node shows that another request uses it, and makes it RETAIN_NORMAL again.
 
 Between two calls of a program nothing locks its nodes, and a waiting request would be admitted into their slots just
-before the next call arrives. So for GRACE_S requests that would displace held nodes are not admitted, as long as there
-is other work, they have not waited too long, and computing the nodes again would take longer than GRACE_STEPS steps (a
-row that waits is missing from every step meanwhile). And a program begins only where those that have begun, and have a
-call or a branch that goes on, keep room to grow.
+before the next call arrives. So a call is not admitted where it would take slots from the ends of branches of programs
+that began earlier, or the room that these are left to grow, as long as there is other work and it has not waited too
+long. A program keeps others waiting only if computing its first prompt takes longer than PROTECT_STEPS steps: a row
+that waits is missing from every step meanwhile.
 
-Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE; beyond that a hint is
-ignored. A program's holds end KEEP_S after its last request or hint.
+Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE, which is more than one
+pool because holds may be evicted; beyond that a hint is ignored. A program's holds end KEEP_S after its last request or
+hint.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import accumulate
 
 from radixrt.mem_cache.prefix_cache import PrefixCache
-from radixrt.mem_cache.tree_node import RETAIN_DONE, RETAIN_EXTENDED, RETAIN_LEASED, RETAIN_NORMAL, TreeNode
+from radixrt.mem_cache.tree_node import (
+    RETAIN_DONE,
+    RETAIN_EXTENDED,
+    RETAIN_LEASED,
+    RETAIN_NORMAL,
+    TreeNode,
+    held_level,
+)
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import ProgramStats
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
-from radixrt.scheduler.program import Branch, Hold, Program, ProgramCall
+from radixrt.scheduler.program import Branch, Hold, Program, ProgramCall, Reserved
 
 KEEP_S = 10.0
 PROGRAM_SHARE = 0.75
-TOTAL_SHARE = 0.9
+TOTAL_SHARE = 2.0
 GRACE_S = 0.25
-GRACE_SHARE = 0.5
-"""Duration, and share of the pool, for which other requests are not admitted."""
-GRACE_STEPS = 8
+"""Time after its last request for which a program without open requests keeps others waiting."""
+PROTECT_STEPS = 6.0
 GROWTH_SHARE = 0.25
-"""Room that a program which has begun is left to grow, as a share of its first prompt."""
+"""Room that a program with a call that goes on is left to grow, as a share of its first prompt."""
 MAX_PROGRAMS = 4_096
 MAX_HOLDS = 65_536
 MAX_BRANCHES = 65_536
@@ -61,6 +71,7 @@ class Programs:
         self._num_branches = 0
         self._tokens = 0
         self._growth = 0  # of all programs that are growing
+        self._num_begun = 0
         self._swept_at = 0.0
 
     @property
@@ -80,11 +91,10 @@ class Programs:
 
     # --- requests ---
 
-    def begin_call(self, hint: ProgramHint, seq: int, now: float, prompt_len: int = 0) -> ProgramCall:
+    def begin_call(self, hint: ProgramHint, now: float, prompt_len: int = 0) -> ProgramCall:
         """Register a request of a program.
 
         Args:
-            seq: position of the request in the order of arrival.
             prompt_len: number of its tokens of which a fork's prefix may be leased; 0 leases nothing.
         """
         if not self._cache.shares:
@@ -93,7 +103,8 @@ class Programs:
         if program is None:
             if len(self._programs) >= MAX_PROGRAMS:
                 self._forget(next(iter(self._programs.values())))
-            program = self._programs[hint.program] = Program(hint.program, seq, now)
+            program = self._programs[hint.program] = Program(hint.program, self._num_begun, now)
+            self._num_begun += 1
         program.live += 1
         self._touch(program, now)
         # Leased only while more than one branch of the fork is still to call.
@@ -101,17 +112,33 @@ class Programs:
         return ProgramCall(program, hint, lease_len)
 
     def admitted(self, call: ProgramCall, prompt_len: int) -> None:
-        """Note that a call was admitted; the first one begins its program."""
-        program = call.program
-        if program is not None and not program.is_growing and self._is_current(program):
+        """Note that a call was admitted. The program has begun and, once one of its calls goes on, grows."""
+        program, hint = call.program, call.hint
+        if program is None or not self._is_current(program):
+            return
+        program.first_prompt = program.first_prompt or prompt_len
+        if hint is not None and hint.will_continue and not program.is_growing:
             program.growth = program.growth or max(1, int(GROWTH_SHARE * prompt_len))
             program.is_growing = True
             self._growth += program.growth
 
-    def growth_before(self, program: Program | None) -> int:
-        """Number of tokens by which programs that have begun are still expected to grow, for a program that has not; 0
-        for one that has, and outside of programs."""
-        return 0 if program is None or program.growth else self._growth
+    def reserved(self, prompt_len: float, now: float) -> Reserved:
+        """Tokens that programs reserve: those of the ends of their branches that no request has locked, and those by
+        which they may grow.
+
+        Args:
+            prompt_len: programs whose first prompt is not longer reserve nothing.
+        """
+        found = []
+        for program in self._programs.values():
+            idle = not program.live and now - program.seen_at > GRACE_S
+            if idle or program.first_prompt <= prompt_len:
+                continue
+            holds = (branch.hold for branch in program.branches.values() if branch.hold is not None)
+            tokens = sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)
+            found.append((program.number, tokens + (program.growth if program.is_growing else 0)))
+        found.sort()
+        return Reserved([number for number, _ in found], [0, *accumulate(tokens for _, tokens in found)])
 
     def lease_fork(self, call: ProgramCall, ids: Int32Array, namespace: str, computed: int) -> None:
         """Lease the fork's prefix, once, when the first `computed` tokens of `ids` are in the tree and cover it."""
@@ -160,17 +187,6 @@ class Programs:
                 self._unhold(program, hold)
         else:
             self._give_up(node, own_from)
-
-    def expected(self, program: Program | None, now: float) -> int:
-        """Number of held tokens that other programs than this one are about to use in their next calls."""
-        tokens = 0
-        for other in reversed(self._programs.values()):
-            if now - other.seen_at > GRACE_S:
-                break
-            if other is not program:
-                holds = [*other.forks.values(), *(b.hold for b in other.branches.values() if b.hold is not None)]
-                tokens += sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)
-        return min(tokens, int(GRACE_SHARE * self._num_slots))
 
     # --- releases and time ---
 
@@ -262,7 +278,7 @@ class Programs:
             if not self._fits(program, tokens):
                 self._counters.refused_holds += 1
                 return None
-        hold = Hold(node, retention, tokens)
+        hold = Hold(node, held_level(retention, program.number), tokens)
         self._holds.setdefault(node, []).append(hold)
         self._num_holds += 1
         self._tokens += tokens

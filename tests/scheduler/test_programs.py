@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import StepTimes
 from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
-from radixrt.scheduler.program import Program
 from radixrt.scheduler.programs import (
-    GRACE_STEPS,
+    GRACE_S,
     GROWTH_SHARE,
     KEEP_S,
     MAX_PROGRAMS,
     PROGRAM_SHARE,
+    PROTECT_STEPS,
     TOTAL_SHARE,
 )
 from tests.scheduler.fake_runner import Harness, deltas_of
 
 FORK = list(range(1, 33))
+DEAR = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=1.0, pair=0.0)
+"""A device on which a prompt token takes as long as a step, so that every program is worth waiting for."""
 
 
 def harness(**options: object) -> Harness:
@@ -185,7 +189,7 @@ def test_all_programs_together_cannot_hold_the_pool_and_nobody_waits_for_them() 
 def test_the_number_of_programs_is_bounded() -> None:
     h = harness(check=False, max_queued_requests=10**6)
     for i in range(MAX_PROGRAMS + 10):
-        h.scheduler.programs.begin_call(ProgramHint(f"p{i}"), i, 0.0)
+        h.scheduler.programs.begin_call(ProgramHint(f"p{i}"), 0.0)
     assert h.scheduler.programs.stats().programs == MAX_PROGRAMS
 
 
@@ -200,16 +204,18 @@ def test_a_scoring_request_keeps_its_prompt_for_the_next_call() -> None:
     assert cached(h, FORK) == len(FORK)
 
 
-def test_branches_of_a_program_stand_together() -> None:
-    h = harness(max_running_requests=1, schedule_policy="lpm")
-    order: list[str] = []
-    for i in range(3):
-        h.add(f"a{i}", [1 + i], max_tokens=1, program=ProgramHint("a", str(i)))
-        h.add(f"b{i}", [11 + i], max_tokens=1, program=ProgramHint("b", str(i)))
-        h.add(f"c{i}", [21 + i], max_tokens=1)
-    while h.turn():
-        order += [rid for rid in h.finishes if rid not in order]
-    assert order == ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1", "c2"]
+def test_what_an_older_program_goes_on_from_is_evicted_later() -> None:
+    """Whoever was used last: in turns, the least recently used nodes are those that are needed next."""
+    h = harness(num_slots=160)
+    prompts = {name: [start] * 4 + FORK for name, start in (("old", 40), ("young", 41))}
+    for turn in range(2):
+        for name, ids in prompts.items():
+            hint = ProgramHint(name, "0", will_continue=True)
+            h.add(f"{name}{turn}", ids[: 18 * (turn + 1)], max_tokens=1, program=hint)
+            h.drain()
+    fill(h, 1, 110)
+    assert cached(h, prompts["old"]) == len(prompts["old"])
+    assert cached(h, prompts["young"]) < len(prompts["young"])
 
 
 def test_priority_and_patience_come_before_programs() -> None:
@@ -260,9 +266,9 @@ def test_a_failed_step_forgets_all_holds() -> None:
 
 
 def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
-    def computed(hinted: bool, token_s: float = 1.0) -> int:
+    def computed(hinted: bool, token_s: float = 1.0, *, pause_s: float = 0.0) -> int:
         h = harness(num_slots=160, max_running_requests=4)
-        h.scheduler.step_time._times = StepTimes(step=1.0, row=0.0, context=0.0, extend=0.0, token=token_s, pair=0.0)
+        h.scheduler.step_time._times = msgspec.structs.replace(DEAR, token=token_s)
         hint = ProgramHint("p", "0", will_continue=True) if hinted else None
         prompt = list(range(1, 49)) + list(range(1, 33))
         h.add("other", [9, 9, 9], max_tokens=40, ignore_eos=True)
@@ -270,6 +276,7 @@ def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
         while "turn" not in h.finishes:
             h.turn()
         h.add("big", [7] * 90, max_tokens=1)
+        h.now += pause_s
         for _ in range(3):
             h.turn()
         h.add("next", [*prompt, 5], max_tokens=1, program=hint)
@@ -280,18 +287,19 @@ def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
 
     assert computed(hinted=True) == 80
     assert computed(hinted=False) < 80
-    assert computed(hinted=True, token_s=GRACE_STEPS / 80) < 80  # computed again sooner than it is worth to wait
+    assert computed(hinted=True, token_s=PROTECT_STEPS / 80) < 80  # computed again sooner than it is worth to wait
+    assert computed(hinted=True, pause_s=GRACE_S + 0.01) < 80  # who knows when the next call comes
 
 
 def test_a_program_begins_where_those_that_have_begun_can_grow() -> None:
-    """Two more programs would fit, but not what the first one is still to append."""
+    """Two more programs would fit, but not what the first ones are still to append."""
 
-    def begun(slots: int) -> set[str]:
+    def begun(slots: int, *, goes_on: bool = True) -> set[str]:
         h = harness(num_slots=slots, max_running_requests=4)
+        h.scheduler.step_time._times = DEAR
         for i in range(3):
-            h.add(
-                f"p{i}", [i + 1] * 40, max_tokens=10, ignore_eos=True, program=ProgramHint(f"p{i}", will_continue=True)
-            )
+            hint = ProgramHint(f"p{i}", will_continue=goes_on)
+            h.add(f"p{i}", [i + 1] * 40, max_tokens=10, ignore_eos=True, program=hint)
         for _ in range(2):
             h.turn()
         active = {req.rid for req in h.scheduler.active}
@@ -301,22 +309,27 @@ def test_a_program_begins_where_those_that_have_begun_can_grow() -> None:
 
     assert begun(3 * 50 + 2 * int(GROWTH_SHARE * 40)) == {"p0", "p1", "p2"}
     assert begun(3 * 50) == {"p0", "p1"}
+    assert begun(3 * 50, goes_on=False) == {"p0", "p1", "p2"}  # their calls end in room for their next ones
 
 
-def test_a_call_of_a_program_that_has_begun_waits_for_no_room_to_grow() -> None:
+def test_calls_of_the_oldest_program_wait_for_no_younger_one() -> None:
     h = harness(num_slots=120, max_running_requests=4)
+    h.scheduler.step_time._times = DEAR
     for i in range(2):
-        hint = ProgramHint(f"p{i}", "0", will_continue=True)
-        h.add(f"p{i}", [i + 1] * 20, max_tokens=1, program=hint)
+        h.add(f"p{i}", [i + 1] * 20, max_tokens=1, program=ProgramHint(f"p{i}", "0", will_continue=True))
     h.drain()
-    growth = h.scheduler.programs
-    h.add("more", [1] * 20 + [7] * 60, max_tokens=10, program=ProgramHint("p0", "1"))
+    h.add("other", [9, 9, 9], max_tokens=20, ignore_eos=True)
     h.turn()
-    assert "more" in {req.rid for req in h.scheduler.active} | set(h.finishes)
+    h.add("young", [2] * 20 + [7] * 60, max_tokens=10, program=ProgramHint("p1", "1"))
+    h.turn()
+    assert "young" not in {req.rid for req in h.scheduler.active}
+    h.add("old", [1] * 20 + [7] * 60, max_tokens=10, program=ProgramHint("p0", "1"))
+    h.turn()
+    assert "old" in {req.rid for req in h.scheduler.active}
     h.drain()
     for program in ("p0", "p1"):
-        growth.release(program, None)
-    assert growth.growth_before(Program("new", 9, 0.0)) == 0
+        h.scheduler.programs.release(program, None)
+    assert h.scheduler.programs.reserved(0, h.now).sums == [0]
 
 
 def test_programs_that_have_ended_keep_no_room_to_grow() -> None:
@@ -324,6 +337,7 @@ def test_programs_that_have_ended_keep_no_room_to_grow() -> None:
 
     def begun_at_once(goes_on: bool) -> bool:
         h = harness(num_slots=120, max_running_requests=4)
+        h.scheduler.step_time._times = DEAR
         h.add("other", [9, 9, 9], max_tokens=60, ignore_eos=True)
         for i in range(12):
             h.add(f"p{i}", [i + 1] * 20, max_tokens=1, program=ProgramHint(f"p{i}", will_continue=goes_on))

@@ -25,10 +25,14 @@ Failure = CallError | ProgramCancelled
 
 
 class Step(ABC):
-    """One step of a branch. `calls`: the step calls the model."""
+    """One step of a branch."""
 
     label = "text"
-    calls = False
+
+    @property
+    def leads_to_call(self) -> bool:
+        """True if the step calls the model, or gives its branch's text to others that may."""
+        return False
 
     @abstractmethod
     async def run(self, branch: Branch) -> None:
@@ -84,7 +88,8 @@ class ForkPoint:
     Attributes:
         reached: done when the parent has reached the fork; then the transcript is set, or the error that ended it.
         length: number of tokens up to the fork; 0 while it is not known.
-        open: number of branches that may still send calls.
+        parent: the branch that forked; None until it has reached the fork.
+        open: number of branches that may still send calls, or have branches of their own that may.
     """
 
     def __init__(self, size: int) -> None:
@@ -93,6 +98,7 @@ class ForkPoint:
         self.joined: tuple[int, ...] = ()
         self.error: Failure | None = None
         self.done = False
+        self.parent: Branch | None = None
         self.length = 0
         self.size = self.open = size
 
@@ -121,7 +127,13 @@ class Fork(Step):
         point.transcript, point.joined = branch.transcript, tuple(branch.joined)
         if point.size > 1:
             point.length = await branch.program.prefix_length(branch.transcript)
+        point.parent = branch
+        branch.forks.append(point)
         point.reach()
+
+    @property
+    def leads_to_call(self) -> bool:
+        return self._point.open > 0
 
     def fail(self, error: Failure) -> None:
         self._point.error = error
@@ -136,6 +148,8 @@ class Branch:
         joined: ids of the calls whose answers were joined in since the last call of this branch.
         over: no more steps are expected; only a hint, since steps may still be added.
         error: the error that ended the branch.
+        forks: the forks that it has reached.
+        announced: its last call said that another one is likely to follow.
     """
 
     def __init__(self, program: Run, record: BranchRecord, origin: ForkPoint | None) -> None:
@@ -145,10 +159,13 @@ class Branch:
         self.joined: list[int] = []
         self.over = False
         self.error: Failure | None = None
+        self.forks: list[ForkPoint] = []
+        self.announced = False
         self._origin = origin
         self._started = origin is None
         self._left = False
-        self._released = False
+        self._rests = False  # over, and the loop has seen it
+        self._closed = False  # and so have all branches forked from it
         self._added = self._done = (
             0  # number of steps without marks; the program's thread writes the first, the loop the second
         )
@@ -159,7 +176,7 @@ class Branch:
 
     def add(self, steps: Sequence[Step]) -> None:
         """Queue steps. May be called from any thread."""
-        self.over = self._released = False
+        self.over = self._rests = False
         self._added += len(steps)
         self._steps.extend(steps)
         self.program.runtime.call(self._kick)
@@ -198,8 +215,8 @@ class Branch:
 
     @property
     def will_continue(self) -> bool:
-        """True if another call is likely to follow the running one."""
-        return any(step.calls for step in self._steps) or not (self.over or self.program.body_done)
+        """True if another call is likely to follow the running one, in this branch or in those that it forks."""
+        return any(step.leads_to_call for step in self._steps) or not (self.over or self.program.body_done)
 
     def failure(self, label: str, error: Exception) -> CallError:
         if isinstance(error, CallError):
@@ -207,7 +224,7 @@ class Branch:
         return CallError(self.program.log.name, self.id, self.record.key, label, error)
 
     def _kick(self) -> None:
-        if self._task is None and (self._steps or (self.over and not self._released)):
+        if self._task is None and (self._steps or (self.over and not self._rests)):
             self._task = asyncio.get_running_loop().create_task(self._work())
             self.program.tasks.add(self._task)
             self._task.add_done_callback(self._worked)
@@ -222,10 +239,24 @@ class Branch:
     async def _work(self) -> None:
         while self._steps:
             await self._next()
-        if self.over and not self._released:
-            self._released = True
+        if self.over and not self._rests:
+            self._rests = True
             self.leave()
+            self._close()
+
+    def _close(self) -> None:
+        """Tell the backend, if it expects another call, that none will go on from here: the branch is over, and so is
+        every one that was forked from it."""
+        if not self._rests or any(point.open for point in self.forks):
+            return
+        if self.announced:
+            self.announced = False
             self.program.release(self.id)
+        if self._origin is not None and not self._closed:
+            self._closed = True
+            self._origin.open -= 1
+            if self._origin.parent is not None:
+                self._origin.parent._close()
 
     async def _next(self) -> None:
         if not self._started and self._origin is not None:
@@ -274,7 +305,5 @@ class Branch:
         """Record that the branch has ended."""
         if not self._left:
             self._left = True
-            if self._origin is not None:
-                self._origin.open -= 1
             self.record.ended = time.monotonic()
             self.program.log.emit("branch_end", self.record)

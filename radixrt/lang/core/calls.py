@@ -40,12 +40,14 @@ HALF = "\ufffd"
 class CallStep(Step):
     """A step that calls the model and fills a slot."""
 
-    calls = True
-
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._queued = time.monotonic()
         self.label = slot.label
+
+    @property
+    def leads_to_call(self) -> bool:
+        return True
 
     def fail(self, error: Failure) -> None:
         self._slot.fail(error)
@@ -147,7 +149,8 @@ class Generate(CallStep):
         )
         collector = OutputCollector()
         try:
-            async with aclosing(program.backend.generate(call)) as outputs:
+            generated, record.same_as = program.calls.generate(call, record.id)
+            async with aclosing(generated) as outputs:
                 async for output in outputs:
                     if output.text and record.first_token is None and call.stream:
                         record.first_token = time.monotonic()
@@ -157,6 +160,7 @@ class Generate(CallStep):
                         program.publish(record, branch.record, self._gen.type, streamed)
                     whole = collector.add(output)
                     if whole is not None:
+                        whole = whole if record.same_as is None else _as_reused(whole)
                         _finish(branch, record, whole)
                         if whole.finish_reason == FINISH_ABORT:
                             raise RuntimeError("the request was aborted")
@@ -264,7 +268,8 @@ def _start(branch: Branch, record: CallRecord) -> ProgramHint:
     record.fork_len, record.siblings = branch.group
     log = branch.program.log
     log.emit("call_start", record)
-    return ProgramHint(log.program, branch.id, record.fork_len, record.siblings, branch.will_continue)
+    branch.announced = branch.will_continue
+    return ProgramHint(log.program, branch.id, record.fork_len, record.siblings, branch.announced)
 
 
 def _finish(branch: Branch, record: CallRecord, output: RequestOutput) -> None:
@@ -281,6 +286,14 @@ def _finish(branch: Branch, record: CallRecord, output: RequestOutput) -> None:
         record.prompt_ids = array("i", output.prompt_ids)
         record.output_ids = array("i", output.output_ids)
     branch.program.log.emit("call_end", record)
+
+
+def _as_reused(output: RequestOutput) -> RequestOutput:
+    """The output of another call as this one would have had it: with the other's prompt in the cache, whose last token
+    is always computed."""
+    usage = output.usage or Usage()
+    cached = max(usage.cached_tokens, usage.prompt_tokens - 1)
+    return msgspec.structs.replace(output, usage=msgspec.structs.replace(usage, cached_tokens=cached))
 
 
 def _count_tokens(record: CallRecord, usage: Usage) -> None:

@@ -14,6 +14,7 @@ from radixrt.lang.core.answer_type import AnswerType
 from radixrt.lang.core.chat_format import ChatFormat
 from radixrt.lang.core.prompt import Composed, Composer
 from radixrt.lang.core.runtime import runtime
+from radixrt.lang.core.shared_calls import SharedCalls
 from radixrt.lang.core.streaming import Streamed, StreamEvent
 from radixrt.lang.core.transcript import Transcript
 from radixrt.lang.errors import ProgramCancelled
@@ -41,6 +42,7 @@ class Run:
         closed: the run is over.
         cancelled: the run was ended early.
         tasks: tasks of the event loop that work for this run.
+        calls: the open calls, which equal ones share.
     """
 
     def __init__(self, name: str, backend: Backend, *, publish: Publish | None = None, awaits: bool = False) -> None:
@@ -50,6 +52,7 @@ class Run:
         self.log = RunLog(uuid.uuid4().hex, name, backend.name, dry_run=backend.dry_run)
         self.body_done = self.closed = self.cancelled = False
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.calls = SharedCalls(backend)
         self._publish = publish
         self._composer: Composer | None = None
 

@@ -156,7 +156,8 @@ def _call_line(call: CallRecord, depth: int, branch: str = "") -> str:
     if call.probabilities:
         chosen = max(call.probabilities)
         end = f"{end}  ({chosen:.0%})"
-    return _row(branch + _label(call), depth, totals([call]), seconds(call), _one_line(end, OUTPUT_CHARS))
+    shared = "" if call.same_as is None else "(shared) "
+    return _row(branch + _label(call), depth, totals([call]), seconds(call), shared + _one_line(end, OUTPUT_CHARS))
 
 
 def _row(label: str, depth: int, total: Totals, time_s: float | None, end: str) -> str:

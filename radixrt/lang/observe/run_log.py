@@ -81,6 +81,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         choices, probabilities, method: choices, their probabilities and the method of a select.
         texts: texts of an embed, which has no prompt.
         fork_len, siblings: values of the hint to the engine.
+        same_as: id of the equal call, sent at the same time, whose answer this is; None for one of its own.
     """
 
     TIMES: ClassVar = ("queued", "start", "admitted", "first_token", "end")
@@ -115,6 +116,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     texts: tuple[str, ...] = ()
     fork_len: int = 0
     siblings: int = 1
+    same_as: int | None = None
 
 
 Record = BranchRecord | CallRecord

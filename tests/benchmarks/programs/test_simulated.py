@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.programs.recorded import RecordedCall, record
+from benchmarks.programs.recorded import Recorded, RecordedCall, record
 from benchmarks.programs.simulated import compare
 from benchmarks.programs.simulation import CPU, Simulation
 from benchmarks.programs.workloads import NAMES, workloads
@@ -15,7 +15,11 @@ ROOM = 100_000
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, list[list[RecordedCall]]]:
-    return {each.name: record(each) for each in workloads(["judge", "agent"], runs=3, concurrency=3, seed=1)}
+    return {name: each.language for name, each in recorded(["judge", "agent"]).items()}
+
+
+def recorded(names: list[str]) -> dict[str, Recorded]:
+    return {each.name: record(each) for each in workloads(names, runs=3, concurrency=3, seed=1)}
 
 
 def test_calls_are_recorded_with_what_they_wait_for_and_their_hints(made: dict[str, list[list[RecordedCall]]]) -> None:
@@ -25,7 +29,7 @@ def test_calls_are_recorded_with_what_they_wait_for_and_their_hints(made: dict[s
         for note in notes:
             whole = first.prompt + first.output
             assert common_prefix(note.prompt, whole) == len(whole)
-            assert (note.after, note.hint.will_continue, note.ends_branch) == ((0,), False, True)
+            assert (note.after, note.hint.will_continue) == ((0,), False)
             assert note.hint.fork_len >= len(whole)
         assert verdict.after == (0, 1, 2, 3, 4)
     assert [call.pause_s > 0 for call in made["agent"][0]] == [False, *[True] * 6]
@@ -63,14 +67,22 @@ def test_results_are_the_same_each_time_and_programs_end_in_a_small_pool(
             first, second = (simulate(runs, 900, hints=hints).result for _ in range(2))
             assert first == second, name
             assert len(first.seconds) == 3
-    again = {each.name: record(each) for each in workloads(["judge"], runs=3, concurrency=3, seed=1)}
+    again = {"judge": recorded(["judge"])["judge"].language}
     plain = [[(call.prompt, call.after, call.hint.branch) for call in run] for run in made["judge"]]
     assert [[(call.prompt, call.after, call.hint.branch) for call in run] for run in again["judge"]] == plain
 
 
 def test_no_schedule_beats_the_bounds(made: dict[str, list[list[RecordedCall]]]) -> None:
-    ratio, row = compare("judge", made["judge"], 900, CPU, 3)
+    ratio, row = compare("judge", Recorded(made["judge"], made["judge"]), 900, CPU, 3)
     language, offline, roomy = float(row[4]), float(row[5]), float(row[7])
     assert language == pytest.approx(ratio, abs=0.01)
     assert language <= offline <= roomy
     assert len(set(NAMES)) == 7
+
+
+def test_equal_calls_of_a_program_are_recorded_once_and_plain_ones_all() -> None:
+    tree = recorded(["tree"])["tree"]
+    assert {len(run) for run in tree.plain} == {1 + 3 + 6 + 12}
+    assert {len(run) for run in tree.language} == {1 + 1 + 3 + 6}
+    for run in tree.language:
+        assert sorted(run[-1].after)[-1] < len(run)

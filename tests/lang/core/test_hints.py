@@ -25,10 +25,12 @@ class Told(EngineBackend):
         super().__init__(engine)
         self.hints: list[ProgramHint] = []
         self.released: list[str | None] = []
+        self.order: list[str] = []
 
     async def generate(self, call: Call) -> AsyncGenerator[RequestOutput, None]:
         assert call.hint is not None
         self.hints.append(call.hint)
+        self.order.append(f"call {call.hint.branch}")
         async for delta in super().generate(call):
             yield delta
 
@@ -41,6 +43,7 @@ class Told(EngineBackend):
 
     async def release(self, program: str, branch: str | None = None) -> None:
         self.released.append(branch)
+        self.order.append(f"release {branch}")
         await super().release(program, branch)
 
 
@@ -52,8 +55,8 @@ def test_forks_prefixes_siblings_and_what_goes_on(engine: rt.Engine) -> None:
         s += rt.user("Hello there") + rt.assistant(rt.gen("a"))
         s["a"]
         branches = s.fork(3)
-        for branch in branches:
-            branch += rt.user("More") + rt.assistant(rt.gen("b") + " and " + rt.select("c", ["x", "y"]))
+        for i, branch in enumerate(branches):
+            branch += rt.user(f"More {i}") + rt.assistant(rt.gen("b") + " and " + rt.select("c", ["x", "y"]))
             branch.end()
         branches.values("c")
         s += rt.user("End") + rt.assistant(rt.gen("d")) + rt.user("Now") + rt.assistant(rt.gen("e"))
@@ -76,8 +79,7 @@ def test_forks_prefixes_siblings_and_what_goes_on(engine: rt.Engine) -> None:
         assert not selected.will_continue  # the branch was ended before
     assert [hint.will_continue for hint in by_branch["0"]] == [True, True, False]  # the function returns during "d"
     assert [hint.siblings for hint in by_branch["0"]] == [1, 1, 1]
-    assert sorted(filter(None, backend.released)) == ["0/1", "0/2", "0/3"]
-    assert backend.released[-1] is None
+    assert backend.released == [None]  # the last call of each branch has said that it is the last
 
 
 def test_branches_that_nobody_holds_any_more_are_done(engine: rt.Engine) -> None:
@@ -120,8 +122,8 @@ def test_a_join_says_that_its_branches_are_done(engine: rt.Engine) -> None:
     def program(s: rt.State) -> Any:
         s += "Go"
         branches = s.fork(2)
-        for branch in branches:
-            branch += rt.gen("x")
+        for i, branch in enumerate(branches):
+            branch += str(i) + rt.gen("x")
         s += rt.join(branches, "x") + rt.gen("y")
         s["y"]
         branches[0].append("again" + rt.gen("z"))
@@ -129,4 +131,26 @@ def test_a_join_says_that_its_branches_are_done(engine: rt.Engine) -> None:
 
     state = program.run(backend=backend)
     assert state.returned[0]["z"]
-    assert sorted(filter(None, backend.released))[:2] == ["0/1", "0/2"]
+    for hint in backend.hints[:2]:  # the first may have been sent before the join
+        assert not hint.will_continue or hint.branch in backend.released
+
+
+def test_what_is_forked_goes_on_until_the_last_branch_has_ended(engine: rt.Engine) -> None:
+    backend = Told(engine)
+
+    @rt.function(**GREEDY)
+    def program(s: rt.State) -> None:
+        (branch,) = s.fork(["only"])
+        branch += "Go" + rt.gen("x")
+        for i, leaf in enumerate(branch.fork(2)):
+            leaf += f"then {i}" + rt.gen("y")
+            leaf.end()
+        branch.end()
+        s += "Wait" + rt.gen("z")
+
+    program.run(backend=backend)
+    continues = {hint.branch: hint.will_continue for hint in backend.hints if hint.branch != "0"}
+    assert continues == {"0/1": True, "0/1/1": False, "0/1/2": False}
+    released = backend.order.index("release 0/1")
+    assert {"call 0/1/1", "call 0/1/2"} <= set(backend.order[:released])
+    assert backend.released == ["0/1", None]

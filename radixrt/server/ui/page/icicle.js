@@ -1,7 +1,7 @@
 // The tree as an icicle on a canvas: a row for each depth, a node as wide as the tokens in it and below it. What is
 // narrower than a pixel is drawn together, so a frame costs what is visible, not what there is.
 import { $, call, color, count, FONT, hideTip, make, mix, plural, prepare, short, showTip, time } from "./tools.js";
-import { DONE, EXTENDED, LEASED } from "./tree.js";
+import { DONE, EXTENDED, kindOf, LEASED } from "./tree.js";
 
 const ROW = 27, GAP = 1, THIN = 1.4, MAX_ROWS = 22, MIN_ROWS = 7;
 const AGES = [1, 10, 60, 600, 3600];
@@ -202,7 +202,7 @@ export class Icicle {
     if (this.mode === "eviction") return node.locks ? color("queued") : mix("error", "cold", Math.sqrt(node.rank));
     if (this.mode === "holders") {
       if (node.locks) return color("sampled");
-      return color({ [LEASED]: "computed", [EXTENDED]: "computed", [DONE]: "error" }[node.retention] ?? "cold");
+      return color({ [LEASED]: "computed", [EXTENDED]: "computed", [DONE]: "error" }[kindOf(node.retention)] ?? "cold");
     }
     return mix("cached", "cold", this.age(node));
   }
@@ -253,7 +253,7 @@ export class Icicle {
       const at = this.tree.secondsAt(tick);
       return at === null ? `before the server counted (${plural(this.tree.clock - tick, "use")} ago)` : `${time(Math.max(this.now - at, 0))} ago`;
     };
-    const retention = { [DONE]: "its program is done: evicted before others", [EXTENDED]: "kept: its program goes on from here", [LEASED]: "kept: prefix of a fork" }[node.retention];
+    const retention = { [DONE]: "its program is done: evicted before others", [EXTENDED]: "kept: its program goes on from here", [LEASED]: "kept: prefix of a fork" }[kindOf(node.retention)];
     const lines = [
       `prefix of ${count(node.end)} tokens, ${count(node.below)} in it and below it`,
       `${plural(node.hits, "hit")}, last used ${ago(node.last)}, computed ${ago(node.created)}`,

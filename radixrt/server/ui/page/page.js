@@ -4,7 +4,7 @@ import { Playground } from "./playground.js";
 import { Plots } from "./plots.js";
 import { Requests } from "./requests.js";
 import { $, call, count, fillStack, hasKey, legend, lines, make, percent, plural, readColors, short, storeKey, time } from "./tools.js";
-import { Tree } from "./tree.js";
+import { kindOf, Tree } from "./tree.js";
 
 const SLOW_MS = 1000; // lists of evictions and tables of programs
 const tree = new Tree(), requests = new Requests(tree), icicle = new Icicle(tree, requests), plots = new Plots(requests), playground = new Playground();
@@ -132,7 +132,7 @@ function showNext() {
     const at = tree.secondsAt(node.last);
     return at === null ? "long ago" : `${time(Math.max(now() - at, 0))} ago`;
   };
-  const row = (node) => make("tr", { onclick: () => icicle.zoom(node) }, make("td", {}, `node ${node.id}${{ 0: " · its program is done", 2: " · kept for a program", 3: " · kept for a fork" }[node.retention] ?? ""}`), ...[count(node.tokens), count(node.end), count(node.hits), ago(node)].map((words) => make("td", { class: "number" }, words)));
+  const row = (node) => make("tr", { onclick: () => icicle.zoom(node) }, make("td", {}, `node ${node.id}${{ 0: " · its program is done", 2: " · kept for a program", 3: " · kept for a fork" }[kindOf(node.retention)] ?? ""}`), ...[count(node.tokens), count(node.end), count(node.hits), ago(node)].map((words) => make("td", { class: "number" }, words)));
   $("next").tBodies[0].replaceChildren(...nodes.map(row));
   $("next-about").textContent = nodes.length ? "leaves that no request holds, the first to go at the top" : "nothing can be evicted";
 }

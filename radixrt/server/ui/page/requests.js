@@ -1,5 +1,6 @@
 // Requests and programs: tables of what is in the scheduler and of what has ended, and why prompts missed the cache.
 import { $, clockTime, color, count, fillStack, legend, make, percent, plural, prepare, stack, time } from "./tools.js";
+import { kindOf, LEASED } from "./tree.js";
 
 const KEPT = 600, ROW = 29; // pixels, as in the style sheet
 const MISS = ["rid", "at", "prompt", "cached", "matched", "reusable", "beside", "evicted", "reset", "evictedFor", "together", "fresh", "ended", "number", "program", "branch", "out", "endedAt", "firstToken"];
@@ -123,7 +124,7 @@ export class Requests {
       for (let each = this.tree.nodes.get(id); each; each = each.parent) if (each === node) return true;
       return false;
     };
-    for (const [id, program, retention] of this.holds) if (id === node.id) yield `program ${program}: ${retention === 3 ? "prefix of its fork" : "goes on from here"}`;
+    for (const [id, program, retention] of this.holds) if (id === node.id) yield `program ${program}: ${kindOf(retention) === LEASED ? "prefix of its fork" : "goes on from here"}`;
     for (const row of this.rows) if (row.node && isBelow(row.node)) yield `${row.state} ${row.rid}${row.program ? ` of ${row.program}` : ""}`;
   }
 

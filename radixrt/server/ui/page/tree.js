@@ -1,6 +1,7 @@
 // A copy of the scheduler's radix tree, kept by the events of the feed (radixrt/server/ui/lines.py).
 
-export const DONE = 0, NORMAL = 1, EXTENDED = 2, LEASED = 3; // retention levels
+export const DONE = 0, NORMAL = 1, EXTENDED = 2, LEASED = 3; // kinds of retention levels
+export const kindOf = (level) => (level < EXTENDED ? level : EXTENDED + (level % 2)); // levels above are those of older programs
 
 class Node {
   constructor(id, parent, tokens) {
@@ -156,9 +157,9 @@ export class Tree {
   // As in radixrt/mem_cache/cache_replica.py, as one number that sorts the same.
   evictionKey(node) {
     const policy = this.header.policy, age = policy === "fifo" ? node.created : node.last; // ticks, below 2 ** 32
-    const first = policy === "priority" ? Math.min(Math.max(node.priority + 64, 0), 127) * 4 : 0;
-    const level = policy === "lfu" ? node.retention * 4096 + Math.min(node.hits, 4095) : first + node.retention;
-    return (node.state * 16384 + level) * 2 ** 34 + age;
+    const first = policy === "priority" ? Math.min(Math.max(node.priority + 64, 0), 127) * 1024 : 0;
+    const level = policy === "lfu" ? node.retention * 1024 + Math.min(node.hits, 1023) : first + node.retention; // below 2 ** 20
+    return (node.state * 2 ** 20 + level) * 2 ** 32 + age;
   }
 
   // Leaves in the order in which they would be evicted, the first `most` of them.
