@@ -13,11 +13,11 @@ are not UTF-8.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from json.encoder import encode_basestring_ascii
+from typing import Final
 
 from radixrt.constrained.backends.lark_terminals import cut_literals, with_linear_rules
 from radixrt.constrained.productions import Expr, Lit, NotExpressible, Productions, Ref, Rep, Seq, Special, Term
@@ -49,6 +49,7 @@ _MAX_REPEATED: Final = 12
 _MAX_CALL_DEPTH: Final = 400
 _MAX_STATES: Final = 24
 _MAX_ELIMINATED: Final = 1500
+_NO_NAME: Final = re.compile(r"[^a-z0-9]+")
 _ANY_UTF8: Final = "/(?s:.*)/"
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _RULE: Final = re.compile(r"\b[a-z][a-z0-9_]*")
@@ -77,17 +78,9 @@ _SEQUENCE: Final = 2
 _CHOICE: Final = 3
 
 
-class _Text(NamedTuple):
-    """An expression as written.
-
-    Attributes:
-        binds: what it is at its outside: an atom, something repeated, a sequence or a choice, in order of binding.
-        depth: how deep its parentheses nest.
-    """
-
-    text: str
-    binds: int
-    depth: int
+_Text = tuple[str, int, int]
+"""An expression as written; what it is at its outside: an atom, something repeated, a sequence or a choice, in order of
+binding; and how deep its parentheses nest."""
 
 
 class _Writer:
@@ -112,11 +105,11 @@ class _Writer:
                 uses[one] += 1
         for expr, below, used in zip(layout.order, layout.below, uses):
             written = self._expression(expr, [texts[one] for one in below])
-            if used > 1 and below and len(written.text) > _MAX_REPEATED:
+            if used > 1 and below and len(written[0]) > _MAX_REPEATED:
                 written = self._as_rule(written)
             texts.append(written)
         for rule, row in layout.distinct(self._productions.start).items():
-            self._lines[self._names[rule]] = texts[row].text
+            self._lines[self._names[rule]] = texts[row][0]
         symbols = len(self._lines) + len(self._terminal_lines)
         if symbols > MAX_SYMBOLS:
             raise NotExpressible(f"the grammar has {symbols} rules and terminals; llguidance takes {MAX_SYMBOLS}")
@@ -133,7 +126,8 @@ class _Writer:
 
     def _name(self, wanted: str) -> str:
         """A name in lower case that no other rule has, near to the one that is wanted."""
-        plain = re.sub(r"[^a-z0-9]+", "_", wanted.lower()).strip("_")
+        is_plain = wanted.isascii() and wanted.isalnum() and wanted.islower()
+        plain = wanted if is_plain else _NO_NAME.sub("_", wanted.lower()).strip("_")
         base = name = plain if plain[:1].isalpha() else f"r_{plain}"
         while name in self._numbers:
             self._numbers[base] += 1
@@ -145,25 +139,25 @@ class _Writer:
         if isinstance(expr, Lit):
             pieces = self._pieces.get(expr.text)
             if pieces is None:
-                return _Text(quoted(expr.text), _ATOM, 0)
-            return _Text(" ".join(map(quoted, pieces)), _SEQUENCE, 0)
-        if isinstance(expr, Ref):
-            return _Text(self._names[expr.rule], _ATOM, 0)
+                return quoted(expr.text), _ATOM, 0
+            return " ".join(map(quoted, pieces)), _SEQUENCE, 0
         if isinstance(expr, Seq):
-            return self._joined(below, " ", _SEQUENCE) if below else _Text('""', _ATOM, 0)
+            return self._joined(below, " ", _SEQUENCE) if below else ('""', _ATOM, 0)
+        if isinstance(expr, Rep):
+            item, _, depth = self._within(below[0], _ATOM)
+            most = expr.low if expr.high is None else expr.high
+            if most > MAX_COUNT:
+                raise NotExpressible(f"a repetition of {most} times; llguidance counts to {MAX_COUNT}")
+            return item + _count(expr.low, expr.high), _REPEATED, depth
+        if isinstance(expr, Ref):
+            return self._names[expr.rule], _ATOM, 0
         if isinstance(expr, Term):
-            return _Text(self.terminal(expr.regex), _ATOM, 0)
+            return self.terminal(expr.regex), _ATOM, 0
         if isinstance(expr, Special):
             token_id = self._special_ids.get(expr.text)
             if token_id is None:
                 raise InvariantError(f"{expr.text!r} is no control token of the vocabulary")
-            return _Text(f"<[{token_id}]>", _ATOM, 0)
-        if isinstance(expr, Rep):
-            item = self._within(below[0], _ATOM)
-            most = expr.low if expr.high is None else expr.high
-            if most > MAX_COUNT:
-                raise NotExpressible(f"a repetition of {most} times; llguidance counts to {MAX_COUNT}")
-            return _Text(item.text + _count(expr.low, expr.high), _REPEATED, item.depth)
+            return f"<[{token_id}]>", _ATOM, 0
         if not below:
             raise InvariantError("productions that derive nothing must be pruned before they are written")
         if len(below) > MAX_OPTIONS:
@@ -173,23 +167,29 @@ class _Writer:
     def _joined(self, below: list[_Text], by: str, binds: int) -> _Text:
         if len(below) == 1:
             return below[0]
-        parts = [self._within(one, binds) for one in below]
-        return _Text(by.join([one.text for one in parts]), binds, max([one.depth for one in parts]))
+        deepest = 0
+        texts: list[str] = []
+        for one in below:
+            text, _, depth = one if one[1] <= binds else self._within(one, binds)
+            texts.append(text)
+            deepest = max(deepest, depth)
+        return by.join(texts), binds, deepest
 
     def _within(self, written: _Text, binds: int) -> _Text:
         """The text as a part of something that binds its parts so: in parentheses where it binds less, each of which
         costs llguidance microseconds, or as a rule of its own where they nest deep."""
-        if written.binds <= binds:
+        text, outside, depth = written
+        if outside <= binds:
             return written
-        if written.depth + 1 < _MAX_NESTING:
-            return _Text(f"({written.text})", _ATOM, written.depth + 1)
+        if depth + 1 < _MAX_NESTING:
+            return f"({text})", _ATOM, depth + 1
         return self._as_rule(written)
 
     def _as_rule(self, written: _Text) -> _Text:
         """The name of a new rule that stands for the text."""
         name = self._name("part")
-        self._lines[name] = written.text
-        return _Text(name, _ATOM, 0)
+        self._lines[name] = written[0]
+        return name, _ATOM, 0
 
     def terminal(self, regex: Regex) -> str:
         """The name of the terminal for a regular language, which is written once."""
@@ -230,7 +230,7 @@ class _Writer:
 
 def quoted(text: str) -> str:
     """A string literal; the dialect reads JSON's escapes and takes no raw control characters."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    return encode_basestring_ascii(text).replace("\x7f", "\\u007f")
 
 
 def _count(low: int, high: int | None) -> str:

@@ -11,7 +11,8 @@ could be read in place of the first of them is written in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
@@ -20,7 +21,7 @@ from radixrt.constrained.productions.maximal_munch import Terminal, followers, t
 from radixrt.constrained.regex import EMPTY, CharSet, Regex, chars, derive
 from radixrt.constrained.regex.automaton import MAX_STATES, Dfa
 from radixrt.constrained.regex.derivatives import first
-from radixrt.constrained.regex.nodes import Concat, Intersect
+from radixrt.constrained.regex.nodes import Alternate, Complement, Concat, Intersect, Words
 from radixrt.constrained.regex.search import without_listed
 
 # --- cutting literals ---
@@ -40,7 +41,7 @@ def cut_literals(productions: Productions) -> dict[str, list[str]]:
     pieces = _Pieces({text: after[text] for text in texts}, languages, bits)
     while pieces.cut():
         pass
-    return {text: parts for text, parts in pieces.parts.items() if len(parts) > 1}
+    return pieces.of_cut(texts)
 
 
 class _Pieces:
@@ -50,40 +51,48 @@ class _Pieces:
         after: the bits that may follow each literal.
         languages: the other terminals with the bits that they begin with and that may follow them.
         bits: of each character.
-
-    Attributes:
-        parts: each literal in its pieces.
     """
 
     def __init__(self, after: dict[str, int], languages: list[tuple[Regex, int, int]], bits: dict[str, int]) -> None:
-        self.parts = {text: [text] for text in after}
-        self._after = after
+        self._follow = after  # by piece
+        self._parts: dict[str, list[str]] = {}  # of each piece that was cut
         self._languages = languages
         self._bits = bits
         self._ends: dict[str, set[int]] = {}
-        self._beginning: dict[int, dict[int, dict[Regex, frozenset[str]]]] = {}
+        self._beginning: dict[int, dict[str, _Group]] = {}
+
+    def of_cut(self, texts: Iterable[str]) -> dict[str, list[str]]:
+        """The pieces of each of the literals that was cut."""
+        return {text: list(self._pieces(text)) for text in texts if text in self._parts}
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        parts = self._parts.get(text)
+        if parts is None:
+            yield text
+        else:
+            for part in parts:
+                yield from self._pieces(part)
 
     def cut(self) -> bool:
         """Cut the pieces as they are now, once; False if there was nothing to cut."""
-        follow: dict[str, int] = {}
-        for text, parts in self.parts.items():
-            bits_after = self._after[text]
-            for piece in reversed(parts):
-                follow[piece] = follow.get(piece, 0) | bits_after
-                bits_after = self._bits[piece[0]]
         split: dict[str, list[str]] = {}
         prefixes: list[str] = []
-        for piece in sorted(follow):
+        for piece in sorted(self._follow):
+            cuts = self._ends_of_languages(piece)
             while prefixes and not piece.startswith(prefixes[-1]):
                 prefixes.pop()
-            cuts = {len(one) for one in prefixes if follow[one] & self._bits[piece[len(one)]]}
-            cuts |= self._ends_of_languages(piece)
+            if prefixes:
+                goes_on = {len(one) for one in prefixes if self._follow[one] & self._bits[piece[len(one)]]}
+                cuts = cuts | goes_on if goes_on else cuts
             if cuts:
                 split[piece] = [piece[low:high] for low, high in pairwise([0, *sorted(cuts), len(piece)])]
             prefixes.append(piece)
-        if split:
-            for text, parts in self.parts.items():
-                self.parts[text] = [small for piece in parts for small in split.get(piece, (piece,))]
+        self._parts |= split
+        for piece in split:
+            after = self._follow.pop(piece)
+            for part in reversed(list(self._pieces(piece))):
+                self._follow[part] = self._follow.get(part, 0) | after
+                after = self._bits[part[0]]
         return bool(split)
 
     def _ends_of_languages(self, piece: str) -> set[int]:
@@ -91,31 +100,46 @@ class _Pieces:
         found = self._ends.get(piece)
         if found is None:
             found = self._ends[piece] = set()
-            places: dict[str, list[tuple[int, int]]] = {}
-            for follow, wholes in self._beginning_with(self._bits[piece[0]]).items():
-                for whole, listed in wholes.items():
-                    last = _last_text(whole)
-                    if last not in places:
-                        places[last] = [(at, self._bits[piece[at]]) for at in _places_after(last, piece)]
-                    missing = [at for at, bit in places[last] if follow & bit and at not in found]
+            for last, group in self._beginning_with(self._bits[piece[0]]).items():
+                bits = [(at, self._bits[piece[at]]) for at in _places_after(last, piece)]
+                places = [(at, bit) for at, bit in bits if bit & group.follow]
+                for whole, follow, listed in group.languages if places else ():
+                    missing = [at for at, bit in places if follow & bit and at not in found]
                     if missing:
                         found.update(at for at in _ends_within(whole, piece, missing) if piece[:at] not in listed)
         return found
 
-    def _beginning_with(self, bit: int) -> dict[int, dict[Regex, frozenset[str]]]:
-        """The languages that begin with a character, by the bits that may follow them.
+    def _beginning_with(self, bit: int) -> dict[str, _Group]:
+        """The languages that begin with a character, by the text with which their strings end.
 
         Languages that differ only in strings that are excluded from them are one, without the strings that all exclude.
         """
-        languages = self._beginning.get(bit)
-        if languages is None:
-            languages = self._beginning[bit] = {}
+        groups = self._beginning.get(bit)
+        if groups is None:
+            merged: dict[tuple[Regex, int], frozenset[str]] = {}
             for regex, begins, follow in self._languages:
                 if begins & bit:
                     whole, listed = without_listed(regex) if isinstance(regex, Intersect) else (regex, frozenset[str]())
-                    wholes = languages.setdefault(follow, {})
-                    wholes[whole] = wholes.get(whole, listed) & listed
-        return languages
+                    merged[whole, follow] = merged.get((whole, follow), listed) & listed
+            groups = self._beginning[bit] = {}
+            for (whole, follow), listed in merged.items():
+                group = groups.setdefault(_last_text(whole), _Group())
+                group.follow |= follow
+                group.languages.append((whole, follow, listed))
+        return groups
+
+
+@dataclass(slots=True)
+class _Group:
+    """Languages whose strings all end with the same text.
+
+    Attributes:
+        follow: the bits that may follow any of them.
+        languages: each with the bits that may follow it, and strings that are excluded from it.
+    """
+
+    follow: int = 0
+    languages: list[tuple[Regex, int, frozenset[str]]] = field(default_factory=list)
 
 
 def _begins(terminal: Terminal, bits: dict[str, int]) -> int:
@@ -130,7 +154,25 @@ def _begins(terminal: Terminal, bits: dict[str, int]) -> int:
 @lru_cache(maxsize=1024)
 def _last_text(regex: Regex) -> str:
     """A text with which every string of the language ends."""
-    return regex.chain()[-1].text or "" if isinstance(regex, Concat) else ""
+    if regex.text is not None:
+        return regex.text
+    if isinstance(regex, Concat):
+        return _last_text(regex.chain()[-1])
+    if isinstance(regex, Words):
+        return _common_end(regex.words)
+    if isinstance(regex, Alternate):
+        return _common_end([_last_text(option) for option in regex.options])
+    if isinstance(regex, Intersect):
+        return max([_last_text(item) for item in regex.items if not isinstance(item, Complement)], key=len, default="")
+    return ""
+
+
+def _common_end(texts: Sequence[str]) -> str:
+    """The longest text with which all of them end."""
+    end = min(texts, key=len)
+    while not all(text.endswith(end) for text in texts):
+        end = end[1:]
+    return end
 
 
 def _places_after(last: str, piece: str) -> Iterator[int]:

@@ -79,6 +79,7 @@ class Special:
 Expr = Lit | Term | Ref | Seq | Alt | Rep | Special
 
 _LEAVES = frozenset((Lit, Term, Ref, Special))
+_TERMINALS = frozenset((Lit, Term, Special))
 
 NOTHING: Expr = Alt(())
 NO_TEXT: Expr = Seq(())
@@ -101,13 +102,11 @@ def checked(question: Callable[[Regex], T], regex: Regex) -> T:
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """The expressions directly under this one."""
-    if type(expr) in _LEAVES:
-        return ()
-    if isinstance(expr, Seq):
+    if type(expr) is Seq:
         return expr.parts
-    if isinstance(expr, Alt):
+    if type(expr) is Alt:
         return expr.options
-    return (expr.item,) if isinstance(expr, Rep) else ()
+    return (expr.item,) if type(expr) is Rep else ()
 
 
 def with_children(expr: Expr, below: Sequence[Expr]) -> Expr:
@@ -201,8 +200,6 @@ ALL: Final = 2
 ANY: Final = 3
 AGAIN: Final = 4
 
-_KINDS: Final = {Ref: CALL, Seq: ALL, Alt: ANY, Rep: AGAIN}
-
 
 class Layout:
     """Every expression once, equal ones too, children before their parents, and rules before those that call them.
@@ -227,24 +224,26 @@ class Layout:
         index = self._index = dict[int, int]()
         known: dict[object, int] = {}
         for expr in _callees_first(rules):
-            kind = _KINDS.get(type(expr), LEAF)
+            kind = LEAF
             below: tuple[int, ...] = ()
-            key: object
-            if isinstance(expr, Seq):
-                below = tuple([index[id(part)] for part in expr.parts])
-                key = (kind, below)
-            elif isinstance(expr, Lit):
+            key: object = expr
+            if type(expr) is Lit:
                 key = expr.text
-            elif isinstance(expr, Alt):
-                below = tuple([index[id(option)] for option in expr.options])
+            elif type(expr) is Seq:
+                kind, below = ALL, tuple([index[id(part)] for part in expr.parts])
                 key = (kind, below)
-            elif isinstance(expr, Rep):
-                below = (index[id(expr.item)],)
+            elif type(expr) is Alt:
+                kind, below = ANY, tuple([index[id(option)] for option in expr.options])
+                key = (kind, below)
+            elif type(expr) is Rep:
+                kind, below = AGAIN, (index[id(expr.item)],)
                 key = (kind, below, expr.low, expr.high)
-            elif isinstance(expr, Ref):
-                key = expr if expr in known else index.get(id(rules.get(expr.rule)), expr)
-            else:
-                key = expr
+            elif type(expr) is Term:
+                key = expr.regex
+            elif type(expr) is Ref:
+                kind, key = CALL, (CALL, expr.rule)
+                if key not in known:
+                    key = index.get(id(rules.get(expr.rule)), key)
             row = known.setdefault(key, len(self.order))
             if row == len(self.order):
                 self.order.append(expr)
@@ -277,13 +276,24 @@ class Layout:
             GrammarTooComplex: it is not known in time whether a terminal has a text.
         """
         values: list[int | None] = []
+        called = self.called
         for row, (expr, kind, below) in enumerate(zip(self.order, self.kinds, self.below)):
+            length: int | None
             if kind == LEAF:
-                values.append(len(expr.text) if isinstance(expr, Lit) else leaf_length(expr))
+                length = len(expr.text) if type(expr) is Lit else leaf_length(expr)
             elif kind == CALL:
-                values.append(self._length(row, kind, values))
+                length = values[called[row]] if 0 <= called[row] < row else None
+            elif kind == ALL:
+                length = 0
+                for one in below:
+                    part = values[one]
+                    if part is None:
+                        length = None
+                        break
+                    length += part
             else:
-                values.append(length_above(expr, [values[one] for one in below]))
+                length = length_above(expr, [values[one] for one in below])
+            values.append(length)
         stale = deque(row for row, body in enumerate(self.called) if body >= 0 and values[row] != values[body])
         if not stale:
             return values
@@ -340,7 +350,12 @@ def _callees_first(rules: Mapping[str, Expr]) -> list[Expr]:
                 if below:
                     unfinished.add(id(expr))
                     stack += (expr, None)
-                    stack += below[::-1]
+                    for part in reversed(below):
+                        if type(part) not in _TERMINALS:
+                            stack.append(part)
+                        elif id(part) not in seen:
+                            seen.add(id(part))
+                            order.append(part)
                 else:
                     order.append(expr)
             elif id(expr) in unfinished:

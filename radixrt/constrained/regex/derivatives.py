@@ -6,8 +6,8 @@ and `without` eliminate intersections and complements where this is cheap enough
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import lru_cache, reduce
-from itertools import islice
 from math import gcd
 from typing import Final
 
@@ -41,7 +41,7 @@ MAX_OPTIONS: Final = 20_000
 MAX_KEPT: Final = 100_000
 _SHALLOW: Final = 50
 _ANY_DIGITS: Final = repeat(chars(DIGITS))
-known_derivatives: Final[dict[tuple[Regex, str], Regex]] = {}
+known_derivatives: Final[OrderedDict[tuple[Regex, str], Regex]] = OrderedDict()
 """Derivatives that were computed, oldest first, at most MAX_KEPT. They keep their nodes alive."""
 
 
@@ -59,10 +59,9 @@ def derive(node: Regex, char: str) -> Regex:
     if node.depth > _SHALLOW:
         _derive_parts(node, char)
     found = _derive(node, char)
-    if len(known_derivatives) >= MAX_KEPT:
-        for oldest in list(islice(known_derivatives, MAX_KEPT // 2)):
-            known_derivatives.pop(oldest, None)
     known_derivatives[node, char] = found
+    while len(known_derivatives) > MAX_KEPT:
+        known_derivatives.popitem(last=False)  # soon: thousands at once would take tens of milliseconds
     return found
 
 

@@ -25,6 +25,8 @@ def encode(regexes: Iterable[Regex]) -> tuple[list[Any], dict[Regex, int]]:
 
 
 def _row(node: Regex, place: dict[Regex, int]) -> list[Any]:
+    if isinstance(node, nodes.Concat):
+        return ["concat", place[node.head], place[node.tail]]
     if isinstance(node, nodes.Chars):
         return ["chars", list(node.charset.edges)]
     if isinstance(node, nodes.Words):

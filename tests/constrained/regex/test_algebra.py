@@ -189,7 +189,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "ab" * 2500
     assert matches(regex, text)
     assert not matches(regex, text[2:])
-    assert len(derivatives.known_derivatives) <= 1000
+    assert len(derivatives.known_derivatives) == 1000  # one goes for each that comes, never many at once
     assert derive(regex, "a") is derive(regex, "a")
 
 

@@ -163,6 +163,17 @@ class Dialect:
     contains_evaluates: bool = True
     nullable: bool = False
 
+    def types(self, schema: dict[str, Any]) -> tuple[int, bool]:
+        """Return the types that a schema names in `type`, as bits, and whether numbers are whole."""
+        named = schema["type"]
+        names = set(named if isinstance(named, list) else [named])
+        if self.nullable and schema.get("nullable") is True:
+            names.add("null")
+        types = 0
+        for name in names:
+            types |= TYPE_BITS[name]
+        return types, "integer" in names and "number" not in names
+
 
 _IN_2020 = frozenset({"prefixItems", "$dynamicRef", "$dynamicAnchor"})
 _IN_2019 = frozenset(

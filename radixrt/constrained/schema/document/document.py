@@ -45,6 +45,7 @@ class Document:
             raise MalformedSchema("", f"a schema is an object, true or false, not {shown(schema)}")
         self._index = Index(limits)
         self._located: dict[object, Located] = {}
+        self._resolved: dict[tuple[str, int, tuple[Resource, ...]], Located] = {}
         self._synthetic = Resource("", True, UNSTATED, "")
         self.dialect = self._index.stated_dialect(schema, "", UNSTATED)
         identifier = schema.get(self.dialect.id_keyword) if isinstance(schema, dict) else None
@@ -77,6 +78,13 @@ class Document:
         Raises:
             Unsupported: the target is outside the document or does not exist.
         """
+        key = (reference, id(at.resource), at.scope)
+        found = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = self._resolve(at, reference, keyword)
+        return found
+
+    def _resolve(self, at: Located, reference: str, keyword: str) -> Located:
         base, fragment = self._target(at, reference, keyword)
         resource, schema, pointer = base, base.root, base.pointer
         if fragment.startswith("/"):

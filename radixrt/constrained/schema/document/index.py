@@ -74,6 +74,10 @@ class Located:
         return f"Located({self.pointer or '/'})"
 
 
+_NAMING = frozenset(("$anchor", "$dynamicAnchor", "$recursiveAnchor", "id"))
+"""Keywords that give a schema a name, beside `$id`."""
+
+
 def escape(token: str) -> str:
     """Return a property name or keyword as a token of a JSON pointer."""
     return token.replace("~", "~0").replace("/", "~1") if "~" in token or "/" in token else token
@@ -153,7 +157,8 @@ class Index:
             if dialect.id_keyword in schema:
                 resource = self._identify(schema, pointer, resource)
                 dialect = resource.dialect
-            self._enter_anchors(schema, pointer, resource)
+            if not _NAMING.isdisjoint(schema):
+                self._enter_anchors(schema, pointer, resource)
             self._check(schema, pointer, dialect, None)
             pending.extend((*below, resource, depth + 1) for below in _subschemas(schema, pointer, dialect))
 
@@ -188,16 +193,17 @@ class Index:
             self.legacy_ids.setdefault(identifier.removesuffix("#"), (schema, pointer))
 
     def _check(self, schema: dict[str, Any], pointer: str, dialect: Dialect, only: set[str] | None) -> None:
+        known, checks = dialect.keywords, dialect.checks
         for keyword, value in schema.items():
             if only is not None and keyword not in only:
                 continue
-            if keyword not in dialect.keywords:
+            if keyword not in known:
                 if keyword in ASSERTIONS and keyword != "id":
                     self.annotations.append((pointer, keyword))
                 elif type(keyword) is not str:
                     raise MalformedSchema(pointer, f"the key {shown(keyword)} is not a string")
                 continue
-            check = dialect.checks.get(keyword)
+            check = checks.get(keyword)
             if check is not None:
                 problem = check(value)
                 if problem is not None:

@@ -105,14 +105,20 @@ class Emitter(Protocol):
 def joined(*parts: Expr) -> Expr:
     """Return a sequence in which neighbouring literals are merged; `NOTHING` if a part is."""
     flat: list[Expr] = []
+    text = ""  # of the literals before, which are not in `flat` yet
     for part in parts:
-        for piece in part.parts if isinstance(part, Seq) else (part,):
-            if isinstance(piece, Lit) and flat and isinstance(flat[-1], Lit):
-                flat[-1] = Lit(flat[-1].text + piece.text)
-            elif isinstance(piece, Alt) and not piece.options:
+        for piece in part.parts if type(part) is Seq else (part,):
+            if type(piece) is Lit:
+                text += piece.text
+                continue
+            if type(piece) is Alt and not piece.options:
                 return NOTHING
-            else:
-                flat.append(piece)
+            if text:
+                flat.append(Lit(text))
+                text = ""
+            flat.append(piece)
+    if text:
+        flat.append(Lit(text))
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 

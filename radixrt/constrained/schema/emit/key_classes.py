@@ -77,7 +77,11 @@ def key_classes(graph: Graph, shape: ObjectShape, pointer: str) -> list[KeyClass
         RegexTooComplex: a language is too complex.
     """
     sets = [keys for keys, _ in shape.rules] + [keys for keys, _, _ in shape.witnesses]
-    tests = list(dict.fromkeys(test for keys in sets for test in keys.tests))
+    tests = list(dict.fromkeys([test for keys in sets for test in keys.tests]))
+    if not tests and not shape.witnesses:
+        formulas = _demanded(shape, frozenset())
+        declared = tuple([name for name, _ in shape.members])
+        return [] if formulas is NONE else [KeyClass(frozenset(), ANY, formulas, declared)]
     limit = graph.budget.limits.key_classes
     graph.budget.check_time(pointer, "patternProperties")
     divided = _divided(tuple([test.language() for test in tests]), limit) if tests else ()

@@ -29,6 +29,10 @@ from radixrt.constrained.schema.normal_form.strings import KeySet, RemainingKeys
 
 IN_PLACE_DEPTH = 64
 """Maximum number of schemas nested in one another for one value."""
+_IN_PLACE_KEYWORDS = frozenset(
+    ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies")
+)
+"""Keywords that apply other schemas to the value itself."""
 
 
 @dataclass(slots=True)
@@ -87,7 +91,7 @@ class Graph:
         self.refusals: list[Unsupported] = []
         self.facts = StaticFacts()
         self._solve = solve
-        self._nodes: dict[frozenset[Formula], Node] = {}
+        self._nodes: dict[Formula | frozenset[Formula], Node] = {}
         self._expansions: dict[Node, Expansion] = {}
         self._formulas: dict[tuple[Located, bool], Formulas] = {}
         self._in_place: dict[Located, int] = {}
@@ -140,9 +144,34 @@ class Graph:
         """
         found = self._formulas.get((located, positive))
         if found is None:
-            self._check_in_place(located, 0)
-            found = self._formulas[located, positive] = self._make_formulas(located, positive)
+            target = self._lone_target(located)
+            if target is not None and self._stands_alone(target):
+                found = (Is(located, positive),) if target is located else self.formulas(target, positive=positive)
+            else:
+                self._check_in_place(located, 0)
+                found = self._make_formulas(located, positive)
+            self._formulas[located, positive] = found
         return found
+
+    def _lone_target(self, located: Located) -> Located | None:
+        """Return the target of a schema that is nothing but a `$ref`, and the schema itself if it has none."""
+        schema, dialect = located.schema, located.resource.dialect
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            return located
+        is_alone = dialect.ref_alone or dialect.keywords.isdisjoint(schema.keys() - {"$ref"})
+        if self.reader.skips_keywords or not is_alone:
+            return None
+        return self.document.resolve(located, schema["$ref"])
+
+    def _stands_alone(self, located: Located) -> bool:
+        """Return whether the schema certainly asserts something, and no other schema applies to the same value."""
+        schema = located.schema
+        return (
+            isinstance(schema, dict)
+            and "type" in schema
+            and _IN_PLACE_KEYWORDS.isdisjoint(schema)
+            and not self.reader.skips_keywords
+        )
 
     def _make_formulas(self, located: Located, positive: bool) -> Formulas:
         assertions = self.assertions(located)
@@ -183,7 +212,7 @@ class Graph:
         """Return the node of a conjunction. Raises Unsupported if there are too many nodes."""
         if formulas is not NONE and NEVER in formulas:
             formulas = NONE
-        conjunction = frozenset(formulas)
+        conjunction = formulas[0] if len(formulas) == 1 else frozenset(formulas)
         found = self._nodes.get(conjunction)
         if found is None:
             found = Node(tuple(dict.fromkeys(formulas)), len(self._nodes))
@@ -268,6 +297,8 @@ class Graph:
         if found == -1:
             fix = "Let it lead into a property or an item first."
             raise Unsupported(located.pointer, "$ref", "the reference leads back to itself for the same value", fix)
+        if found is None and self._stands_alone(located):
+            found = self._in_place[located] = 0
         if found is None:
             if depth > IN_PLACE_DEPTH:
                 raise _too_deep(located)

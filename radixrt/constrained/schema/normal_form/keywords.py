@@ -43,7 +43,7 @@ from radixrt.constrained.schema.normal_form.assertions import (
     UniqueItems,
 )
 from radixrt.constrained.schema.normal_form.strings import MatchingKeys, RemainingKeys, StringTest
-from radixrt.constrained.schema.values import TYPE_BITS, decimal_of, is_utf8, key, text_of, type_of
+from radixrt.constrained.schema.values import decimal_of, is_utf8, key, text_of, type_of
 
 FormatMode = Literal["assert", "annotate"]
 
@@ -152,6 +152,11 @@ class KeywordReader:
             found.sort(key=lambda assertion: assertion.is_deferred)
         return tuple(found)
 
+    @property
+    def skips_keywords(self) -> bool:
+        """True if the caller ignores some keyword somewhere."""
+        return bool(self._ignored)
+
     def keywords(self, located: Located) -> frozenset[str]:
         """Return the keywords that are read at a schema: those of its draft that the caller does not ignore there."""
         known = located.resource.dialect.keywords
@@ -228,13 +233,8 @@ class KeywordReader:
 
 
 def _type(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:
-    names = set(value if isinstance(value, list) else [value])
-    if located.resource.dialect.nullable and located.schema.get("nullable") is True:
-        names.add("null")
-    types = 0
-    for name in names:
-        types |= TYPE_BITS[name]
-    yield Type(located, keyword, types, "integer" in names and "number" not in names)
+    types, integer = located.resource.dialect.types(located.schema)
+    yield Type(located, keyword, types, integer)
 
 
 def _enum(reader: KeywordReader, located: Located, keyword: str, value: Any) -> Iterator[Assertion]:

@@ -16,13 +16,19 @@ from radixrt.constrained.schema.normal_form.assertions import (
     AnyOf,
     Assertion,
     OneOf,
-    Type,
     UnevaluatedItems,
     UnevaluatedProperties,
     in_place,
 )
 from radixrt.constrained.schema.normal_form.branch import Branch, Frame, Frames
 from radixrt.constrained.schema.normal_form.conditions import SomeMember
+from radixrt.constrained.schema.normal_form.direct import (
+    container_expansion,
+    known_expansion,
+    remember,
+    scalar_content,
+    single_schema,
+)
 from radixrt.constrained.schema.normal_form.graph import Graph, either
 from radixrt.constrained.schema.normal_form.keywords import FormatMode
 from radixrt.constrained.schema.normal_form.nodes import (
@@ -45,8 +51,6 @@ from radixrt.constrained.schema.normal_form.validation import Evaluated, holds, 
 from radixrt.constrained.schema.values import ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, STRING, key
 
 T = TypeVar("T")
-_of_types: dict[tuple[int, bool], Expansion] = {}
-"""Expansions of the schemas that are nothing but a `type`, of all graphs."""
 _BOOLEANS = (frozenset[bool](), frozenset((False,)), frozenset((True,)), frozenset((False, True)))
 """Sets of booleans by `Branch.booleans`."""
 
@@ -69,20 +73,27 @@ def expand(graph: Graph, node: Node) -> Expansion:
     Raises:
         Unsupported: a keyword on the way cannot be enforced, or there are too many branches.
     """
-    only = _only_assertion(graph, node)
-    known = _of_types.get((only.types, only.integer)) if isinstance(only, Type) else None
-    if known is not None:
-        return known
-    union = _union(graph, node, only)
+    located = single_schema(graph, node)
+    if located is None:
+        return _solve(graph, node)
+    content = scalar_content(graph, located)
+    if content is None:
+        return container_expansion(graph, located) or _solve(graph, node)
+    known = known_expansion(content)
+    if known is None:
+        known = _solve(graph, node)
+        remember(graph, content, known)
+    return known
+
+
+def _solve(graph: Graph, node: Node) -> Expansion:
+    union = _union(graph, node, _only_assertion(graph, node))
     if union is not None:
         return Expansion(union=union)
     branch = Branch(graph)
     if not apply_all(branch, node.formulas, _closing_frame(branch, node)):
         return Expansion()
-    found = _collected(graph, node, _solved(graph, node, branch))
-    if isinstance(only, Type):
-        _of_types[only.types, only.integer] = found
-    return found
+    return _collected(graph, node, _solved(graph, node, branch))
 
 
 def _closing_frame(branch: Branch, node: Node) -> Frames:

@@ -11,6 +11,7 @@ from typing import Any
 
 from radixrt.constrained import regex
 from radixrt.constrained.regex import RegexTooComplex, complement, enumerate_strings
+from radixrt.constrained.regex.nodes import Words
 from radixrt.constrained.schema.document.index import Located
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.normal_form.assertions import (
@@ -21,6 +22,7 @@ from radixrt.constrained.schema.normal_form.assertions import (
     MembersMatching,
     Not,
     OneOf,
+    Pattern,
     Properties,
     Reference,
     Required,
@@ -41,7 +43,7 @@ from radixrt.constrained.schema.normal_form.nodes import (
 )
 from radixrt.constrained.schema.normal_form.strings import KeySet, MatchingKeys, RemainingKeys, StringSet
 from radixrt.constrained.schema.normal_form.validation import holds
-from radixrt.constrained.schema.values import ALL, OBJECT, key
+from radixrt.constrained.schema.values import ALL, OBJECT, STRING, key
 
 MAX_NESTED_EXPANSIONS = 5
 """Maximum depth of nodes expanded inside one another only to prove schemas disjoint."""
@@ -326,10 +328,22 @@ def _find_tags(graph: Graph, located: Located) -> dict[str, frozenset[Hashable]]
     tags = {}
     for name in required & members.keys():
         for formula in graph.formulas(members[name]):
-            values = listed_values(graph, formula)
+            values: Sequence[Any] | None = listed_values(graph, formula)
+            if values is None:
+                values = _matched_texts(graph, formula)
             if values is not None:
                 tags[name] = frozenset(key(value) for value in values)
     return tags
+
+
+def _matched_texts(graph: Graph, formula: Formula) -> Sequence[str] | None:
+    """Return the texts of a `pattern` that only lists some, such as `^a$`, where the formula accepts strings alone."""
+    if not isinstance(formula, Is) or not formula.positive or possible_types(graph, formula.located) != STRING:
+        return None
+    for assertion in graph.assertions(formula.located):
+        if isinstance(assertion, Pattern) and isinstance(assertion.test.regex, Words):
+            return assertion.test.regex.words
+    return None
 
 
 # Empty nodes
