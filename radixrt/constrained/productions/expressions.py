@@ -177,7 +177,7 @@ def alt(*options: Expr) -> Expr:
     seen: set[object] = set()
     for option in options:
         for one in option.options if isinstance(option, Alt) else (option,):
-            key: object = one if isinstance(one, Lit | Ref | Special | Term) else id(one)
+            key: object = one if type(one) in _LEAVES else id(one)
             if key not in seen:
                 seen.add(key)
                 flat.append(one)
@@ -251,12 +251,17 @@ class Layout:
                 self.below.append(below)
             index[id(expr)] = row
         self.bodies = {rule: index[id(body)] for rule, body in rules.items()}
+        self._distinct: dict[str, dict[str, int]] = {}
 
     def distinct(self, start: str) -> dict[str, int]:
         """The row of each rule's body, without rules other than `start` whose body is that of a rule that is called."""
-        names = {start, *[expr.rule for expr in self.order if isinstance(expr, Ref)]}
-        called = {row for rule, row in self.bodies.items() if rule in names}
-        return {rule: row for rule, row in self.bodies.items() if rule in names or row not in called}
+        found = self._distinct.get(start)
+        if found is None:
+            names = {start, *[expr.rule for expr in self.order if type(expr) is Ref]}
+            called = {row for rule, row in self.bodies.items() if rule in names}
+            rules = self.bodies.items()
+            found = self._distinct[start] = {rule: row for rule, row in rules if rule in names or row not in called}
+        return found
 
     def row(self, expr: Expr) -> int:
         """The row of an expression of this grammar."""

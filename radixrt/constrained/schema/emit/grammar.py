@@ -9,7 +9,7 @@ from __future__ import annotations
 from radixrt.constrained.productions import NOTHING, Alt, EmptyLanguage, Expr, Lit, Productions, Ref, Term, alt
 from radixrt.constrained.regex import json_string, literals
 from radixrt.constrained.schema.emit.arrays import array_expression
-from radixrt.constrained.schema.emit.json_text import TextStyle
+from radixrt.constrained.schema.emit.json_text import SHORT, TextStyle
 from radixrt.constrained.schema.emit.objects import object_expression
 from radixrt.constrained.schema.emit.plan import Plan, empty_cause, inhabited, is_exact, plan_node, without_empty
 from radixrt.constrained.schema.errors import EmptySchema
@@ -173,7 +173,7 @@ class GrammarEmitter:
 
     def new_rule(self, expr: Expr | None) -> Ref:
         """Create a rule; None reserves a name whose expression `set_rule` provides."""
-        if isinstance(expr, Alt) and all(isinstance(option, Lit | Term | Ref) for option in expr.options):
+        if isinstance(expr, Alt) and all(type(option) in SHORT for option in expr.options):
             if expr not in self._leaf_choices:
                 self._leaf_choices[expr] = self._add_rule(expr)
             return self._leaf_choices[expr]

@@ -14,6 +14,8 @@ from radixrt.constrained.schema.values import is_utf8, number_texts, text_of
 Comma = Literal["before", "after"]
 END: Expr = Seq(())
 """The empty sequence: nothing follows."""
+SHORT = frozenset((Lit, Ref, Term))
+"""Expressions that may be written at each of their uses."""
 
 
 class TextStyle:
@@ -51,7 +53,7 @@ class TextStyle:
 
     def optional_member(self, name: str, value: Expr, comma: Comma) -> Expr:
         """Return a declared member that may be missing, with the comma before or after it."""
-        key = (name, value, comma) if isinstance(value, Ref | Lit | Term) else None
+        key = (name, value, comma) if type(value) in SHORT else None
         made = None if key is None else self._members.get(key)
         if made is None:
             member = self.member(name, value, comma=comma == "before")

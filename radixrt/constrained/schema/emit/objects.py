@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from radixrt.constrained.productions import NOTHING, Expr, Lit, Ref, Term, alt, optional, seq
-from radixrt.constrained.schema.emit.json_text import END, Comma, Emitter, joined, repeated
+from radixrt.constrained.productions import NOTHING, Expr, Lit, Term, alt, optional, seq
+from radixrt.constrained.schema.emit.json_text import END, SHORT, Comma, Emitter, joined, repeated
 from radixrt.constrained.schema.emit.plan import ObjectPlan
 from radixrt.constrained.schema.errors import Unsupported
 from radixrt.constrained.schema.limits import over_limit
@@ -81,7 +81,7 @@ class _ObjectEmitter:
 
     def _share(self, place: int) -> None:
         """Make a rule of a value that is used in two places."""
-        if not isinstance(self._values[place], Ref | Lit | Term):
+        if type(self._values[place]) not in SHORT:
             self._values[place] = self._emitter.new_rule(self._values[place])
 
     def _chain(self, start: int) -> Expr:
