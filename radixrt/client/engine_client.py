@@ -21,7 +21,7 @@ from radixrt.client.answers import raise_for_error
 from radixrt.client.fleet_stats import merge_stats
 from radixrt.client.validation import Question, Request, check_request
 from radixrt.errors import EngineError, RequestError
-from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.client import (
     EngineReady,
     OutputBatch,
@@ -106,7 +106,7 @@ class EngineClient:
         self._epoch = 0  # of the processes whose EngineReady is awaited
         self._controls: dict[str, _Replies] = {}
         self._control_ids = itertools.count()
-        self._watcher: Callable[[FromWatched | EngineReady], None] | None = None
+        self._watchers: dict[int | None, Callable[[FromWatched | EngineReady], None]] = {}
         self.ready = threading.Event()
         self.info: EngineReady | None = None
         self.status = EngineStatus("starting")
@@ -247,19 +247,25 @@ class EngineClient:
 
     # --- whoever watches the cache ---
 
-    def watch(self, receive: Callable[[FromWatched | EngineReady], None] | None) -> None:
+    def watch(
+        self, receive: Callable[[FromWatched | EngineReady], None] | None, replica: int | None = None
+    ) -> None:  # fmt: skip
         """Pass messages about the cache, and restarts of the engine, to a reader; None ends that.
 
         Args:
             receive: called in the receiver thread, which it must not hold up.
+            replica: the replica whose cache it is; None for an engine without a router.
         """
-        self._watcher = receive
+        with self._lock:
+            self._watchers = {number: each for number, each in self._watchers.items() if number != replica}
+            if receive is not None:
+                self._watchers[replica] = receive
 
-    def send_watch(self, message: ToWatched) -> None:
-        """Send a message of the reader to the scheduler."""
+    def send_watch(self, message: ToWatched, replica: int | None = None) -> None:
+        """Send a message of the reader to the scheduler, or that of a replica."""
         with self._lock:
             if self.failure is None:
-                self._outbox.send(message)
+                self._outbox.send(message if replica is None else PageWatch(replica, message))
 
     # --- the receiver thread ---
 
@@ -275,15 +281,21 @@ class EngineClient:
                 self._merge_stats()
         elif isinstance(message, EngineReady):
             self._serve(message)
-            if self._watcher is not None:
-                self._watcher(message)
+            for watcher in list(self._watchers.values()):
+                watcher(message)
         elif isinstance(message, FromWatched):
-            if self._watcher is not None:
-                self._watcher(message)
+            self._show(None, message)
+        elif isinstance(message, PageWatched):
+            self._show(message.replica, message.message)
         elif isinstance(message, ControlReply):
             waiting = self._controls.get(message.id)
             if waiting is not None:
                 waiting.put(message)
+
+    def _show(self, replica: int | None, message: FromWatched) -> None:
+        watcher = self._watchers.get(replica)
+        if watcher is not None:
+            watcher(message)
 
     def _merge_stats(self) -> None:
         found = list(self.replica_stats.values())

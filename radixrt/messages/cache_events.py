@@ -332,3 +332,17 @@ FromWatched = CacheEvents | RequestViews | NodeTokens
 
 ToWatched = WatchCacheReq | CacheAck | NodeTokensReq
 """Messages of the reader of a cache."""
+
+
+class PageWatch(Message, frozen=True, array_like=True, tag=True):
+    """Message of a page to the scheduler of a replica, whose reader is the router: it has a stream of its own."""
+
+    replica: int
+    message: ToWatched
+
+
+class PageWatched(Message, frozen=True, array_like=True, tag=True):
+    """Message of a replica's scheduler to a page."""
+
+    replica: int
+    message: FromWatched

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import msgspec
 
-from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.fleet import ReplicaStats
 from radixrt.messages.parts import (
     ChatPrompt,
@@ -357,5 +357,7 @@ ToTokenizer = (
     | ReplicaStats
     | ToWatched
     | FromWatched
+    | PageWatch
+    | PageWatched
 )
-ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | ReplicaStats | FromWatched
+ToMain = OutputBatch | EngineReady | ControlReply | SchedulerStats | ReplicaStats | FromWatched | PageWatched

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from radixrt.messages.cache_events import FromWatched
+from radixrt.messages.cache_events import FromWatched, PageWatched
 from radixrt.messages.scheduler import ControlReply, SchedulerReady, SchedulerStats, TokenBatch, ToScheduler
 from radixrt.messages.wire import Message
 
@@ -80,5 +80,5 @@ class ReplicaStats(Message, frozen=True, array_like=True, tag=True):
 ToRouter = ToScheduler | ReplicaNotice
 """Messages from the tokenizer and from main."""
 
-FromReplica = TokenBatch | SchedulerStats | ControlReply | FromWatched
+FromReplica = TokenBatch | SchedulerStats | ControlReply | FromWatched | PageWatched
 """Messages from schedulers."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from radixrt.messages.cache_events import ToWatched
+from radixrt.messages.cache_events import PageWatch, ToWatched
 from radixrt.messages.histogram import Histogram
 from radixrt.messages.parts import ConstraintInfo, Finish, LogprobColumns, Pooling, ProgramHint, Timings, Usage
 from radixrt.messages.wire import Message
@@ -402,4 +402,5 @@ ToScheduler = (
     | RunnerRestarted
     | Reset
     | ToWatched
+    | PageWatch
 )

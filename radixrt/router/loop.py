@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from radixrt.channel import Outbox, Tag, TaggedInbox, TaggedOutbox, ZmqInbox
-from radixrt.messages.cache_events import CacheEvents, FromWatched, ToWatched
+from radixrt.messages.cache_events import CacheEvents, FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, RouterView, ToRouter
 from radixrt.messages.scheduler import (
@@ -161,6 +161,10 @@ class RouterLoop:
             router.release(message)
         elif isinstance(message, ControlReq):
             self._control(message)
+        elif isinstance(message, PageWatch):
+            load = router.placement.loads.get(message.replica)
+            if load is not None and not load.is_fenced:
+                self._replicas[message.replica].outbox.send_tagged(Tag(message.replica, load.epoch), message)
         else:
             assert isinstance(message, (ToWatched, RunnerRestarted, Reset))
             logger.debug("dropped a message for a scheduler: %s", type(message).__name__)
@@ -246,6 +250,8 @@ class RouterLoop:
         if isinstance(message, ControlReply):
             self._router.heard(replica, epoch, now)
             self._answer(self._controls.answered(replica, message))
+        elif isinstance(message, PageWatched):
+            self._tokenizer.send(message)
         elif isinstance(message, CacheEvents) or not isinstance(message, FromWatched):
             self._router.receive(replica, epoch, message, now)
             if isinstance(message, CacheEvents) and message.complete:

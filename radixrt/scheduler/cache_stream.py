@@ -1,4 +1,5 @@
 """`CacheStream`: the scheduler's end of a stream of `CacheEvents`. Sans-io: the loop sends what it returns.
+`CacheStreams`: that of the main process, or of a router, and beside a router's that of a page.
 
 While nobody watches, the cache has no journal. While somebody watches, each turn of the loop takes what the journal has
 recorded. A reader that does not acknowledge in time loses events, never the scheduler time: recording stops when WINDOW
@@ -8,9 +9,10 @@ events are unacknowledged, and goes on with a snapshot when all of them are ackn
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 
-from radixrt.mem_cache.cache_journal import CacheJournal
+from radixrt.mem_cache.cache_journal import CacheJournal, JointJournal
 from radixrt.mem_cache.granules import GRANULE_TOKENS, seed_of
 from radixrt.messages.cache_events import (
     CacheAck,
@@ -18,6 +20,8 @@ from radixrt.messages.cache_events import (
     FromWatched,
     NodeTokens,
     NodeTokensReq,
+    PageWatch,
+    PageWatched,
     ProgramHold,
     RequestView,
     RequestViews,
@@ -43,13 +47,18 @@ MAX_MATCHED = 64
 class CacheStream:
     """See the module's docstring. At most one reader watches at a time; another one takes its place.
 
+    Args:
+        watch: makes the cache record in a journal, or not any more; default: `watch` of the cache.
+
     Attributes:
         window: maximum number of unacknowledged events.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, watch: Callable[[CacheJournal | None], None] | None = None) -> None:
         self._core = scheduler
         self._cache = scheduler.kv.cache
+        self._watch = watch or self._cache.watch
+        self._records = False
         self._journal = CacheJournal()
         self._watched = False
         self._requests = False
@@ -69,7 +78,7 @@ class CacheStream:
     @property
     def is_busy(self) -> bool:
         """A snapshot is under way, and `turn` goes on with it without other events."""
-        return self._cache.journal is not None and not self._journal.is_complete and self._room > 0
+        return self._records and not self._journal.is_complete and self._room > 0
 
     @property
     def _room(self) -> int:
@@ -96,7 +105,7 @@ class CacheStream:
         """The messages of one turn of the loop, often none."""
         found: list[FromWatched] = []
         journal = self._journal
-        if self._cache.journal is not None:
+        if self._records:
             if not journal.is_complete and self._room > 0:
                 journal.visit(self._cache, SLICE_TOKENS, self._room)
             if journal.events or self._header is not None:
@@ -122,7 +131,7 @@ class CacheStream:
         unacknowledged = self._unacknowledged
         while unacknowledged and unacknowledged[0][0] <= seq:
             self._num_unacknowledged -= unacknowledged.popleft()[1]
-        if self._watched and self._cache.journal is None and not unacknowledged:
+        if self._watched and not self._records and not unacknowledged:
             self._begin()
 
     def _begin(self) -> None:
@@ -133,10 +142,12 @@ class CacheStream:
         self._journal.begin(cache)
         self._journal.records_requests = self._requests
         self._journal.records_usage = self._usage
-        cache.watch(self._journal)
+        self._records = True
+        self._watch(self._journal)
 
     def _pause(self) -> None:
-        self._cache.watch(None)
+        self._records = False
+        self._watch(None)
         self._journal.clear()
         self._header = None
 
@@ -173,3 +184,42 @@ class CacheStream:
             req.constraint is not None, stats.retractions, max(admitted_at - stats.arrived_at, 0.0),
             max(now - stats.arrived_at, 0.0),
         )  # fmt: skip
+
+
+class CacheStreams:
+    """All streams of one scheduler; see the module's docstring."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._cache = scheduler.kv.cache
+        self._journals: dict[str, CacheJournal] = {}
+        self._own = CacheStream(scheduler, lambda journal: self._set("own", journal))
+        self._page = CacheStream(scheduler, lambda journal: self._set("page", journal))
+        self._replica = 0
+
+    def _set(self, name: str, journal: CacheJournal | None) -> None:
+        self._journals.pop(name, None)
+        if journal is not None:
+            self._journals[name] = journal
+        found = list(self._journals.values())
+        self._cache.watch(None if not found else found[0] if len(found) == 1 else JointJournal(found))
+
+    @property
+    def is_on(self) -> bool:
+        return self._own.is_on or self._page.is_on
+
+    @property
+    def is_busy(self) -> bool:
+        return self._own.is_busy or self._page.is_busy
+
+    def handle(self, message: ToWatched | PageWatch) -> list[FromWatched | PageWatched]:
+        """Take a message of a reader; returns what to answer at once."""
+        if isinstance(message, PageWatch):
+            self._replica = message.replica
+            return [PageWatched(self._replica, answer) for answer in self._page.handle(message.message)]
+        return [*self._own.handle(message)]
+
+    def turn(self, now: float) -> list[FromWatched | PageWatched]:
+        """The messages of one turn of the loop, often none."""
+        own = self._own.turn(now) if self._own.is_on else []
+        page = self._page.turn(now) if self._page.is_on else []
+        return [*own, *(PageWatched(self._replica, message) for message in page)]

@@ -207,9 +207,9 @@ class KVManager:
         if result.retained_len <= req.kv.protected_len:
             return
         journal = self.cache.journal
-        if journal is not None and journal.records_requests:
-            start, node = req.kv.protected_len, journal.number(result.node)
-            journal.events.append(RequestPublished(req.rid, node, start, result.existing_len, result.retained_len))
+        if journal is not None:
+            start, existing, end = req.kv.protected_len, result.existing_len, result.retained_len
+            journal.request(lambda at: RequestPublished(req.rid, at.number(result.node), start, existing, end))
         if result.existing_len > req.kv.protected_len:
             theirs = self.cache.path_slots(result.node)[req.kv.protected_len : result.existing_len]
             self.allocator.free(row[req.kv.protected_len : result.existing_len].copy())

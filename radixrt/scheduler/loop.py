@@ -15,7 +15,7 @@ from radixrt.constrained.compile.grammar_manager import GrammarManager
 from radixrt.errors import EngineError, InvariantError
 from radixrt.executor.base import Executor
 from radixrt.executor.mask_table import MaskTable, mask_slots
-from radixrt.messages.cache_events import ToWatched, WatchCacheReq
+from radixrt.messages.cache_events import PageWatch, ToWatched, WatchCacheReq
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.runner import StepFailed
 from radixrt.messages.scheduler import (
@@ -32,7 +32,7 @@ from radixrt.messages.scheduler import (
     TokenizedScoreReq,
     ToScheduler,
 )
-from radixrt.scheduler.cache_stream import CacheStream
+from radixrt.scheduler.cache_stream import CacheStreams
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
@@ -73,7 +73,7 @@ class SchedulerLoop:
         self._inbox = inbox
         self._tokenizer = tokenizer
         self._grammars = grammars
-        self._stream = CacheStream(scheduler)
+        self._stream = CacheStreams(scheduler)
         self._max_inflight = max_inflight
         self._shared_cores = shared_cores
         self._watch_s = watch_s
@@ -162,7 +162,7 @@ class SchedulerLoop:
                 self._restart(message)
             elif isinstance(message, Reset):
                 self._reset(message, now)
-            elif isinstance(message, ToWatched):
+            elif isinstance(message, (ToWatched, PageWatch)):
                 for answer in self._stream.handle(message):
                     self._tokenizer.send(answer)
             else:

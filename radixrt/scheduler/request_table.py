@@ -92,12 +92,12 @@ class RequestTable:
             logger.debug("request %s: KV matched %d, nearest state at %d", req.rid, matched, cached)
         stats.admitted_at = now
         journal = self._kv.cache.journal
-        if journal is not None and journal.records_requests:
-            node, reusable = journal.number(req.kv.last_node) if matched else 0, len(req.reusable_ids)
-            journal.events.append(
-                RequestAdmitted(
-                    req.rid, node, req.prompt_len, stats.cached_tokens, stats.matched_tokens,
-                    min(reusable, req.prompt_len), *req.hint_names,
+        if journal is not None:
+            reusable = min(len(req.reusable_ids), req.prompt_len)
+            journal.request(
+                lambda at: RequestAdmitted(
+                    req.rid, at.number(req.kv.last_node) if matched else 0, req.prompt_len, stats.cached_tokens,
+                    stats.matched_tokens, reusable, *req.hint_names,
                 )
             )  # fmt: skip
         shared = 0 if req.row is None else req.row.shared_len
@@ -189,10 +189,10 @@ class RequestTable:
         req.state = ReqState.FINISHED
         req.finish = finish
         journal = self._kv.cache.journal
-        if journal is not None and journal.records_requests:
+        if journal is not None:
             first = req.stats.first_token_at
             waited = None if first is None else first - req.stats.arrived_at
-            journal.events.append(RequestEnded(req.rid, finish.reason, req.num_output, waited))
+            journal.request(lambda at: RequestEnded(req.rid, finish.reason, req.num_output, waited))
         del self.by_rid[req.rid]
         if req.row is not None:
             self._row_ended(req, req.row, finish, now)

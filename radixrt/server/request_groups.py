@@ -96,11 +96,20 @@ class Service:
         self.throughput = Throughput(client, config.log_stats_interval_s)
         self.metrics = Metrics(client, model_name, self.accounts, self.responses, self.throughput, replicas)
         self.ui = Hub(client)
+        self._hubs: dict[int, Hub] = {}
         self.deep_check = DeepCheck(client)
         self.created = int(time.time())
         self._tracing = tracing
         self.body_budget = BodyBudget(config.max_body_bytes)
         self.open_groups: dict[tuple[str, str], list[str]] = {}
+
+    def hub(self, replica: int | None) -> Hub:
+        """What the pages share that show the tree of a replica, or, without replicas, that of the engine."""
+        if replica is None:
+            return self.ui
+        if replica not in self._hubs:
+            self._hubs[replica] = Hub(self.client, self.ui.samples, replica)
+        return self._hubs[replica]
 
     # --- generating ---
 

@@ -16,7 +16,7 @@ from typing import assert_never
 
 from radixrt.channel import Outbox
 from radixrt.errors import RequestError
-from radixrt.messages.cache_events import FromWatched, ToWatched
+from radixrt.messages.cache_events import FromWatched, PageWatch, PageWatched, ToWatched
 from radixrt.messages.client import (
     ClassifyReq,
     DetokenizeReq,
@@ -140,9 +140,9 @@ class TokenizerWorker:
         elif isinstance(message, (ReleaseReq, ControlReq)):
             program = message.program if isinstance(message, ReleaseReq) else EVERYTHING
             self.queue.submit_action(partial(self._to_scheduler.send, message), program)
-        elif isinstance(message, ControlReply | SchedulerStats | ReplicaStats | FromWatched):
+        elif isinstance(message, ControlReply | SchedulerStats | ReplicaStats | FromWatched | PageWatched):
             self._to_main.send(message)
-        elif isinstance(message, ToWatched):
+        elif isinstance(message, ToWatched | PageWatch):
             self._to_scheduler.send(message)
         elif isinstance(message, SchedulerReady):
             self._to_main.send(self._ready(message))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -123,6 +124,27 @@ def test_samples_that_come_with_a_second_snapshot_are_plotted_once(page: Browser
     add = "(rows) => Plots.prototype.add.call(plots, rows)"
     script = f"const plots = {{rows: []}}, add = {add}; add([[1], [2]]); add([[1], [2], [3]]); return plots.rows"
     assert page.run(f"import('/ui/plots.js').then(({{ Plots }}) => {{ {script} }})") == [[1], [2], [3]]
+
+
+def test_replicas_stand_above_the_tree_and_are_chosen_by_a_click(page: Browser) -> None:
+    row = {
+        "replica": 0, "state": "serving", "reason": "", "open": 3, "queued": 2, "predicted_wait_s": 0.25, "fences": 0,
+        "slots_total": 1000, "slots_free": 500, "slots_evictable": 250, "prompt_tokens": 200, "cached_tokens": 150,
+        "generated_tokens": 10,
+    }  # fmt: skip
+    rows = [row, {**row, "replica": 1, "state": "fenced", "reason": HOSTILE}]
+    assert page.run("document.querySelector('#fleet').hidden"), "one engine has no replicas"
+    found = page.run(
+        "import('/ui/fleet.js').then(({ Fleet }) => { const chosen = [], fleet = new Fleet((it) => chosen.push(it));"
+        f"fleet.shown = 0; fleet.take({json.dumps(rows)}, 1); const rows = document.querySelectorAll('#replicas tr');"
+        "rows[2].click(); const words = [...rows].slice(1).map((each) => each.innerText);"
+        "fleet.take([], 2); return [chosen, words]; })"
+    )
+    assert found[0] == [1]
+    assert [words.split() for words in found[1]] == [
+        ["replica", "0", "serving", "3", "2", "0.25", "s", "0", "75.0", "%"],
+        ["replica", "1", "fenced", "3", "2", "0.25", "s", "0", "75.0", "%"],
+    ]
 
 
 def test_the_tree_is_drawn_zoomed_coloured_and_searched(page: Browser) -> None:

@@ -178,10 +178,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/ui"): Operation(MANAGEMENT, "The live page of operators", media_type="text/html"),
     ("GET", "/ui/events"): Operation(
-        MANAGEMENT, "Feed of that page: a JSON object a line, without an end", media_type="application/x-ndjson"
+        MANAGEMENT, "Feed of that page: a JSON object a line, without an end", media_type="application/x-ndjson",
+        query={"replica": {"type": "integer"}},
     ),
     ("GET", "/ui/text"): Operation(
-        MANAGEMENT, "Text of a cached prefix's node", answer=service.NodeText, query={"node": {"type": "integer"}}
+        MANAGEMENT, "Text of a cached prefix's node", answer=service.NodeText,
+        query={"node": {"type": "integer"}, "replica": {"type": "integer"}},
     ),
     ("GET", "/ui/{file}"): Operation(
         MANAGEMENT, "Scripts and style of that page", media_type=("text/javascript", "text/css")

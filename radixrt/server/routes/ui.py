@@ -17,11 +17,13 @@ from radixrt.messages.client import DetokenizeReq
 from radixrt.messages.wire import pack_i32
 from radixrt.server.http.errors import json_response
 from radixrt.server.request_groups import Service
+from radixrt.server.routes.replicas import replica_body
 from radixrt.server.ui.hub import MAX_FEEDS, Feed
 from radixrt.server.ui.lines import line
 
 READ_S = 0.2
-SCRIPTS = ("tools", "tree", "icicle", "plots", "requests", "playground", "page")
+FLEET_S = 1.0
+SCRIPTS = ("tools", "fleet", "tree", "icicle", "plots", "requests", "playground", "page")
 FILES = {
     "page.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
@@ -71,30 +73,58 @@ async def ui_events(service: Service, request: Request) -> Response:
     headers = {**HEADERS, "content-type": "application/x-ndjson", "x-accel-buffering": "no"}
     if request.method == "HEAD":
         return Response(headers=headers)
-    feed = service.ui.open()
+    replica = _replica(service, request)
+    feed = service.hub(replica).open()
     if feed is None:
         raise RequestError(f"{MAX_FEEDS} pages are open; close one", code="too_many_pages", status=503)
-    return StreamingResponse(_lines(service, feed), headers=headers)
+    return StreamingResponse(_lines(service, feed, replica), headers=headers)
 
 
-async def _lines(service: Service, feed: Feed) -> AsyncIterator[bytes]:
+def _replica(service: Service, request: Request) -> int | None:
+    """Number of the replica that a page shows (`?replica=`); default: the first one, None without replicas."""
+    given = request.query_params.get("replica")
+    there = [] if service.replicas is None else [info.replica for info in service.replicas.describe()]
+    if given is None:
+        return there[0] if there else None
+    if not (given.isascii() and given.isdecimal() and int(given[:9]) in there):
+        numbers = ", ".join(map(str, there)) or "none"
+        raise RequestError(f"replica must be the number of a replica; there are {numbers}", param="replica")
+    return int(given[:9])
+
+
+async def _lines(service: Service, feed: Feed, replica: int | None) -> AsyncIterator[bytes]:
     info = service.client.info
+    fleet_at = 0.0
     try:
         yield line(
             "hello", model=service.model_name, version=__version__, at=round(time.time(), 2),
             shows_text=service.config.ui_text, device="" if info is None else info.device,
-            dtype="" if info is None else info.dtype, slots=0 if info is None else info.num_slots,
+            dtype="" if info is None else info.dtype, slots=_slots(service),
             context=0 if info is None else info.context_length,
             max_running=0 if info is None else info.max_running_requests,
-            generates=info is None or info.generates, chats=info is None or info.has_chat_template,
+            generates=info is None or info.generates, chats=info is None or info.has_chat_template, replica=replica,
         )  # fmt: skip
         while not (feed.ended or service.client.draining or service.client.failure is not None):
             taken = feed.take()
             if taken:
                 yield taken
+            if service.replicas is not None and time.monotonic() - fleet_at > FLEET_S:
+                fleet_at = time.monotonic()
+                found = service.replicas.describe()
+                if replica not in {info.replica for info in found}:
+                    return  # it was removed; the page shows another one
+                yield line("fleet", rows=[replica_body(each) for each in found])
             await asyncio.sleep(READ_S)
     finally:
-        service.ui.close(feed)
+        service.hub(replica).close(feed)
+
+
+def _slots(service: Service) -> int:
+    """Slots of the KV pool, or of those of all replicas."""
+    info, stats = service.client.info, service.client.stats
+    if service.replicas is not None and stats is not None:
+        return stats.slots_total
+    return 0 if info is None else info.num_slots
 
 
 async def ui_text(service: Service, request: Request) -> Response:
@@ -108,7 +138,7 @@ async def ui_text(service: Service, request: Request) -> Response:
     given = request.query_params.get("node", "")
     if not (given.isascii() and given.isdecimal() and len(given) < 16):
         raise RequestError("node must be the number of a node", param="node")
-    tokens = await asyncio.to_thread(service.ui.tokens, int(given))
+    tokens = await asyncio.to_thread(service.hub(_replica(service, request)).tokens, int(given))
     if tokens is None:
         raise RequestError(f"there is no node {given} any more", param="node", code="not_found", status=404)
     rid = request.state.context.rid

@@ -77,13 +77,17 @@ class Feed:
 class Hub:
     """See the module's docstring.
 
+    Args:
+        replica: number of the replica whose tree it is; None for an engine without a router.
+
     Attributes:
-        samples: numbers for plots, which are taken while no page is open, too.
+        samples: numbers for plots, which are taken while no page is open, too; those of all replicas together.
     """
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient, samples: Samples | None = None, replica: int | None = None) -> None:
         self._client = client
-        self.samples = Samples(client)
+        self._replica = replica
+        self.samples = samples or Samples(client)
         self._inbox: queue.SimpleQueue[FromWatched | EngineReady | Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -121,7 +125,7 @@ class Hub:
             ask_id = str(self._asks)
             self._asked[ask_id] = answer
         try:
-            self._client.send_watch(NodeTokensReq(ask_id, node, MAX_NODE_TOKENS))
+            self._client.send_watch(NodeTokensReq(ask_id, node, MAX_NODE_TOKENS), self._replica)
             return answer.get(timeout=timeout_s)
         except queue.Empty:
             return None
@@ -132,8 +136,8 @@ class Hub:
 
     def _run(self) -> None:
         try:
-            watcher = _Watcher(self._client, self.samples)
-            self._client.watch(self._inbox.put)
+            watcher = _Watcher(self._client, self.samples, self._replica)
+            self._client.watch(self._inbox.put, self._replica)
             watcher.begin()
             while self._serve(watcher):
                 pass
@@ -148,8 +152,8 @@ class Hub:
 
     def _end(self) -> None:
         """Stop watching; the next page begins anew. The caller holds the lock, so that the next thread comes after."""
-        self._client.watch(None)
-        self._client.send_watch(WatchCacheReq(False))
+        self._client.watch(None, self._replica)
+        self._client.send_watch(WatchCacheReq(False), self._replica)
         self._thread = None
 
     def _serve(self, watcher: _Watcher) -> bool:
@@ -178,13 +182,15 @@ class Hub:
 class _Watcher:
     """Replica, misses and bounds of one time of watching. Used by the hub's thread alone."""
 
-    def __init__(self, client: EngineClient, samples: Samples) -> None:
+    def __init__(self, client: EngineClient, samples: Samples, replica: int | None) -> None:
         self._client = client
+        self._number = replica
         self._samples = samples
         self._replica = CacheReplica()
         self._misses = MissLog(self._replica)
         self._window = Window()
-        self._ticks: deque[tuple[int, float]] = deque(samples.ticks(), maxlen=1800)
+        ticks = samples.ticks() if replica is None else []  # those of samples are sums over replicas
+        self._ticks: deque[tuple[int, float]] = deque(ticks, maxlen=1800)
         self._events: list[Any] = []
         self._views: bytes | None = None
         self._began = time.time()
@@ -194,7 +200,7 @@ class _Watcher:
 
     def begin(self) -> None:
         """Ask the scheduler for a snapshot."""
-        self._client.send_watch(WatchCacheReq(True, requests=True))
+        self._client.send_watch(WatchCacheReq(True, requests=True), self._number)
 
     def take(self, message: CacheEvents | RequestViews | EngineReady) -> None:
         if isinstance(message, EngineReady):
@@ -203,7 +209,7 @@ class _Watcher:
             self._views = requests_line(message)
         else:
             self._apply(message)
-            self._client.send_watch(CacheAck(message.seq))
+            self._client.send_watch(CacheAck(message.seq), self._number)
 
     def _apply(self, batch: CacheEvents) -> None:
         if batch.header is not None:

@@ -275,7 +275,7 @@ export class Icicle {
     this.asking = setTimeout(async () => {
       let text;
       try {
-        text = (await (await call(`/ui/text?node=${node.id}`)).json()).text;
+        text = (await (await call(`/ui/text?node=${node.id}${this.replica === null ? "" : `&replica=${this.replica}`}`)).json()).text;
       } catch (error) {
         text = `(${error.message})`;
       }

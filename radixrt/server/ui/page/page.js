@@ -1,4 +1,5 @@
 // The page: reads the feed of the server, and draws what is visible.
+import { Fleet } from "./fleet.js";
 import { Icicle, MODES, SCALES } from "./icicle.js";
 import { Playground } from "./playground.js";
 import { Plots } from "./plots.js";
@@ -9,6 +10,12 @@ import { kindOf, Tree } from "./tree.js";
 const SLOW_MS = 1000; // lists of evictions and tables of programs
 const tree = new Tree(), requests = new Requests(tree), icicle = new Icicle(tree, requests), plots = new Plots(requests), playground = new Playground();
 let clock = 0; // the server's time less this page's
+let shown = null, feed = null; // the replica whose tree is shown, and what ends its feed
+const fleet = new Fleet((replica) => {
+  if (replica === fleet.shown) return;
+  shown = replica;
+  feed?.abort();
+});
 let hello = null, tab = "live", drawnSlow = 0, live = false;
 
 const now = () => Date.now() / 1000 + clock;
@@ -20,6 +27,7 @@ const takers = {
     hello = line;
     clock = line.at - Date.now() / 1000;
     icicle.showsText = line.shows_text;
+    icicle.replica = fleet.shown = line.replica;
     $("model").textContent = line.model;
     document.title = `${line.model} · radixrt`;
     playground.start(line);
@@ -32,6 +40,7 @@ const takers = {
   events: (line) => tree.apply(line),
   requests: (line) => requests.takeRequests(line),
   misses: (line) => requests.takeMisses(line),
+  fleet: (line) => fleet.take(line.rows, now()),
   samples: (line) => plots.add(line.rows),
   bounds: (line) => plots.addBounds(line, now()),
 };
@@ -45,7 +54,8 @@ function state(words, isLive) {
 async function follow() {
   for (;;) {
     try {
-      const response = await call("/ui/events");
+      feed = new AbortController();
+      const response = await call(shown === null ? "/ui/events" : `/ui/events?replica=${shown}`, { signal: feed.signal });
       $("login").hidden = $("failure").hidden = true;
       plots.rows = [];
       for await (const line of lines(response)) {
@@ -57,6 +67,8 @@ async function follow() {
       }
       state("the server is shutting down", false);
     } catch (error) {
+      if (feed.signal.aborted) continue; // another replica
+      if (error.status === 400) shown = null; // the replica is gone
       if (error.status === 401 || error.status === 403) {
         $("login").hidden = false;
         $("failure").hidden = !hasKey(); // a key was given, and is refused
