@@ -30,7 +30,7 @@ class LocalCluster:
     def __init__(self, config: Config, path: str) -> None:
         timeout_s = config.executor.start_timeout_s
         settings = DriverSettings(
-            "local", [], "", timeout_s, config.server.log_level, config.server.log_format
+            "local", [], "", timeout_s, log_level=config.server.log_level, log_format=config.server.log_format
         )  # fmt: skip
         self._process = DriverProcess(settings, outlives_thread=True)
         try:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from radixrt.errors import EngineError
 
+logger = logging.getLogger(__name__)
+
+NOTICE_S = 5.0
+"""Time after which somebody is told what the agents wait for."""
 HERE_S = 2.0
 """Time for which the last agent waits for a place on this machine before it takes any."""
 
@@ -107,8 +112,12 @@ def _placement_group(request: AgentRequest, here: str, timeout_s: float) -> Any 
         tries.insert(0, ([*bundles[:-1], {**bundles[-1], f"node:{here}": 0.001}], min(HERE_S, timeout_s)))
     for wanted, patience_s in tries:
         group = placement_group(wanted, strategy="PACK")
-        if group.wait(patience_s):
+        if group.wait(min(NOTICE_S, patience_s)):
             return group
+        if patience_s > NOTICE_S:
+            logger.warning("waiting for devices of the Ray cluster, which are in use: %s", wanted)
+            if group.wait(patience_s - NOTICE_S):
+                return group
         with contextlib.suppress(Exception):
             remove_placement_group(group)
     return None

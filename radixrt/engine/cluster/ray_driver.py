@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 """Longest wait within Ray: a process that is blocked in it while Ray shuts down crashes."""
 CONNECT_S = 5.0
+RETRY_S = 5.0
 AGENT_START_S = 60.0
 STOP_S = 2.0
 
@@ -49,12 +50,14 @@ class DriverSettings(msgspec.Struct, frozen=True):
         agents: devices of each agent; none to place none.
         resource: Ray's name of the devices.
         timeout_s: time for which the agents may wait for a place.
+        waits_for_cluster: wait as long for the cluster itself, which has been there before.
     """
 
     address: str
     agents: list[int]
     resource: str
     timeout_s: float
+    waits_for_cluster: bool = False
     log_level: str = "info"
     log_format: str = "text"
 
@@ -102,6 +105,19 @@ def connect(address: str) -> str:
         raise ConfigError(f"Ray cannot be joined (ray_address={address}): {error}; {hint}") from error
     warn_without_token(os.environ)
     return str(ray.util.get_node_ip_address())
+
+
+def connect_again(settings: DriverSettings) -> str:
+    """Join a cluster that may come back; otherwise same as `connect`."""
+    deadline = time.monotonic() + settings.timeout_s
+    while True:
+        try:
+            return connect(settings.address)
+        except ConfigError as error:
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("waiting for Ray: %s", error)
+            time.sleep(RETRY_S)
 
 
 OWN_VARIABLES = ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -239,7 +255,7 @@ def serve(settings: DriverSettings, out: Any) -> None:
         out.write(json.dumps(line) + "\n")
         out.flush()
 
-    host = connect(settings.address)
+    host = connect_again(settings) if settings.waits_for_cluster else connect(settings.address)
     driver = Driver(settings)
     if settings.agents:
         driver.place(host)

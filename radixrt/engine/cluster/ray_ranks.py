@@ -125,7 +125,7 @@ class RayRanks:
         self.ranks = [RemoteRank(kind, replica, self) for kind in kinds]
         self._epoch: int | None = epoch  # whose addresses the ranks do not know yet
         self._lines: RankLines | None = None
-        self._driver: DriverProcess | None = DriverProcess(_driver_settings(config, settings))
+        self._driver: DriverProcess | None = DriverProcess(_driver_settings(config, settings, restarts=epoch > 0))
         self._process = self._driver
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -302,13 +302,14 @@ def rank_options(config: Config) -> dict[str, Any]:
     return {name: value for name, value in config_to_dict(config).items() if name not in section} | server
 
 
-def _driver_settings(config: Config, settings: EngineSettings) -> DriverSettings:
+def _driver_settings(config: Config, settings: EngineSettings, *, restarts: bool) -> DriverSettings:
     executor = config.executor
     return DriverSettings(
         address=executor.ray_address or "auto",
         agents=[len(stage) for stage in rank_stages(settings)],
         resource=executor.ray_resource or ("GPU" if executor.device == "cuda" else "CPU"),
         timeout_s=executor.start_timeout_s,
+        waits_for_cluster=restarts,
         log_level=config.server.log_level,
         log_format=config.server.log_format,
     )

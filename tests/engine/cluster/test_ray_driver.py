@@ -7,7 +7,14 @@ import socket
 
 import pytest
 
-from radixrt.engine.cluster.ray_driver import check_reachable, own_cluster_environment, warn_without_token
+from radixrt.engine.cluster import ray_driver
+from radixrt.engine.cluster.ray_driver import (
+    DriverSettings,
+    check_reachable,
+    connect_again,
+    own_cluster_environment,
+    warn_without_token,
+)
 from radixrt.errors import ConfigError
 
 
@@ -47,3 +54,24 @@ def test_a_cluster_without_a_token_is_joined_with_a_warning(caplog: pytest.LogCa
         assert not caplog.records
         warn_without_token({})
     assert "RAY_AUTH_MODE=token" in caplog.text
+
+
+def test_a_cluster_that_was_there_before_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = DriverSettings("10.0.0.1:6379", [1], "GPU", 60.0, waits_for_cluster=True)
+    answers = iter([ConfigError("nothing listens there"), ConfigError("nothing listens there"), None])
+
+    def connect(address: str) -> str:
+        if (error := next(answers)) is not None:
+            raise error
+        return address
+
+    monkeypatch.setattr(ray_driver, "connect", connect)
+    monkeypatch.setattr(ray_driver, "RETRY_S", 0.0)
+    assert connect_again(settings) == "10.0.0.1:6379"
+
+
+def test_a_cluster_that_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConfigError, match="nothing listens there"):
+        connect_again(DriverSettings(f"127.0.0.1:{port}", [1], "GPU", 0.0, waits_for_cluster=True))
