@@ -334,30 +334,6 @@ def _checked(section: type, name: str, value: Any) -> Any:
     return value
 
 
-DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "cpu": {
-        "cache": {"memory_fraction": 0.5},
-        "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024},
-    },
-    "cuda": {
-        "cache": {"memory_fraction": 0.9},
-        "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192},
-    },
-}
-"""Values of options that were left at 0, by device."""
-
-
-def with_device_defaults(config: Config, device: str) -> Config:
-    """Return the config with values for all options that depend on the device (cpu or cuda)."""
-    settled = {}
-    for section, defaults in DEVICE_DEFAULTS[device].items():
-        values = getattr(config, section)
-        settled[section] = dataclasses.replace(
-            values, **{name: value for name, value in defaults.items() if not getattr(values, name)}
-        )
-    return dataclasses.replace(config, **settled)
-
-
 def _check_together(config: Config) -> None:
     if config.scheduler.max_inflight_steps > 2:
         raise ConfigError("max_inflight_steps must be 1 or 2")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from radixrt.config import DEVICE_DEFAULTS
+from radixrt.engine.device_defaults import DEVICE_DEFAULTS
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.mem_cache.state_sizes import size_states
 from radixrt.messages.state_slots import RESERVED_STATES

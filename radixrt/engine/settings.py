@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from radixrt.config import Config, with_device_defaults
+from radixrt.config import Config
 from radixrt.distributed.rank_info import rank_from_environment
 from radixrt.engine.cluster.options import resolve_cluster
+from radixrt.engine.device_defaults import with_device_defaults
 from radixrt.errors import ConfigError, ModelLoadError
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.loading.source import cache_folder, prepare_model

@@ -1,0 +1,31 @@
+"""Values of the options whose default depends on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from radixrt.config import Config
+
+DEVICE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "cache": {"memory_fraction": 0.5},
+        "scheduler": {"max_running_requests": 64, "chunked_prefill_size": 1024},
+    },
+    "cuda": {
+        "cache": {"memory_fraction": 0.9},
+        "scheduler": {"max_running_requests": 256, "chunked_prefill_size": 8192},
+    },
+}
+"""Values of options that were left at 0, by device."""
+
+
+def with_device_defaults(config: Config, device: str) -> Config:
+    """Return the config with values for all options that depend on the device (cpu or cuda)."""
+    settled = {}
+    for section, defaults in DEVICE_DEFAULTS[device].items():
+        values = getattr(config, section)
+        settled[section] = dataclasses.replace(
+            values, **{name: value for name, value in defaults.items() if not getattr(values, name)}
+        )
+    return dataclasses.replace(config, **settled)
