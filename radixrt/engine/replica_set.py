@@ -7,6 +7,7 @@ it is ready; main alone decides which replicas the router has, and tells it agai
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import zmq
@@ -155,7 +157,9 @@ class ReplicaSet:
             )  # fmt: skip
             try:
                 os.mkdir(group.folder, 0o700)
-                replica.supervisor = Supervisor(self._config, self._settings, group, self._context, replica)
+                replica.supervisor = Supervisor(
+                    _config_of(self._config, number), self._settings, group, self._context, replica
+                )  # fmt: skip
             except OSError as error:
                 raise EngineError(f"cannot use the temporary folder {group.folder}: {error}") from error
             self._replicas[number] = replica
@@ -340,3 +344,12 @@ class ReplicaSet:
         endpoint = Endpoints(replica.supervisor.folder).of("scheduler", replica.supervisor.core_epoch)
         takes_new = replica.has_runner and not replica.is_draining
         self._tell(ReplicaNotice(replica.number, replica.life, replica.is_up, takes_new, endpoint, replica.info))
+
+
+def _config_of(config: Config, number: int) -> Config:
+    """Return the options of a replica, which writes a step trace of its own: steps.json becomes steps.1.json."""
+    if config.executor.step_trace is None:
+        return config
+    path = Path(config.executor.step_trace)
+    trace = str(path.with_name(f"{path.stem}.{number}{path.suffix}"))
+    return dataclasses.replace(config, executor=dataclasses.replace(config.executor, step_trace=trace))

@@ -112,10 +112,15 @@ class RoutedRequest:
         return self.work.miss + self.work.output
 
     def resumed(self, now: float) -> Routable:
-        """Return the message to send now: with the output so far, and the rest of its time."""
+        """Return the message to send now: with the output so far, and the rest of its time. What the first output
+        brought of the prompt is not asked for again."""
         changes: dict[str, object] = {}
         if self.tokens:
             changes["resume_ids"] = pack_i32(self.tokens)
+            if isinstance(self.message, TokenizedReq):
+                changes["sampling"] = msgspec.structs.replace(
+                    self.message.sampling, prompt_logprobs=None, return_hidden_states=None
+                )
         if now > self.arrived_at:
             changes["timeout_s"] = max(self.deadline - now, 1e-3)
         return msgspec.structs.replace(self.message, **changes) if changes else self.message

@@ -223,6 +223,19 @@ def test_a_sampled_request_without_seed_gets_one_for_all_its_lives() -> None:
     assert first.sampling.seed == second.sampling.seed is not None
 
 
+def test_what_the_first_output_brought_of_the_prompt_is_not_asked_for_again() -> None:
+    fleet = FakeFleet(2)
+    fleet.submit("a", PREFIX, max_tokens=60, ignore_eos=True, prompt_logprobs=0)
+    while not fleet.outputs.get("a"):
+        fleet.play(1)
+    fleet.kill(fleet.where("a"))
+    resumed = next(m for _, m in fleet.replicas[fleet.where("a")].inbox if isinstance(m, TokenizedReq))
+    assert resumed.resume_ids
+    assert resumed.sampling.prompt_logprobs is None
+    fleet.drain()
+    fleet.assert_answer("a")
+
+
 def test_a_draining_replica_gets_nothing_new_and_is_idle_in_the_end() -> None:
     fleet = FakeFleet(2)
     fleet.submit("a", PREFIX, max_tokens=30, ignore_eos=True)

@@ -1,0 +1,182 @@
+"""The router process's loop over real sockets, with a tokenizer, a main process and schedulers that the tests play."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from radixrt.channel import Tag, TaggedInbox, TaggedOutbox, ZmqInbox, ZmqOutbox
+from radixrt.mem_cache.granules import prompt_hashes, seed_of
+from radixrt.messages.cache_events import CacheAck, CacheEvents, NodeInserted, RootOpened, SnapshotHeader, WatchCacheReq
+from radixrt.messages.client import ToTokenizer
+from radixrt.messages.fleet import FromReplica, ReplicaNotice, ReplicaStats, ToRouter
+from radixrt.messages.parts import FINISH_LENGTH, Finish, Timings, Usage
+from radixrt.messages.scheduler import (
+    AbortReq,
+    ControlReply,
+    ControlReq,
+    Reset,
+    SchedulerReady,
+    TokenBatch,
+    TokenDelta,
+    TokenizedReq,
+    ToScheduler,
+)
+from radixrt.messages.wire import pack_i32, unpack_i32
+from radixrt.router.loop import RouterLoop
+from radixrt.router.router import Router
+from radixrt.sampling_params import SamplingParams
+from tests.server_process import wait_for
+
+READY = SchedulerReady(10_000, 8, "cpu", "float32")
+PROMPT = pack_i32([7] * 128)
+
+
+class Scheduler:
+    """One life of a replica's scheduler."""
+
+    def __init__(self, bench: Bench, replica: int, life: int) -> None:
+        self.bench, self.replica, self.life = bench, replica, life
+        self.endpoint = f"{bench.folder}/scheduler{life}"
+        self.inbox: TaggedInbox[ToScheduler] = TaggedInbox(bench.context, self.endpoint, ToScheduler)
+        self.outbox: TaggedOutbox[FromReplica] = TaggedOutbox(bench.context, f"{bench.folder}/replies")
+        self.tag = Tag(replica, 0)
+
+    def notice(self, **fields: Any) -> None:
+        fields = {"is_up": True, "endpoint": self.endpoint, "ready": READY, **fields}
+        self.bench.outbox.send(ReplicaNotice(self.replica, self.life, **fields))
+
+    def next(self) -> Any:
+        """The next message of the router but acknowledgements; the loop turns until it has come."""
+        found: list[tuple[Tag, Any]] = []
+
+        def arrived() -> bool:
+            self.bench.loop.run_once()
+            message = self.inbox.recv_tagged()
+            if message is not None and not isinstance(message[1], CacheAck):
+                found.append(message)
+            return bool(found)
+
+        assert wait_for(arrived)
+        self.tag, message = found[0]
+        return message
+
+    def join(self) -> None:
+        """Join the router with an empty cache."""
+        self.notice()
+        assert isinstance(self.next(), Reset)
+        assert isinstance(self.next(), WatchCacheReq)
+        self.snapshot()
+
+    def snapshot(self, prompt: bytes = b"") -> None:
+        events: list[Any] = [RootOpened(1, seed_of(""))]
+        if prompt:
+            events.append(NodeInserted(2, 1, len(prompt) // 4, prompt_hashes(prompt, ""), 0, 0))
+        header = SnapshotHeader(10_000, 1, 64, "lru")
+        self.outbox.send_tagged(self.tag, CacheEvents(1, 1, True, events, header))
+
+    def say(self, rid: str, tokens: list[int], *, ends: bool = False) -> None:
+        finish = (Finish(FINISH_LENGTH), Usage(128, 9), Timings()) if ends else ()
+        self.outbox.send_tagged(self.tag, TokenBatch([TokenDelta(rid, pack_i32(tokens), *finish)]))
+
+
+class Bench:
+    """A router with sockets; `outbox` sends as the tokenizer and as main."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.folder = f"ipc://{folder}"
+        self.tokenizer: ZmqInbox[ToTokenizer] = ZmqInbox(self.context, f"{self.folder}/tokenizer", ToTokenizer)
+        self.loop = RouterLoop(
+            Router(context_length=4096, first_epoch=100),
+            ZmqInbox(self.context, f"{self.folder}/router", ToRouter),
+            TaggedInbox(self.context, f"{self.folder}/replies", FromReplica),
+            ZmqOutbox(self.context, f"{self.folder}/tokenizer"),
+            lambda endpoint: TaggedOutbox(self.context, endpoint), epoch=3, chunked_prefill_size=1024,
+        )  # fmt: skip
+        self.outbox: ZmqOutbox[ToRouter] = ZmqOutbox(self.context, f"{self.folder}/router")
+
+    def ask(self, rid: str, prompt: bytes = PROMPT) -> None:
+        self.outbox.send(TokenizedReq(rid, prompt, SamplingParams(max_tokens=9, temperature=0.0)))
+
+    def heard(self, kind: type) -> Any:
+        """The next message of this kind to the tokenizer; others are skipped."""
+        found: list[Any] = []
+
+        def arrived() -> bool:
+            self.loop.run_once()
+            while (message := self.tokenizer.recv()) is not None:
+                if isinstance(message, kind):
+                    found.append(message)
+            return bool(found)
+
+        assert wait_for(arrived)
+        return found[0]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.context.destroy(linger=0)
+
+
+def test_a_lost_replica_is_followed_by_another_life_of_its_own_epoch(bench: Bench) -> None:
+    first, second = Scheduler(bench, 0, 1), Scheduler(bench, 1, 2)
+    first.join()
+    assert bench.heard(SchedulerReady).epoch == 3
+    second.join()
+    bench.ask("a")
+    assert first.next().rid == "a"
+    first.say("a", [5, 6])
+    assert unpack_i32(bench.heard(TokenBatch).deltas[0].token_ids).tolist() == [5, 6]
+    first.notice(is_up=False)
+    resumed = second.next()
+    assert unpack_i32(resumed.resume_ids).tolist() == [5, 6]
+    first.say("a", [9])  # too late
+    again = Scheduler(bench, 0, 3)
+    again.join()
+    first.notice()  # of an earlier life
+    assert again.tag.epoch > second.tag.epoch
+    second.say("a", [7], ends=True)
+    batch = bench.heard(TokenBatch)
+    assert unpack_i32(batch.deltas[0].token_ids).tolist() == [7]
+    assert bench.heard(ReplicaStats).life in (2, 3)
+
+
+def test_a_new_router_waits_for_what_replicas_cache(bench: Bench) -> None:
+    bench.ask("a")
+    cold, warm = Scheduler(bench, 0, 1), Scheduler(bench, 1, 2)
+    for each in (cold, warm):
+        each.notice()
+        reset = each.next()
+        assert isinstance(reset, Reset)
+        assert reset.keeps_cache
+        assert isinstance(each.next(), WatchCacheReq)
+    cold.snapshot()
+    warm.snapshot(PROMPT)
+    assert warm.next().rid == "a"
+
+
+def test_commands_and_drained_replicas(bench: Bench) -> None:
+    one, two = Scheduler(bench, 0, 1), Scheduler(bench, 1, 2)
+    one.join()
+    two.join()
+    one.notice(takes_new=False)
+    bench.ask("a")
+    assert two.next().rid == "a"
+    bench.outbox.send(ControlReq("1", "check"))
+    bench.outbox.send(ControlReq("2", "drain"))
+    for each in (one, two):
+        assert each.next() == ControlReq("1", "check")
+    one.outbox.send_tagged(one.tag, ControlReply("1", ok=True))
+    two.outbox.send_tagged(two.tag, ControlReply("1", ok=False, message="no"))
+    assert bench.heard(ControlReply) == ControlReply("1", ok=False, message="replica 1: no")
+    bench.outbox.send(AbortReq("a"))
+    assert two.next() == AbortReq("a")
+    two.say("a", [], ends=True)
+    assert bench.heard(ControlReply) == ControlReply("2", ok=True)
