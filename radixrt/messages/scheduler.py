@@ -309,7 +309,7 @@ class LoadStats(msgspec.Struct, frozen=True, array_like=True):
         queued_output_tokens: number of tokens that the waiting requests are expected to sample.
         prefill_tokens_per_s: rate of a step with nothing but a full chunk of one prompt.
         decode_tokens_per_s: rate of steps with the rows that run now and no prompt.
-        step_times: model of the seconds that a step takes.
+        step_times: model of the seconds that a step takes; with pipeline stages, in which each row gets a token.
     """
 
     predicted_wait_s: float = 0.0

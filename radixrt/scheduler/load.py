@@ -159,7 +159,7 @@ class LoadPredictor:
         """Return the load in numbers; predictions are 0 before there is data."""
         times, active = self._step_time.times, self._requests.active
         if not self.can_predict:
-            return LoadStats(step_times=times)
+            return LoadStats(step_times=self._step_time.turn_times)
         wait_s, queued = 0.0, _NO_WORK
         if self._requests.waiting or len(active) >= self._config.max_running_requests:
             wait_s = self.predict(Arrival("", _NO_IDS, "", 1, 1, 0, 0.0), now, compiling).wait_s
@@ -173,7 +173,7 @@ class LoadPredictor:
             queued_output_tokens=int(queued.output),
             prefill_tokens_per_s=chunk / times.seconds(0, 0, chunk, chunk * chunk / 2),
             decode_tokens_per_s=rows / step_s,
-            step_times=times,
+            step_times=self._step_time.turn_times,
         )
 
     # --- the forecast ---

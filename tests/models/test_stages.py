@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from benchmarks.common.model_shapes import CONFIGS
+from radixrt.distributed.parallel import TPGroup
+from radixrt.distributed.partial_sum import PartialSum
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.layers.ops import TorchOps
 from radixrt.models.decoder import Decoder
 from radixrt.models.decoder_spec import LayerSpec, RecurrentSpec
 from radixrt.models.loading.checkpoint import CheckpointTensor
@@ -130,6 +133,28 @@ def test_two_ranks_in_each_of_two_stages(kind: str, tmp_path: Path) -> None:
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(split, unsplit, strict=True))
         rows = torch.cat([step[: lens[0][2]] for step, (lens, _) in zip(split, steps_of(sequences()), strict=True)])
         torch.testing.assert_close(rows, expected[0], atol=1e-4, rtol=0)
+
+
+def test_the_addends_that_a_stage_sends_are_plain_tensors(tmp_path: Path) -> None:
+    """No kernel of the stage sends them to the other ranks: the next stage adds them up."""
+    folder = make_tiny_model(tmp_path / "m", num_hidden_layers=4)
+
+    class Noting(TorchOps):
+        def __init__(self) -> None:
+            self.shared: list[bool] = []
+
+        def linear_partial_sum(
+            self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: TPGroup | None
+        ) -> PartialSum:
+            self.shared.append(group is not None)
+            return super().linear_partial_sum(x, weight, bias, group)
+
+    def of_stages(group: ThreadGroup) -> list[list[bool]]:
+        ops = [Noting(), Noting()]
+        run_stages([load(folder, stage_of(i, (2, 2)), group=group, ops=ops[i]) for i in range(2)])
+        return [each.shared[:4] for each in ops]
+
+    assert on_ranks(2, of_stages)[1] == [[True, True, True, False], [True] * 4]
 
 
 # --- which layers a stage gets ---

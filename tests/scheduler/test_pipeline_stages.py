@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from radixrt.messages.scheduler import StepTimes
 from radixrt.messages.step_shape import step_shape
 from radixrt.messages.wire import unpack_i32
-from radixrt.scheduler.pipeline_stages import MIN_CHUNK_TOKENS, ChunkTimes, StepBudget
+from radixrt.scheduler.pipeline_stages import MIN_CHUNK_TOKENS, ChunkTimes, StepBudget, rows_of_step
 from radixrt.scheduler.schedule_batch import DECODE
 from radixrt.scheduler.step_time import StepTimeFit
 from tests.scheduler.fake_runner import Harness
@@ -47,6 +49,16 @@ def test_rows_are_divided_equally_and_none_is_overtaken() -> None:
     assert {len(rows) for rows in served[:10]} <= {4, 5}
     for first, second in zip(served[:10:2], served[1:10:2], strict=True):
         assert len(set(first + second)) == 9, "within two steps every row gets a token"
+
+
+def test_of_more_free_rows_than_a_share_the_longest_unserved_are_served() -> None:
+    """Where many rows of one step end, others are free beyond a step's share."""
+    rows: list[Any] = [
+        SimpleNamespace(last_step=step, num_pending=pending)
+        for step, pending in ((7, 0), (3, 0), (8, 1), (-1, 0), (5, 0))
+    ]
+    assert [row.last_step for row in rows_of_step(rows, 2)] == [-1, 3, 5]
+    assert rows_of_step(rows, 1) == rows
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_an_answer() -> None:
@@ -152,3 +164,12 @@ def test_the_model_of_times_is_of_one_stage() -> None:
         assert fit.recent_turn_s == pytest.approx(0.03, rel=0.15)
         assert fit.turn_times.step == pytest.approx(3 * fit.times.step)
     assert math.isclose(StepTimeFit().recent_turn_s, 0.0)
+
+
+def test_the_load_of_stages_is_that_of_all_rows() -> None:
+    """Whoever plays a queue forward gives each row a token in a step, which is one step of each stage here."""
+    scheduler = Harness(stages=3).scheduler
+    times = scheduler.load_stats(0.0, 0).step_times
+    assert times is not None
+    assert times.step == 3 * scheduler.step_time.times.step
+    assert times.row == scheduler.step_time.times.row
