@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def run_here(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> subprocess.CompletedProcess[str]:
-    """The same in this process, for commands that end before they start anything."""
+    """The same in this process, for commands that end before they generate anything."""
     try:
         code: object = main(arguments)
     except SystemExit as ended:
@@ -184,44 +184,51 @@ def test_a_wrong_value_in_a_process_of_its_own() -> None:
     assert "max_tokens" in one_line(run("generate", "hello", "--max-tokens", "0"))
 
 
-def test_a_prompt_that_cannot_be_served(tiny_model: Callable[[str], Path]) -> None:
-    result = run("generate", "", "--raw", "--model", str(tiny_model("llama")), *SMALL)
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], Path]) -> str:
+    return str(tiny_model("llama"))
+
+
+def test_a_prompt_that_cannot_be_served(folder: str, capfd: pytest.CaptureFixture[str]) -> None:
+    result = run_here(["generate", "", "--raw", "--model", folder, *SMALL], capfd)
     assert "prompt must hold at least one token" in one_line(result)
 
 
 # --- radixrt generate ---
 
 
-def test_generate_streams_the_engines_own_answer(tiny_model: Callable[[str], Path]) -> None:
-    folder = str(tiny_model("llama"))
+@pytest.fixture(scope="module")
+def answer(folder: str) -> Iterator[Callable[[str, int], str]]:
+    """What an engine of this process continues a text with, and the end of the line."""
+    options = {"executor": "uni", "num_threads": 1, "dtype": "float32", "kv_cache_tokens": 2048}
+    with radixrt.Engine(folder, show_progress=False, **options) as engine:
+        yield lambda text, most: engine.generate(text, {"max_tokens": most, "temperature": 0}).text + "\n"
+
+
+def test_generate_streams_the_engines_own_answer(folder: str, answer: Callable[[str, int], str]) -> None:
     result = run("generate", "The capital of France", "--raw", "--max-tokens", "12", "--model", folder, *SMALL)
     assert (result.returncode, result.stderr) == (0, "")
-    with radixrt.Engine(
-        folder, show_progress=False, executor="uni", num_threads=1, dtype="float32", kv_cache_tokens=2048
-    ) as engine:
-        same = engine.generate("The capital of France", {"max_tokens": 12, "temperature": 0})
-    assert isinstance(same, radixrt.Completion)
-    assert result.stdout == same.text + "\n"
+    assert result.stdout == answer("The capital of France", 12)
 
 
-def test_generate_reads_standard_input_and_renders_the_chat_template(tiny_model: Callable[[str], Path]) -> None:
-    folder = tiny_model("llama")
-    arguments = ["--max-tokens", "12", "--model", str(folder), *SMALL]
+def test_generate_reads_standard_input_and_renders_the_chat_template(
+    folder: str, answer: Callable[[str, int], str]
+) -> None:
+    arguments = ["--max-tokens", "12", "--model", folder, *SMALL]
     chat = run("generate", "-", "--system", "Be brief.", *arguments, stdin="What is it?")
     rendered = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\n"
     )
-    raw = run("generate", rendered, "--raw", *arguments)
     assert (chat.returncode, chat.stderr) == (0, "")
-    assert len(raw.stdout) > 1
-    assert chat.stdout == raw.stdout
+    assert len(chat.stdout) > 1
+    assert chat.stdout == answer(rendered, 12)
 
 
-def test_generate_in_processes_of_its_own(tiny_model: Callable[[str], Path]) -> None:
-    arguments = ["generate", "hello", "--max-tokens", "4", "--model", str(tiny_model("llama")), *SMALL]
-    apart = run(*arguments, "--executor", "mp")
+def test_generate_in_processes_of_its_own(folder: str, answer: Callable[[str, int], str]) -> None:
+    arguments = ["--max-tokens", "4", "--model", folder, *SMALL, "--executor", "mp"]
+    apart = run("generate", "hello", *arguments)
     assert (apart.returncode, apart.stderr) == (0, "")
-    assert apart.stdout == run(*arguments).stdout
+    assert apart.stdout == answer("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n", 4)
 
 
 def generating(folder: Path) -> subprocess.Popen[bytes]:

@@ -108,16 +108,6 @@ def test_a_broken_model_is_one_clear_line(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in server.lines)
 
 
-def test_the_offline_engine_reports_a_killed_runner_once_the_restarts_are_spent(long_model: Path) -> None:
-    options = {"kv_cache_tokens": 8192, "num_threads": 1, "max_restarts": 0}
-    with radixrt.Engine(str(long_model), dtype="float32", show_progress=False, **options) as engine:
-        os.kill(engine.pids["ModelRunner"], signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"ModelRunner process .* signal 9"):
-            engine.generate("hello", {"max_tokens": 4000, "ignore_eos": True})
-        with pytest.raises(EngineError, match=r"ModelRunner process .* signal 9"):
-            engine.generate("hello")
-
-
 @pytest.mark.parametrize("then", ["", "sys.stdin.read()"], ids=["ends", "is terminated"])
 def test_no_worker_outlives_a_program_that_closed_no_engine(long_model: Path, then: str) -> None:
     folders = socket_folders()
@@ -131,19 +121,34 @@ def test_no_worker_outlives_a_program_that_closed_no_engine(long_model: Path, th
         assert socket_folders() <= folders
 
 
-def test_garbage_on_a_socket_is_dropped(long_model: Path) -> None:
+@pytest.fixture(scope="module")
+def engine(long_model: Path) -> Iterator[radixrt.Engine]:
+    """An engine whose failures are final; the last test causes one."""
+    options = {"kv_cache_tokens": 8192, "num_threads": 1, "max_restarts": 0}
+    with radixrt.Engine(str(long_model), dtype="float32", show_progress=False, **options) as engine:
+        yield engine
+
+
+def test_garbage_on_a_socket_is_dropped(engine: radixrt.Engine) -> None:
     import zmq
 
-    with radixrt.Engine(str(long_model), dtype="float32", kv_cache_tokens=4096, show_progress=False) as engine:
-        folder = engine._launcher.folder  # type: ignore[union-attr]
-        assert os.stat(folder).st_mode & 0o777 == 0o700
-        context = zmq.Context()
-        for name in ("tokenizer.0", "scheduler.0", "runner-0.0", "answers.0", "main.0"):
-            socket = context.socket(zmq.PUSH)
-            socket.connect(f"ipc://{folder}/{name}")
-            for frame in (b"", b"\x00", b"\x93\xa4nope", b"\xff" * 1000):
-                socket.send(frame)
-            socket.close(linger=500)
-        context.term()
-        assert engine.generate("hello", {"max_tokens": 3, "temperature": 0}).usage.completion_tokens > 0
-        engine.check_invariants()
+    folder = engine._launcher.folder  # type: ignore[union-attr]
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    context = zmq.Context()
+    for name in ("tokenizer.0", "scheduler.0", "runner-0.0", "answers.0", "main.0"):
+        socket = context.socket(zmq.PUSH)
+        socket.connect(f"ipc://{folder}/{name}")
+        for frame in (b"", b"\x00", b"\x93\xa4nope", b"\xff" * 1000):
+            socket.send(frame)
+        socket.close(linger=500)
+    context.term()
+    assert engine.generate("hello", {"max_tokens": 3, "temperature": 0}).usage.completion_tokens > 0
+    engine.check_invariants()
+
+
+def test_the_offline_engine_reports_a_killed_runner_once_the_restarts_are_spent(engine: radixrt.Engine) -> None:
+    os.kill(engine.pids["ModelRunner"], signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"ModelRunner process .* signal 9"):
+        engine.generate("hello", {"max_tokens": 4000, "ignore_eos": True})
+    with pytest.raises(EngineError, match=r"ModelRunner process .* signal 9"):
+        engine.generate("hello")
