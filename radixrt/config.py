@@ -80,7 +80,9 @@ class SchedulerConfig:
     max_running_requests: int = option(0, "requests in a batch, at most; 0: 64, on CUDA 256", low=0)
     max_queued_requests: int = option(1024, "waiting requests, at most; more are refused with 429", low=1)
     max_queue_wait_s: float | None = option(
-        None, "longest predicted wait for admission; more is refused with 429; default: the request's timeout", low=0.0
+        None,
+        "longest predicted wait for admission; more is refused with 429; inf: none; default: the request's timeout",
+        low=0.0,
     )
     chunked_prefill_size: int = option(0, "prompt tokens computed in one step, at most; 0: 1024, on CUDA 8192", low=0)
     schedule_conservativeness: float = option(

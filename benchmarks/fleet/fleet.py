@@ -22,6 +22,7 @@ from radixrt.sampling_params import SamplingParams
 
 TICK_S = 0.1
 STATS_INTERVAL_S = 0.25
+EVENTS_BETWEEN_REPORTS = 256
 UNKNOWN_MAX_TOKENS = 4096
 """max_tokens of a request whose output ends before that."""
 
@@ -105,8 +106,9 @@ class Fleet:
         self._at(0.0, self._tick)
         queue, reported = self._queue, 0
         while queue:
-            self._now, _, action, args = heapq.heappop(queue)
-            action(*args)
+            for _ in range(min(len(queue), EVENTS_BETWEEN_REPORTS)):
+                self._now, _, action, args = heapq.heappop(queue)
+                action(*args)
             ended = len(self.outcome.request_s) + self.outcome.refused
             if ended - reported >= 1000:
                 progress(ended - reported)

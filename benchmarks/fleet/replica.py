@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ class SimulatedReplica:
     def __init__(self, device: Device, outputs: Mapping[str, list[int]], seed: int) -> None:
         config = SchedulerConfig(
             max_running_requests=device.max_running_requests, chunked_prefill_size=device.chunked_prefill_size,
-            max_queued_requests=1_000_000, request_timeout_s=1e9,
+            max_queued_requests=1_000_000, max_queue_wait_s=math.inf, request_timeout_s=1e9,
         )  # fmt: skip
         allocator = TokenToKVPoolAllocator(device.num_slots, 1)
         rows = ReqToTokenPool(config.max_running_requests, min(device.context_length, device.num_slots))

@@ -13,6 +13,7 @@ import functools
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -141,7 +142,11 @@ def run_scheduler(setup: WorkerSetup) -> NoReturn:
     inbox, outbox, socket = _scheduler_channels(setup, epoch)
     executor = _make_executor(setup, epoch)
     setup.start_log.begin("scheduler")
-    loop = assembly.make_scheduler_loop(setup.config, setup.settings, executor, inbox, outbox, socket, epoch=epoch)
+    config = setup.config
+    if setup.replica is not None:  # the router refuses what would wait too long; what it has bound is not refused again
+        scheduler = dataclasses.replace(config.scheduler, max_queue_wait_s=math.inf)
+        config = dataclasses.replace(config, scheduler=scheduler)
+    loop = assembly.make_scheduler_loop(config, setup.settings, executor, inbox, outbox, socket, epoch=epoch)
     setup.loaded()
     while True:
         loop.run_once(wait=True)

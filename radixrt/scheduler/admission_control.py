@@ -4,10 +4,13 @@ A request may wait as long as its timeout leaves time for its own work, and at m
 predicted to wait longer is refused when it arrives, with the seconds after which it would be accepted. So the queue
 stays short at any load, and steps go to requests that still have the time to end.
 
-While there is a free row and nobody waits, no request is refused, nor before there is data to predict from.
+While there is a free row and nobody waits, no request is refused, nor before there is data to predict from. With an
+infinite `max_queue_wait_s` none is refused for its wait, whatever its timeout: a replica's router has decided that.
 """
 
 from __future__ import annotations
+
+import math
 
 from radixrt.config import SchedulerConfig
 from radixrt.messages.parts import FinishError
@@ -45,12 +48,13 @@ class AdmissionControl:
                 f"the queue is full ({self._config.max_queued_requests} requests wait); try again later", retry_after_s
             )
         has_row = len(self._requests.active) < self._config.max_running_requests
-        if (has_row and not waiting) or not self.load.can_predict:
+        longest_wait = self._config.max_queue_wait_s
+        if (has_row and not waiting) or not self.load.can_predict or longest_wait == math.inf:
             return None
         prediction = self.load.predict(arrival, now, compiling)
         longest = max(arrival.timeout_s - SERVICE_MARGIN * prediction.service_s, MIN_WAIT_SHARE * arrival.timeout_s)
-        if self._config.max_queue_wait_s is not None:
-            longest = min(longest, self._config.max_queue_wait_s)
+        if longest_wait is not None:
+            longest = min(longest, longest_wait)
         if prediction.wait_s <= longest:
             self.load.joined(arrival, prediction)
             return None

@@ -78,11 +78,10 @@ def append_token(req: Req, token: int) -> Finish | None:
     req.append(token)
     if token in req.stop_ids:
         return Finish(FINISH_STOP, matched=token)
-    if req.constraint is not None and req.constraint.grammar.is_terminated():
+    constraint = req.constraint
+    if constraint is not None and constraint.grammar.is_terminated():
         return Finish(FINISH_STOP)
-    if req.known_len >= req.max_len:
-        return Finish(FINISH_LENGTH)
-    return None
+    return Finish(FINISH_LENGTH) if req.known_len >= req.max_len else None
 
 
 class ConstrainedRequests:

@@ -235,9 +235,10 @@ class Req:
         self.known_len -= 1
 
     def append(self, token: int) -> None:
-        if self.known_len == len(self.ids):
-            grown = np.empty(2 * len(self.ids), np.int32)
-            grown[: self.known_len] = self.ids
-            self.ids = grown
-        self.ids[self.known_len] = token
-        self.known_len += 1
+        length, ids = self.known_len, self.ids
+        if length == len(ids):
+            grown = np.empty(2 * length, np.int32)
+            grown[:length] = ids
+            self.ids = ids = grown
+        ids[length] = token
+        self.known_len = length + 1

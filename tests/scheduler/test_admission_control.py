@@ -93,6 +93,13 @@ def test_the_requests_own_timeout_bounds_its_wait() -> None:
     assert all(life.is_refused for life in lives[60:])
 
 
+def test_an_infinite_wait_is_no_reason_to_refuse() -> None:
+    at = engine(max_queue_wait_s=math.inf)
+    lives = at.run([request(100.0, timeout_s=3.0) for _ in range(120)])
+    assert not any(life.is_refused for life in lives)
+    assert any(not life.is_served for life in lives), "their timeouts end them in the queue"
+
+
 def test_what_its_own_work_will_take_is_left_of_a_timeout() -> None:
     at = engine()
     queue(at, 30)
