@@ -95,14 +95,15 @@ class Engine:
 
     @property
     def replicas(self) -> ReplicaSet | None:
-        """Replicas of the engine, to list, add, drain and remove; None for an engine without a router."""
+        """Replicas, to list, add, drain and remove; None for an engine without a router."""
         return self._launcher.replicas
 
     @property
     def window(self) -> int:
         """Number of requests of one call that are open at once: enough for full batches, at most the queue's size."""
         limits = self.config.scheduler
-        return min(limits.max_running_requests + limits.max_queued_requests // 2, limits.max_queued_requests)
+        rows, queued = limits.max_running_requests * self.config.executor.replicas, limits.max_queued_requests
+        return min(rows + queued // 2, queued)
 
     # --- one call, many prompts ---
 

@@ -227,7 +227,8 @@ class ReplicaSet:
                 state = "fenced"
             elif replica.is_draining:
                 state = "drained" if self._is_idle(replica) else "draining"
-        return ReplicaInfo(replica.number, state, status.reason, replica.supervisor.pids, latest)
+        pids = {} if state == "failed" else replica.supervisor.pids
+        return ReplicaInfo(replica.number, state, status.reason, pids, latest)
 
     def _get(self, number: int) -> _Replica:
         replica = self._replicas.get(number)
@@ -259,7 +260,7 @@ class ReplicaSet:
     def pids(self) -> dict[str, int]:
         """Process ids by process name."""
         with self._lock:
-            replicas = list(self._replicas.values())
+            replicas = [each for each in self._replicas.values() if each.status.state != "failed"]
         return {name: pid for replica in replicas for name, pid in replica.supervisor.pids.items()}
 
     @property

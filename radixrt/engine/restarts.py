@@ -85,7 +85,8 @@ class RestartPolicy:
             self._times.popleft()
         if len(self._times) >= self._max_restarts:
             spent = f"{len(self._times)} restarts within {self._window_s:g} s (max_restarts, restart_window_s)"
-            return self._give_up(ExitCode.RESTARTS_SPENT, f"exiting after {spent}")
+            ends = "exiting" if self._replica is None else "not starting it anew"
+            return self._give_up(ExitCode.RESTARTS_SPENT, f"{ends} after {spent}")
         self._times.append(now)
         runners = tuple(kind for kind in self._kinds if is_runner(kind))
         others = tuple(kind for kind in self._kinds if not is_runner(kind))

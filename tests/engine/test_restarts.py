@@ -43,6 +43,11 @@ def test_the_budget_is_of_restarts_within_a_window() -> None:
     for now in (0.0, 100.0, 200.0):
         assert p.decide(("runner",), now, scheduler_serves=True).exit_code is None
     assert p.decide(("runner",), 250.0, scheduler_serves=True).exit_code is ExitCode.RESTARTS_SPENT
+    one = RestartPolicy(("scheduler", "runner"), external=False, max_restarts=1, window_s=300.0, replica=2)
+    plan = one.decide(("scheduler",), 0.0, scheduler_serves=True)
+    assert plan.restart == ("scheduler",)
+    assert plan.description.startswith("restarting replica 2 scheduler, restart 1 of 1")
+    assert one.decide(("scheduler",), 1.0, scheduler_serves=True).description.startswith("not starting it anew after 1")
     plan = p.decide(("runner",), 301.0, scheduler_serves=True)
     assert plan.exit_code is None
     assert "restart 3 of 3 in 300 s" in plan.description
