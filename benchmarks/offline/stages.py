@@ -8,7 +8,7 @@ nothing lost between them,
 - a turn of decode rows is n steps with 1 / n of the rows, each of which takes a stage 1 / n of its time on one GPU: the
   turn takes as long as one such step there, and every stage reads its weights n times. How long that is says a
   step-time model, which is fitted to this trace and to that of a run with 1 / n of the requests;
-- for each run the stages wait once for the first of the longest steps: (n - 1) / n of its time.
+- for each run the stages wait once for the first step to pass them: (n - 1) / n of the median time of the largest ones.
 
 Run: python -m benchmarks.offline.stages --shape llama-3.1-8b                  (two GPUs; --ranks 4: four)
      python -m benchmarks.offline.stages --shape tiny --scale 0.05 --runs 1    (any machine; ranks share its cores)
@@ -36,6 +36,8 @@ from benchmarks.offline.workloads import MAKERS, make_workload
 from radixrt.messages.scheduler import StepTimes
 
 WORKLOADS = ("prefill", "decode64", "mixed256")
+LARGE = 0.9
+"""Steps of this part of the most prompt tokens, or more, count as the largest ones."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ def bound(steps: Sequence[TracedStep], fewer: Sequence[TracedStep], stages: int,
             continue
         parts = max(min(stages, shape.rows), 1)
         staged += seconds * (1.0 if times is None else _relative(times, shape.rows, shape.context, parts))
-    longest = max(seconds for _, seconds in steps)
-    return sum(seconds for _, seconds in steps) / (staged + runs * longest * (stages - 1) / stages)
+    most = max(shape.tokens for shape, _ in steps)
+    first = median(seconds for shape, seconds in steps if shape.tokens >= LARGE * most)
+    return sum(seconds for _, seconds in steps) / (staged + runs * first * (stages - 1) / stages)
 
 
 def _relative(times: StepTimes, rows: int, context: int, parts: int) -> float:
