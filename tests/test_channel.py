@@ -182,6 +182,22 @@ def test_a_frame_beyond_the_limit_is_lost_and_the_sender_comes_back(
     assert got.id not in ("1", "2")
 
 
+@pytest.mark.parametrize("reconnects", [True, False])
+def test_a_connection_that_ended_is_made_anew_only_if_that_is_wanted(reconnects: bool) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    sender: ZmqOutbox[Any] = ZmqOutbox(context, "tcp://127.0.0.1:*", bind=True)
+    inbox: ZmqInbox[Any] = ZmqInbox(context, sender.endpoint, ToMain, bind=False, reconnects=reconnects)
+    assert sender.socket.poll(WAIT_S * 1000, zmq.POLLOUT)
+    endpoint = sender.endpoint
+    sender.socket.close(linger=0)
+    successor: ZmqOutbox[Any] = ZmqOutbox(context, endpoint, bind=True)
+    came = successor.socket.poll(WAIT_S * 1000 if reconnects else 500, zmq.POLLOUT)
+    assert bool(came) is reconnects
+    for end in (inbox, successor):
+        end.close()
+    context.destroy(linger=0)
+
+
 # --- within one thread ---
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import radixrt
+from radixrt.channel import Curve
 from radixrt.engine.cluster.driver_process import DriverProcess
 from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
 from radixrt.errors import EngineError
@@ -108,9 +109,15 @@ def test_the_process_that_speaks_with_ray_reports_and_ends_while_it_waits(nodes:
     ended = next_report(driver)
     assert (ended["ended"], ended["code"]) == ("here", 1)
     assert "missing required field" in ended["tail"]
-    driver.ask_to_exit()
+    nowhere = {"endpoint": "tcp://127.0.0.1:9", "key": Curve.make().public.decode()}
+    ranks = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1}
+    waits = {"name": "a rank", "config": {}, "settings": {}, "lifeline": nowhere, **ranks}
+    driver.spawn([Spawn("waits", 0, "rank", waits)])
+    started = next_report(driver)
+    driver.ask_to_exit()  # while it waits for the end of that rank
     assert driver.reap(LIMIT_S)
     assert driver.exit_code == 0
+    assert wait_for(lambda: gone(started["pid"]))
 
 
 def next_report(driver: DriverProcess) -> dict[str, Any]:

@@ -157,5 +157,6 @@ class Lifeline:
 
 def exit_with_error(why: str) -> NoReturn:
     """End the process with code 1 at once, from any thread."""
-    print(f"radixrt: {why}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # whoever read it may be gone as well
+        print(f"radixrt: {why}", file=sys.stderr, flush=True)
     os._exit(1)
