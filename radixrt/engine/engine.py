@@ -71,8 +71,7 @@ class Engine:
         config = make_config(**options)
         if is_other_rank(config):
             serve_rank(config)
-        if show_progress is None:
-            show_progress = sys.stderr.isatty()
+        show_progress = sys.stderr.isatty() if show_progress is None else show_progress
         self.config, self.settings = resolve_settings(config, show_progress=show_progress)
         kind = InProcessEngine if self.config.executor.executor == "uni" else Launcher
         self._launcher: Launcher | InProcessEngine = kind(self.config, self.settings)
