@@ -160,6 +160,8 @@ def test_a_new_router_waits_for_what_replicas_cache(bench: Bench) -> None:
     cold.snapshot()
     warm.snapshot(PROMPT)
     assert warm.next().rid == "a"
+    sent = iter(cold.inbox.recv_tagged, None)
+    assert not any(isinstance(message, TokenizedReq) for _, message in sent), "it was sent to the other one before"
 
 
 def test_commands_and_drained_replicas(bench: Bench) -> None:

@@ -371,6 +371,9 @@ def test_a_reset_forgets_all_requests_without_an_answer(keeps_cache: bool) -> No
     at.answer()
     given = len(at.outbox.tokens["running"])
     at.inbox.send(Reset(keeps_cache=keeps_cache))
+    at.loop.run_once(wait=False)
+    assert at.outbox.finished == {"cached"}
+    assert len(at.outbox.tokens["running"]) == given
     at.add("running", [1, 2, 3], max_tokens=2)  # the same id, in the new epoch
     cache = at.harness.cache
     at.loop.run_once(wait=False)
