@@ -122,7 +122,7 @@ def compare(server: RunningServer, workload: Workload, rounds: int) -> list[list
 
 
 def _written(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

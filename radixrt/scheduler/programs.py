@@ -46,9 +46,9 @@ from radixrt.scheduler.program import Branch, Hold, Program, ProgramCall, Reserv
 KEEP_S = 10.0
 PROGRAM_SHARE = 0.75
 TOTAL_SHARE = 2.0
-GRACE_S = 0.25
+GRACE_S = 1.0
 """Time after its last request for which a program without open requests keeps others waiting."""
-PROTECT_STEPS = 6.0
+PROTECT_STEPS = 4.0
 GROWTH_SHARE = 0.25
 """Room that a program with a call that goes on is left to grow, as a share of its first prompt."""
 MAX_PROGRAMS = 4_096

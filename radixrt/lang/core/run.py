@@ -84,11 +84,14 @@ class Run:
         return (await self._get_composer()).dialect
 
     async def prefix_length(self, transcript: Transcript) -> int:
-        """Number of tokens of a transcript that is about to fork; 0 where it cannot be known."""
+        """Number of leading tokens that the branches of a fork will share: those up to the last answer, which are known,
+        or, where there is none, those of the whole transcript, which the backend tokenizes; 0 if that fails."""
         if not self.backend.tokens or transcript is None:
             return 0
         try:
             composed = await self.compose(transcript)
+            if composed.known:
+                return composed.known
             return len(await self.backend.tokenize(composed.prompt.parts))
         except Exception:  # the length is only a hint; the calls themselves report what is wrong
             return 0

@@ -70,7 +70,7 @@ def test_forks_prefixes_siblings_and_what_goes_on(engine: rt.Engine) -> None:
     first = state.log.calls[0]
     assert first.prompt_ids is not None
     assert first.output_ids is not None
-    shared = len(first.prompt_ids + first.output_ids) + len("!\n")  # a control token and a line feed end the message
+    shared = len(first.prompt_ids + first.output_ids)  # of what follows, the number of tokens is not known
     for number in (1, 2, 3):
         generated, selected = by_branch[f"0/{number}"]
         assert generated.fork_len == selected.fork_len == shared
