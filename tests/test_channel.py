@@ -184,18 +184,17 @@ def test_a_frame_beyond_the_limit_is_lost_and_the_sender_comes_back(
 
 @pytest.mark.parametrize("reconnects", [True, False])
 def test_a_connection_that_ended_is_made_anew_only_if_that_is_wanted(reconnects: bool) -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    sender: ZmqOutbox[Any] = ZmqOutbox(context, "tcp://127.0.0.1:*", bind=True)
-    inbox: ZmqInbox[Any] = ZmqInbox(context, sender.endpoint, ToMain, bind=False, reconnects=reconnects)
+    contexts: list[zmq.Context[Any]] = [zmq.Context() for _ in range(3)]
+    sender: ZmqOutbox[Any] = ZmqOutbox(contexts[0], "tcp://127.0.0.1:*", bind=True)
+    inbox: ZmqInbox[Any] = ZmqInbox(contexts[1], sender.endpoint, ToMain, bind=False, reconnects=reconnects)
     assert sender.socket.poll(WAIT_S * 1000, zmq.POLLOUT)
-    endpoint = sender.endpoint
-    sender.socket.close(linger=0)
-    successor: ZmqOutbox[Any] = ZmqOutbox(context, endpoint, bind=True)
+    contexts[0].destroy(linger=0)  # returns when the port is free
+    successor: ZmqOutbox[Any] = ZmqOutbox(contexts[2], sender.endpoint, bind=True)
     came = successor.socket.poll(WAIT_S * 1000 if reconnects else 500, zmq.POLLOUT)
     assert bool(came) is reconnects
-    for end in (inbox, successor):
-        end.close()
-    context.destroy(linger=0)
+    inbox.close()
+    for context in contexts[1:]:
+        context.destroy(linger=0)
 
 
 # --- within one thread ---
