@@ -84,8 +84,8 @@ class Run:
         return (await self._get_composer()).dialect
 
     async def prefix_length(self, transcript: Transcript) -> int:
-        """Number of leading tokens that the branches of a fork will share: those up to the last answer, which are known,
-        or, where there is none, those of the whole transcript, which the backend tokenizes; 0 if that fails."""
+        """Number of leading tokens that the branches of a fork will share: those up to the last answer, which are
+        known, or, where there is none, those of the whole transcript, which the backend tokenizes; 0 if that fails."""
         if not self.backend.tokens or transcript is None:
             return 0
         try:
