@@ -30,9 +30,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Collecting makes millions of objects that live as long as the session; the collector would visit all of them again
-# and again. It runs during the tests, over what they have made.
+# and again. It runs during the tests, over what they have made, and not as often as by default.
 gc.disable()
-GC_THRESHOLDS = (50_000, 20, 20)
+GC_THRESHOLDS = (50_000, 10, 10)
 
 # How fast a machine draws or checks an example is no verdict.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
