@@ -40,12 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         "generate", help="answer one prompt on the terminal", description="Answer one prompt on the terminal.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
-    generate.add_argument("prompt", help="the prompt; - reads it from standard input")
-    generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    generate.add_argument("--system", default=None, help="system message")
-    generate.add_argument("--max-tokens", type=int, default=256, help="largest number of tokens to generate")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding")
-    _add_options(generate, server=False)
+    _add_generate(generate)
 
     chat = commands.add_parser(
         "chat", help="chat on the terminal with any OpenAI-compatible server",
@@ -75,15 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_replay(replay)
 
-    tree = commands.add_parser(
-        "tree", help="show the radix tree of a server, live",
-        description="Show the radix tree of a server in the terminal, until Ctrl-C; into a pipe, once. What a browser "
-        "shows at /ui.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
-    tree.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server")
-    tree.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
-    tree.add_argument("--once", action="store_true", help="print the tree and end")
+    _add_tree(commands)
 
     replicas = commands.add_parser(
         "replicas", help="list, add, drain or remove replicas of a running server",
@@ -92,16 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _add_replicas(replicas)
 
-    schema = commands.add_parser(
-        "schema", help="check a schema, a regex or a grammar", description="Check constraints of structured output."
-    )
-    _add_schema_check(
-        schema.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
-            "check", help="show whether a constraint is enforced, and which answers it allows",
-            description="Show whether a schema is enforced and whether instances of it are accepted. Exit code 0 if "
-            "the schema is enforced and every instance is accepted, 1 if not.",
-        )
-    )  # fmt: skip
+    _add_schema(commands)
     return parser
 
 
@@ -114,6 +92,15 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
         "--timeout-s", type=float, metavar="S",
         help="remove: what is open after S seconds goes on elsewhere; default: the requests' own timeout",
     )  # fmt: skip
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    parser.add_argument("--system", default=None, help="system message")
+    parser.add_argument("--max-tokens", type=int, default=256, help="largest number of tokens to generate")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding")
+    _add_options(parser, server=False)
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +152,18 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_tree(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "tree", help="show the radix tree of a server, live",
+        description="Show the radix tree of a server in the terminal, until Ctrl-C; into a pipe, once. What a browser "
+        "shows at /ui.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server")
+    parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
+    parser.add_argument("--once", action="store_true", help="print the tree and end")
+
+
 def _above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = kind(text)
@@ -174,6 +173,19 @@ def _above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
 
     read.__name__ = kind.__name__  # the name that argparse prints
     return read
+
+
+def _add_schema(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "schema", help="check a schema, a regex or a grammar", description="Check constraints of structured output."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser(
+        "check", help="show whether a constraint is enforced, and which answers it allows",
+        description="Show whether a schema is enforced and whether instances of it are accepted. Exit code 0 if "
+        "the schema is enforced and every instance is accepted, 1 if not.",
+    )  # fmt: skip
+    _add_schema_check(check)
 
 
 def _add_schema_check(parser: argparse.ArgumentParser) -> None:
