@@ -236,7 +236,8 @@ class SchedulerLoop:
         if batch.grammar_rows:
             found = self._core.masks(batch, time.monotonic())
             if self._masks is None:
-                self._masks = self._executor.open_masks(mask_slots(self._core.max_rows), self._core.mask_words)
+                rows, words = self._core.mask_shape
+                self._masks = self._executor.open_masks(mask_slots(rows), words)
             self._executor.send_mask(self._masks.message(batch.step_id, found.rows, found.index, found.masks))
 
     def _commit(self) -> bool:

@@ -106,14 +106,9 @@ class Scheduler:
         return self._kv
 
     @property
-    def mask_words(self) -> int:
-        """Number of uint32 words of one row's mask."""
-        return self._mask_words
-
-    @property
-    def max_rows(self) -> int:
-        """Maximum number of sampling rows of a step."""
-        return self._config.max_running_requests
+    def mask_shape(self) -> tuple[int, int]:
+        """Maximum number of masks in one step, and uint32 words of each."""
+        return self._config.max_running_requests, self._mask_words
 
     @property
     def is_idle(self) -> bool:
