@@ -20,10 +20,11 @@ from radixrt.config import Config
 from radixrt.engine.cluster.local_cluster import LocalCluster, start_local_cluster
 from radixrt.engine.endpoints import FRONT_KINDS, Endpoints, process_kinds
 from radixrt.engine.engine_folder import EngineFolder, remove_stale_folders
+from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.replica_set import ReplicaSet
 from radixrt.engine.restarts import ExitCode
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.supervisor import ProcessGroup, Supervisor
+from radixrt.engine.supervisor import Supervisor
 from radixrt.errors import EngineError
 from radixrt.messages.client import ToTokenizer
 

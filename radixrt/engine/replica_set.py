@@ -25,8 +25,9 @@ from radixrt.channel import Outbox
 from radixrt.client.engine_client import EngineClient, EngineStatus
 from radixrt.config import Config
 from radixrt.engine.endpoints import Endpoints, replica_kinds
+from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.supervisor import ProcessGroup, Supervisor
+from radixrt.engine.supervisor import Supervisor
 from radixrt.errors import EngineError, RequestError
 from radixrt.messages.client import ToTokenizer
 from radixrt.messages.fleet import ReplicaNotice, ReplicaStats

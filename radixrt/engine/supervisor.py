@@ -24,24 +24,24 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from radixrt.channel import Outbox, TaggedOutbox, ZmqInbox, ZmqOutbox
-from radixrt.client.engine_client import EngineStatus
+from radixrt.channel import TaggedOutbox, ZmqInbox, ZmqOutbox
 from radixrt.config import Config, config_to_dict
 from radixrt.engine.endpoints import Endpoints, is_runner
+from radixrt.engine.process_group import Owner, ProcessGroup
 from radixrt.engine.restarts import ExitCode, Plan, RestartPolicy
 from radixrt.engine.settings import EngineSettings
 from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, STOPPED_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
 from radixrt.heartbeat import HeartbeatFile
-from radixrt.messages.client import EngineReady, ToMain, ToTokenizer
-from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady, SchedulerStats
+from radixrt.messages.client import EngineReady, ToTokenizer
+from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady
 from radixrt.os_process import read_stat
 
 if TYPE_CHECKING:
@@ -53,58 +53,6 @@ RECEIVE_WAIT_S = 0.1
 STOP_TIMEOUT_S = 3.0
 SETTLE_S = 0.05
 """Seconds within which processes that fail for the same reason end."""
-
-
-@dataclass(frozen=True)
-class ProcessGroup:
-    """Processes that one supervisor looks after.
-
-    Attributes:
-        kinds: of the processes.
-        folder: private folder with their sockets and shared files.
-        core: kind that main sends to; it holds the requests.
-        owner_kind: kind that the group's owner sends to.
-        messages: union of the messages that the owner reads.
-        replica: number of the replica that they are, if there are replicas.
-    """
-
-    kinds: tuple[str, ...]
-    folder: str
-    core: str = "scheduler"
-    owner_kind: str = "tokenizer"
-    messages: Any = ToMain
-    replica: int | None = None
-
-
-class Owner(Protocol):
-    """Object for which a group of processes works, e.g. an `EngineClient`; called from the supervisor's threads."""
-
-    @property
-    def info(self) -> EngineReady | SchedulerReady | None:
-        """Latest announcement that the processes are ready."""
-
-    @property
-    def stats(self) -> SchedulerStats | None: ...
-
-    @property
-    def status(self) -> EngineStatus: ...
-
-    @property
-    def open_requests(self) -> int: ...
-
-    def dispatch(self, message: Any) -> None:
-        """Take a message of the processes."""
-
-    def runners_restart(self, reason: str, names: Iterable[str], epoch: int) -> None:
-        """Note that ModelRunners are started anew, and that requests wait for them."""
-
-    def reconnect(self, reason: str, names: Iterable[str], epoch: int, outbox: Outbox[ToTokenizer]) -> None:
-        """Note that processes which know the requests are started anew."""
-
-    def fail(self, reason: str) -> None:
-        """Note that the processes are not started anew any more."""
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

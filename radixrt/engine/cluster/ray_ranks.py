@@ -26,8 +26,8 @@ from radixrt.engine.cluster.lifeline import RankLines
 from radixrt.engine.cluster.rank_process import RankSettings
 from radixrt.engine.cluster.ray_driver import DriverSettings, Spawn
 from radixrt.engine.endpoints import Endpoints, process_name
+from radixrt.engine.process_group import ProcessGroup
 from radixrt.engine.settings import EngineSettings
-from radixrt.engine.supervisor import ProcessGroup
 from radixrt.errors import EngineError
 
 logger = logging.getLogger(__name__)
