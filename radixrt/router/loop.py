@@ -216,6 +216,7 @@ class RouterLoop:
         logger.info("replica %d has joined, with %d slots", replica, ready.num_slots)
 
     def _lose(self, replica: int, now: float) -> None:
+        self._flush()  # what was read together with the notice may be for it
         load = self._router.placement.loads[replica]
         logger.warning("replica %d is gone; %d requests go on elsewhere", replica, len(load.open) + len(load.queue))
         self._router.died(replica, now)

@@ -182,3 +182,16 @@ def test_commands_and_drained_replicas(bench: Bench) -> None:
     assert two.next() == AbortReq("a")
     two.say("a", [], ends=True)
     assert bench.heard(ControlReply) == ControlReply("2", ok=True)
+
+
+def test_a_request_and_the_death_of_its_replica_are_read_at_once(bench: Bench) -> None:
+    first, second = Scheduler(bench, 0, 1), Scheduler(bench, 1, 2)
+    first.join()
+    bench.ask("a")
+    assert first.next().rid == "a"
+    bench.ask("b")
+    first.notice(is_up=False)
+    second.notice()
+    assert isinstance(second.next(), Reset)
+    found = [second.next() for _ in range(3)]
+    assert {message.rid for message in found if isinstance(message, TokenizedReq)} == {"a", "b"}
