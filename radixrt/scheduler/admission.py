@@ -2,8 +2,8 @@
 
 A request is admitted when there is room for what it and the active requests are still expected to write
 (`NewTokenRatio`), when no active request is computing a prefix that it could reuse a step later (`PrefillPrefixes`),
-and when it does not take slots that a program which began earlier is about to use (`Programs.reserved_before`). One
-whose deadline has passed is left to `Scheduler.next_batch`, which ends it.
+and when it does not take slots that a program which began earlier, and has no lower priority, is about to use
+(`Programs.reserved`). One whose deadline has passed is left to `Scheduler.next_batch`, which ends it.
 
 Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
 order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ from radixrt.scheduler.step_time import StepTimeFit
 PATIENCE_S = 10.0
 WINDOW = 128
 """Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
-would cost more than the better order saves."""
+would cost more than the better order saves. Behind them they look at as many of programs that have begun, for which the
+first ones may be waiting."""
 
 DEFER_TOKENS = 32
 """A waiting request is deferred while an active one computes at least this many tokens that it could reuse."""
@@ -152,7 +154,7 @@ class Admission:
                 self._kv.unlock_prefix(req)
                 continue
             self._requests.activate(req, prefix, now)
-            programs.reserved = None
+            programs.reserved.clear()
             if req.call is not None:
                 self._programs.admitted(req.call, req.prompt_len)
             computing.add(req)
@@ -175,18 +177,21 @@ class Admission:
         from nodes that it holds or to grow: only `room` are left beside the active requests and this one."""
         if room >= self._programs.held_tokens + self._programs.growing_tokens or is_overdue(req, programs.now):
             return False
-        if programs.reserved is None:
+        reserved = programs.reserved.get(req.priority)
+        if reserved is None:
             times = self._step_time.turn_times
-            programs.reserved = self._programs.reserved(PROTECT_STEPS * times.step / times.token, programs.now)
-        return room < programs.reserved.before(_program(req))
+            longest = PROTECT_STEPS * times.step / times.token
+            reserved = programs.reserved[req.priority] = self._programs.reserved(longest, programs.now, req.priority)
+        return room < reserved.before(_program(req))
 
 
 @dataclass
 class ProgramsNow:
-    """Tokens that programs reserve while the requests of one step are admitted; None until they are asked for."""
+    """Tokens that programs reserve while the requests of one step are admitted, by the priority of who asks for them
+    first."""
 
     now: float
-    reserved: Reserved | None = None
+    reserved: dict[int, Reserved] = field(default_factory=dict)
 
 
 class NewTokenRatio:
@@ -236,11 +241,12 @@ class NewTokenRatio:
 
 
 def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
-    """The first WINDOW waiting requests in the order in which admission should try them (all of them for fcfs)."""
+    """The waiting requests that admission should try, in this order: see WINDOW; all of them for fcfs."""
     by_arrival = sorted(waiting, key=lambda r: (-r.priority, r.seq))
     if policy == "fcfs" or len(by_arrival) < 2:
         return by_arrival
     window = by_arrival[:WINDOW]
+    window += islice((r for r in by_arrival[WINDOW:] if (p := _program(r)) is not None and p.first_prompt), WINDOW)
     patient = [r for r in window if not is_overdue(r, now)]
     overdue = [r for r in window if is_overdue(r, now)]
     arranged = _ORDERS[policy](patient, kv)

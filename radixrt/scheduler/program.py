@@ -48,6 +48,7 @@ class Program:
         number: how many programs were known before it.
         live: number of its requests that have not ended.
         seen_at: time of its last request.
+        priority: of its last request.
         tokens: sum of the tokens of its holds.
         first_prompt: tokens of the prompt of its first admitted call; 0 before that.
         growth: tokens that it is left room to grow by; 0 before a call that goes on is admitted.
@@ -57,6 +58,7 @@ class Program:
     id: str
     number: int
     seen_at: float
+    priority: int = 0
     live: int = 0
     tokens: int = 0
     first_prompt: int = 0

@@ -91,7 +91,7 @@ class Programs:
 
     # --- requests ---
 
-    def begin_call(self, hint: ProgramHint, now: float, prompt_len: int = 0) -> ProgramCall:
+    def begin_call(self, hint: ProgramHint, now: float, prompt_len: int = 0, priority: int = 0) -> ProgramCall:
         """Register a request of a program.
 
         Args:
@@ -106,6 +106,7 @@ class Programs:
             program = self._programs[hint.program] = Program(hint.program, self._num_begun, now)
             self._num_begun += 1
         program.live += 1
+        program.priority = priority
         self._touch(program, now)
         # Leased only while more than one branch of the fork is still to call.
         lease_len = min(max(hint.fork_len, 0), prompt_len) if hint.siblings > 1 else 0
@@ -122,17 +123,18 @@ class Programs:
             program.is_growing = True
             self._growth += program.growth
 
-    def reserved(self, prompt_len: float, now: float) -> Reserved:
+    def reserved(self, prompt_len: float, now: float, priority: int) -> Reserved:
         """Tokens that programs reserve: those of the ends of their branches that no request has locked, and those by
         which they may grow.
 
         Args:
             prompt_len: programs whose first prompt is not longer reserve nothing.
+            priority: of the request that would take them; programs of a lower one reserve nothing.
         """
         found = []
         for program in self._programs.values():
             idle = not program.live and now - program.seen_at > GRACE_S
-            if idle or program.first_prompt <= prompt_len:
+            if idle or program.first_prompt <= prompt_len or program.priority < priority:
                 continue
             holds = (branch.hold for branch in program.branches.values() if branch.hold is not None)
             tokens = sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)

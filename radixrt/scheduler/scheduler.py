@@ -137,7 +137,7 @@ class Scheduler:
         req = Req(
             message, ids, seq=seq, seed=self._seeds.getrandbits(63) if seed is None else seed, eos_ids=self._eos_ids,
             max_len=self._max_len, now=now, timeout_s=self._timeout_s(message), grammar=grammar, constraint_info=info,
-            call=None if hint is None else self.programs.begin_call(hint, now, prompt_len=len(ids)),
+            call=None if hint is None else self.programs.begin_call(hint, now, len(ids), message.priority),
         )  # fmt: skip
         self._requests.queue(req)
         self._admission.arrived(req)
@@ -153,7 +153,7 @@ class Scheduler:
             return
         group = make_group(message, seq=self._take_seq(), now=now, timeout_s=self._timeout_s(message))
         if message.program is not None:
-            group.call = self.programs.begin_call(message.program, now)
+            group.call = self.programs.begin_call(message.program, now, priority=message.priority)
         self._requests.queue_group(group)
 
     def _take_seq(self) -> int:

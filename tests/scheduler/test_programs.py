@@ -6,7 +6,7 @@ import msgspec
 
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import StepTimes
-from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
+from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS, WINDOW
 from radixrt.scheduler.programs import (
     GRACE_S,
     GROWTH_SHARE,
@@ -329,7 +329,7 @@ def test_calls_of_the_oldest_program_wait_for_no_younger_one() -> None:
     h.drain()
     for program in ("p0", "p1"):
         h.scheduler.programs.release(program, None)
-    assert h.scheduler.programs.reserved(0, h.now).sums == [0]
+    assert h.scheduler.programs.reserved(0, h.now, 0).sums == [0]
 
 
 def test_programs_that_have_ended_keep_no_room_to_grow() -> None:
@@ -349,6 +349,39 @@ def test_programs_that_have_ended_keep_no_room_to_grow() -> None:
 
     assert begun_at_once(goes_on=False)
     assert not begun_at_once(goes_on=True)
+
+
+def test_a_program_that_has_begun_goes_on_behind_any_number_that_have_not() -> None:
+    """All others wait for it, so it must not wait until they are fewer than a policy looks at."""
+    h = harness(num_slots=160, schedule_policy="lpm", request_timeout_s=1000.0)
+    h.scheduler.step_time._times = DEAR
+    prompt = list(range(1, 49)) + list(range(1, 33))
+    h.add("turn", prompt, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+    h.drain()
+    h.add("other", [9, 9, 9], max_tokens=40, ignore_eos=True)
+    h.turn()
+    for i in range(WINDOW):
+        h.add(f"new{i}", [7 + i % 40] * 75, max_tokens=1, program=ProgramHint(f"new{i}", will_continue=True))
+    h.add("next", [*prompt, 5], max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+    while "next" not in h.finishes and "other" not in h.finishes:
+        h.turn()
+    assert set(h.finishes) == {"turn", "next"}
+
+
+def test_an_urgent_request_waits_for_no_program_of_less_priority() -> None:
+    def is_admitted(priority: int) -> bool:
+        h = harness(num_slots=160, request_timeout_s=1000.0)
+        h.scheduler.step_time._times = DEAR
+        h.add("turn", list(range(1, 33)) * 2, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+        h.drain()
+        h.add("other", [9, 9, 9], max_tokens=40, ignore_eos=True)
+        h.turn()
+        h.add("big", [7] * 90, max_tokens=1, priority=priority)
+        h.turn()
+        return "big" in {req.rid for req in h.scheduler.active} | set(h.finishes)
+
+    assert is_admitted(priority=1)
+    assert not is_admitted(priority=0)
 
 
 def test_who_has_waited_long_is_admitted_all_the_same() -> None:
