@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         user_begin,
         user_end,
     )
+    from radixrt.lang.core.reranking import rerank
     from radixrt.lang.core.state import Branches, State, join
     from radixrt.lang.core.streaming import StreamEvent
     from radixrt.lang.errors import CallError, NotReadyError, ProgramCancelled, ProgramError
@@ -66,6 +67,7 @@ _HOMES = {
     "ProgramError": "radixrt.lang.errors",
     "ProgramStream": "radixrt.lang.core.function",
     "read_trace": "radixrt.lang.observe.trace",
+    "rerank": "radixrt.lang.core.reranking",
     "role": "radixrt.lang.core.primitives",
     "role_begin": "radixrt.lang.core.primitives",
     "role_end": "radixrt.lang.core.primitives",
@@ -115,6 +117,7 @@ __all__ = [
     "image",
     "join",
     "read_trace",
+    "rerank",
     "role",
     "role_begin",
     "role_end",

@@ -10,7 +10,7 @@ from radixrt.client.pooled import rows_of
 from radixrt.client.requests import NO_DEADLINE_S, new_rid
 from radixrt.errors import RequestError, shown
 from radixrt.messages.client import RelevanceReq, RequestOutput
-from radixrt.messages.parts import Usage
+from radixrt.messages.parts import ProgramHint, Usage
 from radixrt.messages.wire import Float32Array
 
 
@@ -77,7 +77,7 @@ def rerank_request(query: str, documents: Sequence[str], top_n: int | None, **op
 def relevance_request(
     queries: str | Sequence[str], documents: str | Sequence[str], *, retrieves: bool = False,
     instruction: str | None = None, activation: bool = True, priority: int = 0, cache_salt: str = "",
-    timeout_s: float = NO_DEADLINE_S,
+    timeout_s: float = NO_DEADLINE_S, program: ProgramHint | None = None,
 ) -> RelevanceReq:  # fmt: skip
     """Build the request of a call.
 
@@ -87,7 +87,7 @@ def relevance_request(
     """
     return RelevanceReq(
         new_rid(), _texts(queries, "queries"), _texts(documents, "documents"), instruction, activation, retrieves,
-        priority, cache_salt, timeout_s,
+        priority, cache_salt, timeout_s, program,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from radixrt.client.answers import Decision
 from radixrt.client.pooled_answers import Embedding
+from radixrt.client.relevance import Reranking
 from radixrt.client.requests import Part
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
@@ -71,6 +72,18 @@ class EmbedCall:
     hint: ProgramHint | None = None
 
 
+@dataclass(frozen=True)
+class RerankCall:
+    """Documents to rank, at least one; other attributes: see `radixrt.Engine.rerank`."""
+
+    query: str
+    documents: Sequence[str]
+    top_n: int | None = None
+    instruction: str | None = None
+    activation: bool = True
+    hint: ProgramHint | None = None
+
+
 class ChatOutput(RequestOutput, frozen=True, kw_only=True):
     """Output of a server that works on messages: without token ids, with tool calls as in the OpenAI API."""
 
@@ -116,6 +129,10 @@ class Backend(ABC):
     @abstractmethod
     async def embed(self, call: EmbedCall) -> Embedding:
         """Return the vectors of texts, in their order. Raises as `generate` does."""
+
+    @abstractmethod
+    async def rerank(self, call: RerankCall) -> Reranking:
+        """Return documents by their relevance to a query, the best first. Raises as `generate` does."""
 
     @abstractmethod
     async def chat_template(self) -> Mapping[str, Any] | None:

@@ -19,9 +19,10 @@ import numpy as np
 
 from radixrt.client.answers import Decision
 from radixrt.client.pooled_answers import Embedding
+from radixrt.client.relevance import RankedDocument, Reranking
 from radixrt.client.requests import Part, pack_parts
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.backends.http import HttpClient, events
 from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.parts import ConstraintInfo, Finish, HiddenStates, ProgramHint, SelectMethod, Timings, Usage
@@ -140,6 +141,19 @@ class Endpoint(Backend):
         usages = [answer["usage"] for answer in answers]
         cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
         return Embedding(np.stack(vectors), Usage(sum(usage["prompt_tokens"] for usage in usages), 0, cached))
+
+    async def rerank(self, call: RerankCall) -> Reranking:
+        """See `Backend.rerank`."""
+        body = {
+            "query": call.query, "documents": list(call.documents), "top_n": call.top_n,
+            "instruction": call.instruction, "use_activation": call.activation, "return_documents": False,
+            **self._common(call.hint, None),
+        }  # fmt: skip
+        answer = await self._json("POST", "/v1/rerank", body)
+        found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
+        usage = answer["usage"]
+        tokens = Usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
+        return Reranking([RankedDocument(i, score, call.documents[i]) for i, score in found], tokens)
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         template: Mapping[str, Any] | None = await self._json("GET", "/chat_template")

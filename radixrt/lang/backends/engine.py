@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from radixrt.client.answers import Decision, raise_for_error
 from radixrt.client.pooled_answers import Embedding
+from radixrt.client.relevance import Reranking
 from radixrt.client.requests import NO_DEADLINE_S, Part, new_rid, pack_parts
 from radixrt.errors import EngineError, RequestError
-from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 
@@ -67,6 +68,13 @@ class EngineBackend(Backend):
             return await self._engine.async_embed(
                 list(call.texts), dimensions=call.dimensions, normalize=call.normalize, prompt_name=call.prompt_name,
                 prompt=call.prompt, program=call.hint,
+            )  # fmt: skip
+
+    async def rerank(self, call: RerankCall) -> Reranking:
+        async with self._open:
+            return await self._engine.async_rerank(
+                call.query, call.documents, top_n=call.top_n, instruction=call.instruction, activation=call.activation,
+                program=call.hint,
             )  # fmt: skip
 
     async def chat_template(self) -> Mapping[str, Any] | None:

@@ -17,10 +17,11 @@ import numpy as np
 
 from radixrt.client.answers import Decision
 from radixrt.client.pooled_answers import Embedding
+from radixrt.client.relevance import Reranking
 from radixrt.client.requests import Part
 from radixrt.constraint import StructuredOptions
 from radixrt.errors import ConfigError, RequestError
-from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, Unsupported
+from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Prompt, RerankCall, Unsupported
 from radixrt.lang.backends.openai_answers import AnswerReader, errors
 from radixrt.lang.backends.openai_schema import Format, response_format
 from radixrt.messages.client import RequestOutput
@@ -178,6 +179,9 @@ class OpenAI(Backend):
                 vectors += [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]
                 tokens += answer.usage.prompt_tokens
         return Embedding(np.array(vectors, np.float32), Usage(tokens))
+
+    async def rerank(self, call: RerankCall) -> Reranking:
+        raise Unsupported("rt.OpenAI does not rerank: OpenAI's API has no such call. Use an Engine or rt.Endpoint")
 
     async def chat_template(self) -> None:
         return None

@@ -1,10 +1,11 @@
 """Steps that call the model: `Generate` and `Choose`, which compose a prompt, send it, and append the answer; and
-`Embed`, which sends texts."""
+`Embed` and `Rerank`, which send texts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -13,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from radixrt.client.collector import OutputCollector
-from radixrt.lang.backends.base import Call, ChatOutput, EmbedCall
+from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, RerankCall
 from radixrt.lang.core.branch import Branch, Failure, Step
 from radixrt.lang.core.corrections import correction, resampled
 from radixrt.lang.core.embedding import EmbedTexts
 from radixrt.lang.core.primitives import Gen, Select
 from radixrt.lang.core.prompt import Composed
+from radixrt.lang.core.reranking import RerankTexts
 from radixrt.lang.core.streaming import Streamed
 from radixrt.lang.core.tools import constrained as constrained_by_tools
 from radixrt.lang.core.tools import read_calls as read_tool_calls
 from radixrt.lang.core.transcript import Answer, Known, Transcript, append, last_call
 from radixrt.lang.core.values import Meta, Slot
 from radixrt.lang.errors import describe
-from radixrt.lang.observe.run_log import CallRecord
+from radixrt.lang.observe.run_log import CallKind, CallRecord
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, ProgramHint, Timings, Usage
 from radixrt.sampling_params import SamplingParams
@@ -219,34 +221,69 @@ class Choose(CallStep):
         self._slot.fill(chosen, [meta])
 
 
-class Embed(CallStep):
-    """Run an embed, which leaves the transcript as it is."""
+class SendTexts(CallStep):
+    """Run a call that sends texts, and leaves the transcript as it is.
 
-    def __init__(self, embed: EmbedTexts, slot: Slot) -> None:
+    Args:
+        kind, type, texts, finish: attributes of the call's record.
+    """
+
+    def __init__(self, slot: Slot, kind: CallKind, type: str, texts: tuple[str, ...], finish: str) -> None:
         super().__init__(slot)
-        self._embed = embed
+        self._kind, self._type, self._texts, self._end = kind, type, texts, finish
 
     async def run(self, branch: Branch) -> None:
-        program, embed = branch.program, self._embed
-        record = _record(branch, None, self._slot.name, "embed", self._queued)
-        record.type, record.texts = "vector" if embed.is_one else "vectors", embed.texts
-        options = (embed.dimensions, embed.normalize, embed.prompt_name, embed.prompt)
+        program = branch.program
+        record = _record(branch, None, self._slot.name, self._kind, self._queued)
+        record.type, record.texts = self._type, self._texts
         hint = _start(branch, record)
         try:
-            found = await program.backend.embed(EmbedCall(embed.texts, *options, hint))
+            value, text, usage = await self._ask(program.backend, hint)
         except BaseException as error:
             _failed(branch, record, error)
             raise
-        count, size = found.vectors.shape
-        record.end, record.finish = time.monotonic(), "vectors"
-        record.text = f"{count} x {size} numbers"
-        _count_tokens(record, found.usage)
+        record.end, record.finish, record.text = time.monotonic(), self._end, text
+        _count_tokens(record, usage)
         program.log.emit("call_end", record)
-        value = found.vectors[0] if embed.is_one else found.vectors
         program.publish(record, branch.record, None, Streamed.done([value]))
         self._slot.fill(
-            value, [Meta(rid="", finish=Finish(FINISH_STOP), usage=found.usage, timings=Timings(), call=record.id)]
+            value, [Meta(rid="", finish=Finish(FINISH_STOP), usage=usage, timings=Timings(), call=record.id)]
         )
+
+    @abstractmethod
+    async def _ask(self, backend: Backend, hint: ProgramHint) -> tuple[Any, str, Usage]:
+        """Return the value, its short description, and the token counts."""
+
+
+class Embed(SendTexts):
+    """Run an embed."""
+
+    def __init__(self, embed: EmbedTexts, slot: Slot) -> None:
+        super().__init__(slot, "embed", "vector" if embed.is_one else "vectors", embed.texts, "vectors")
+        self._embed = embed
+
+    async def _ask(self, backend: Backend, hint: ProgramHint) -> tuple[Any, str, Usage]:
+        embed = self._embed
+        options = (embed.dimensions, embed.normalize, embed.prompt_name, embed.prompt)
+        found = await backend.embed(EmbedCall(embed.texts, *options, hint))
+        count, size = found.vectors.shape
+        return found.vectors[0] if embed.is_one else found.vectors, f"{count} x {size} numbers", found.usage
+
+
+class Rerank(SendTexts):
+    """Run a rerank."""
+
+    def __init__(self, rerank: RerankTexts, slot: Slot) -> None:
+        super().__init__(slot, "rerank", "ranking", (rerank.query, *rerank.documents), "ranking")
+        self._rerank = rerank
+
+    async def _ask(self, backend: Backend, hint: ProgramHint) -> tuple[Any, str, Usage]:
+        asked = self._rerank
+        options = (asked.top_n, asked.instruction, asked.activation)
+        found = await backend.rerank(RerankCall(asked.query, asked.documents, *options, hint))
+        best = found.results[0]
+        text = f"{len(found.results)} of {len(asked.documents)} documents, first {best.index} ({best.score:.4g})"
+        return found.results, text, found.usage
 
 
 def _record(

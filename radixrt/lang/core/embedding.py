@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from radixrt.errors import RequestError, shown
 from radixrt.lang.core.primitives import Expr
-from radixrt.lang.core.values import Slot
-from radixrt.lang.errors import ProgramError
 
 
 @dataclass(frozen=True)
@@ -22,17 +20,6 @@ class EmbedTexts(Expr):
     normalize: bool | None = None
     prompt_name: str | None = None
     prompt: str | None = None
-
-
-class VectorSlot(Slot):
-    """Slot of vectors, which have no text."""
-
-    __slots__ = ()
-
-    @property
-    def text(self) -> str:
-        """Raises ProgramError."""
-        raise ProgramError(f"branch {self.branch}, {self.label}: its value is vectors, which have no text to join")
 
 
 def embed(

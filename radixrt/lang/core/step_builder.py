@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from radixrt.errors import shown
 from radixrt.lang.core.branch import Step, Write, WriteJoined
-from radixrt.lang.core.calls import Choose, Embed, Generate
-from radixrt.lang.core.embedding import EmbedTexts, VectorSlot
+from radixrt.lang.core.calls import Choose, Embed, Generate, Rerank
+from radixrt.lang.core.embedding import EmbedTexts
 from radixrt.lang.core.primitives import Expr, Gen, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
+from radixrt.lang.core.reranking import RerankTexts
 from radixrt.lang.core.transcript import Begin, End, Text, Tools
-from radixrt.lang.core.values import Names, Slot
+from radixrt.lang.core.values import Names, Slot, TextlessSlot
 from radixrt.lang.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ class StepBuilder:
         if isinstance(item, TextWord) and not item.text:
             return []
         if isinstance(item, EmbedTexts):
-            vectors = VectorSlot(item.name, f'embed "{item.name}"', self._branch)
-            self.names[item.name] = vectors
-            return [Embed(item, vectors)]
+            return [Embed(item, self._textless(item.name, "embed", "vectors"))]
+        if isinstance(item, RerankTexts):
+            return [Rerank(item, self._textless(item.name, "rerank", "ranked documents"))]
         self._conversation = self._conversation.say(item)
         if isinstance(item, TextWord):
             return [Write(Text(item.text))]
@@ -139,6 +140,10 @@ class StepBuilder:
         slot = Slot(name, label, self._branch, None if offer is None else offer.functions)
         if name is not None:
             self.names[name] = slot
+        return slot
+
+    def _textless(self, name: str, kind: str, content: str) -> Slot:
+        self.names[name] = slot = TextlessSlot(name, f'{kind} "{name}"', self._branch, content)
         return slot
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from radixrt.lang.errors import CallError, ProgramCancelled
+from radixrt.lang.errors import CallError, ProgramCancelled, ProgramError
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Timings, Usage
 from radixrt.messages.wire import unpack_i32
@@ -110,6 +110,23 @@ class Slot:
     @property
     def cancelled(self) -> bool:
         return isinstance(self.error, ProgramCancelled)
+
+
+class TextlessSlot(Slot):
+    """Slot of a value that has no text. `content`: description of the values, e.g. "vectors"."""
+
+    __slots__ = ("_content",)
+
+    def __init__(self, name: str, label: str, branch: str, content: str) -> None:
+        super().__init__(name, label, branch)
+        self._content = content
+
+    @property
+    def text(self) -> str:
+        """Raises ProgramError."""
+        raise ProgramError(
+            f"branch {self.branch}, {self.label}: its value is {self._content}, which have no text to join"
+        )
 
 
 class Names:

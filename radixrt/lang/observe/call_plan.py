@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixrt.lang.observe.planned_sharing import shared_lengths
-from radixrt.lang.observe.run_log import CallRecord, RunLog
+from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
 
 LEAST_SAVED = 0.005
@@ -23,7 +23,7 @@ class PlannedCall:
     Attributes:
         id: number within the explanation; `depends` names others by it.
         branch, branch_key: id of its branch, and its key in `fork`.
-        max_tokens: limit of the output; None for the context's end, a select or an embed.
+        max_tokens: limit of the output; None for the context's end, a select, an embed or a rerank.
         length: length of the prompt, without outputs of calls.
         shared: part of the length that is cached when the call comes; see `shared_lengths`.
         outputs: ids of the calls whose outputs are in the prompt.
@@ -44,7 +44,7 @@ class PlannedCall:
     @property
     def label(self) -> str:
         name = self.name or self.kind
-        return name if self.type in ("", "str") or self.kind in ("select", "embed") else f"{name}: {self.type}"
+        return name if self.type in ("", "str") or self.kind in ("select", *TEXT_KINDS) else f"{name}: {self.type}"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class SharedPrefix:
 
 
 def planned_calls(log: RunLog) -> list[PlannedCall]:
-    records = {call.id: call for call in log.calls if call.prompt_ids is not None or call.kind == "embed"}
-    outputs = {number: () if call.kind == "embed" else _outputs(call, records) for number, call in records.items()}
+    records = {call.id: call for call in log.calls if call.prompt_ids is not None or call.kind in TEXT_KINDS}
+    outputs = {number: () if call.kind in TEXT_KINDS else _outputs(call, records) for number, call in records.items()}
     shared = shared_lengths(records, outputs)
     planned: list[PlannedCall] = []
     for call in records.values():

@@ -17,6 +17,7 @@ import numpy as np
 
 from radixrt.client.answers import Decision
 from radixrt.client.pooled_answers import Embedding
+from radixrt.client.relevance import RankedDocument, Reranking
 from radixrt.client.requests import Part
 from radixrt.constrained.lark_input.syntax import NotTranslated
 from radixrt.constrained.productions import EmptyLanguage, Productions, Special, Term
@@ -25,7 +26,7 @@ from radixrt.constrained.regex import RegexError, parse_regex
 from radixrt.constrained.schema import normalize
 from radixrt.constraint import Constraint
 from radixrt.errors import RequestError
-from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish, ProgramHint, SelectMethod, TemplateText, Timings, Usage
 from radixrt.messages.wire import pack_i32
@@ -112,6 +113,15 @@ class DryRun(Backend):
         vector[-self._variant] = 1.0
         tokens = [len(await self.tokenize([text])) for text in call.texts]
         return Embedding(np.tile(vector, (len(call.texts), 1)), Usage(sum(tokens)))
+
+    async def rerank(self, call: RerankCall) -> Reranking:
+        """Rank the documents as they are, or in the opposite order; count each text once, without a template."""
+        self._count(call.hint)
+        tokens = [len(await self.tokenize([text])) for text in (call.query, *call.documents)]
+        order = range(len(call.documents))[:: -1 if self._variant else 1]
+        scores = np.linspace(1.0, 0.0, len(order)).tolist()
+        ranked = [RankedDocument(i, score, call.documents[i]) for i, score in zip(order, scores, strict=True)]
+        return Reranking(ranked[: call.top_n], Usage(sum(tokens)))
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         return await self._inner.chat_template() if self._inner.tokens else ROLES

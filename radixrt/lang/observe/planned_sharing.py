@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
-from radixrt.lang.observe.run_log import CallRecord
+from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
 from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
 
@@ -29,7 +29,7 @@ def shared_lengths(records: Records, outputs: Outputs) -> dict[int, int]:
     """
     together: dict[tuple[int, ...], list[CallRecord]] = {}  # calls that become ready at the same time
     for call in records.values():
-        if call.kind != "embed":
+        if call.kind not in TEXT_KINDS:
             together.setdefault(call.depends, []).append(call)
     computed: dict[tuple[int, ...], _Prompts] = {}
     found: dict[int, int] = {}
@@ -123,7 +123,7 @@ def _certain(call: CallRecord, earlier: Sequence[_Prompts], records: Records, ou
             generated = _generated(call, records[number], best, records, outputs)
     for number in call.depends:
         other = records.get(number)
-        if other is None or other.kind == "embed":
+        if other is None or other.kind in TEXT_KINDS:
             continue
         whole = ids_of(other) + other.output_ids if other.output_ids is not None else ids_of(other)
         length = min(common_prefix(ids_of(call), whole), most)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from radixrt.errors import ConfigError
 from radixrt.lang.observe.replay_target import Answered, Question, Target
-from radixrt.lang.observe.run_log import CallRecord, RunLog
+from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, RunLog
 from radixrt.lang.observe.shared_prefix import common_prefix, ids_of
 from radixrt.messages.parts import ProgramHint
 
@@ -315,7 +315,7 @@ def command(
     except OSError as error:
         raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
     planned = plan(runs)
-    sample = next((one.call for one in planned if not one.after and one.call.kind != "embed"), None)
+    sample = next((one.call for one in planned if not one.after and one.call.kind not in TEXT_KINDS), None)
 
     async def run() -> tuple[Replay, Target]:
         target = await find_target(base_url, api_key, model, send, plain, sample)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import msgspec
 
 from radixrt.client.collector import OutputCollector
 from radixrt.errors import ConfigError, EngineError, RequestError
-from radixrt.lang.backends.base import Call, EmbedCall, Prompt
+from radixrt.lang.backends.base import Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.backends.endpoint import Endpoint
 from radixrt.lang.backends.http import HttpClient, events
 from radixrt.lang.observe.run_log import CallRecord
@@ -96,6 +96,9 @@ class RadixrtTarget(Target):
             method: SelectMethod = call.method or "token_length_normalized"  # type: ignore[assignment]
             decision = await self._endpoint.select(prompt, call.choices, method, question.hint)
             usage, answer.text = decision.usage, call.choices[decision.choice]
+        elif call.kind == "rerank":
+            ranked = await self._endpoint.rerank(RerankCall(call.texts[0], call.texts[1:], hint=question.hint))
+            usage = ranked.usage
         elif call.kind == "embed":
             usage = (await self._endpoint.embed(EmbedCall(call.texts, hint=question.hint))).usage
         else:
@@ -119,8 +122,8 @@ class RadixrtTarget(Target):
 
 
 class CompletionsTarget(Target):
-    """A server with OpenAI's /v1/completions and /v1/embeddings. It generates as many tokens as were recorded, without
-    constraints, and one for a select."""
+    """A server with OpenAI's /v1/completions and /v1/embeddings, and vLLM's /v1/rerank. It generates as many tokens as
+    were recorded, without constraints, and one for a select."""
 
     def __init__(self, http: HttpClient, model: str, ids: bool) -> None:
         self.name = f"{http.base_url} ({model})"
@@ -131,7 +134,11 @@ class CompletionsTarget(Target):
     async def _ask(self, question: Question, answer: Answered, start: float) -> None:
         call = question.call
         if call.kind == "embed":
-            await self._embed(call.texts, answer)
+            await self._send_texts("/v1/embeddings", {"input": list(call.texts)}, answer)
+            return
+        if call.kind == "rerank":
+            texts = {"query": call.texts[0], "documents": list(call.texts[1:])}
+            await self._send_texts("/v1/rerank", texts, answer)
             return
         tokens = 1 if call.kind == "select" else max(call.completion_tokens, 1)
         body: dict[str, Any] = {
@@ -167,9 +174,9 @@ class CompletionsTarget(Target):
         answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
-    async def _embed(self, texts: Sequence[str], answer: Answered) -> None:
-        body = {"model": self._model, "input": list(texts)}
-        async with self._http.stream("POST", "/v1/embeddings", msgspec.json.encode(body)) as response:
+    async def _send_texts(self, path: str, fields: dict[str, Any], answer: Answered) -> None:
+        body = {"model": self._model, **fields}
+        async with self._http.stream("POST", path, msgspec.json.encode(body)) as response:
             content = await response.aread()
         if response.status_code != 200:
             raise RequestError(f"HTTP {response.status_code}: {content[:300].decode(errors='replace')}")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from radixrt.lang.observe.run_log import BranchRecord, CallRecord, RunLog
+from radixrt.lang.observe.run_log import TEXT_KINDS, BranchRecord, CallRecord, RunLog
 
 FULL_FORK = 8
 """Forks with more branches are summarized."""
@@ -171,7 +171,7 @@ def _row(label: str, depth: int, total: Totals, time_s: float | None, end: str) 
 
 def _label(call: CallRecord) -> str:
     name = call.name or call.kind
-    return name if call.type in ("", "str") or call.kind in ("select", "embed") else f"{name}: {call.type}"
+    return name if call.type in ("", "str") or call.kind in ("select", *TEXT_KINDS) else f"{name}: {call.type}"
 
 
 def _one_line(text: str, most: int) -> str:

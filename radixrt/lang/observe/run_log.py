@@ -18,7 +18,9 @@ import msgspec
 
 from radixrt.sampling_params import SamplingParams
 
-CallKind = Literal["gen", "select", "embed"]
+CallKind = Literal["gen", "select", "embed", "rerank"]
+TEXT_KINDS: tuple[CallKind, ...] = ("embed", "rerank")
+"""Kinds of calls that send texts and have no prompt."""
 
 if TYPE_CHECKING:
     Ids = array[int]
@@ -52,8 +54,8 @@ class BranchRecord(msgspec.Struct):
 
 
 class CallRecord(msgspec.Struct, rename={"kind": "call"}):
-    """One call of the model: a generation (one of n, if several were asked for), a scoring of choices, or an embedding
-    of texts.
+    """One call of the model: a generation (one of n, if several were asked for), a scoring of choices, an embedding
+    of texts, or a ranking of documents.
 
     Attributes:
         id: number within the run, in the order in which calls became ready to be sent.
@@ -69,9 +71,10 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         prompt_tokens, cached_tokens, completion_tokens: counts of the backend; for a select, completion_tokens are
             the tokens of all choices.
         forced_tokens: output tokens that a grammar forced.
-        text: the output, the selected choice, or the number and size of vectors.
-        finish: "stop", "length", "abort", "choice" (a select), "vectors" (an embed), "error" or "cancelled"; ""
-            while it runs.
+        text: the output, the selected choice, the number and size of vectors, or the number of
+            documents with the first one's index and score.
+        finish: "stop", "length", "abort", "choice" (a select), "vectors" (an embed), "ranking" (a rerank), "error"
+            or "cancelled"; "" while it runs.
         error: message of the error, or None.
         prompt_ids: token ids of the prompt (array of C ints); None if the backend reports none.
         output_ids: token ids of the output, or of the selected choice.
@@ -79,7 +82,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         rerendered: the chat template rewrote earlier text, so that the whole conversation was tokenized again.
         sampling: parameters of a gen.
         choices, probabilities, method: choices, their probabilities and the method of a select.
-        texts: texts of an embed, which has no prompt.
+        texts: texts of an embed, or the query and the documents of a rerank, which have no prompt.
         fork_len, siblings: values of the hint to the engine.
         same_as: id of the equal call, sent at the same time, whose answer this is; None for one of its own.
     """
