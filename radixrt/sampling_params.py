@@ -31,20 +31,25 @@ DEFAULT_MAX_TOKENS = 128
 
 
 class StopScope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The free text of an output that may hold tool calls: only there are stop strings looked for.
+    """The free text of an output that may hold tool calls or reasoning: only there are stop strings looked for.
 
     Attributes:
         until: texts of which the first one to occur ends the free text.
         at_start: these texts count at the start of the answer only; elsewhere they are free text.
+        after: texts of which each begins the free text again, once it has ended. Not beside `at_start`.
     """
 
     until: tuple[str, ...]
     at_start: bool = False
+    after: tuple[str, ...] = ()
 
     @property
     def is_well_formed(self) -> bool:
-        texts: Any = self.until
-        return isinstance(texts, tuple) and bool(texts) and all(isinstance(text, str) for text in texts)
+        until: Any = self.until
+        after: Any = self.after
+        if not (isinstance(until, tuple) and until and isinstance(after, tuple)) or (after and self.at_start):
+            return False
+        return all(isinstance(text, str) for text in (*until, *after))
 
 
 NO_FREE_TEXT = StopScope(until=("",), at_start=True)

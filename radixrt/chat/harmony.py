@@ -20,12 +20,18 @@ import msgspec
 from radixrt.chat.reasoning import Reasoning, overlap
 from radixrt.chat.tool_parser import CallArguments, CallBegin, ObjectScanner, Text
 from radixrt.constrained.tags.tools import Tool, arguments_format
+from radixrt.sampling_params import StopScope
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 ENDS = (END, CALL, RETURN, START, CHANNEL)
 """Markers that end a message's text; the last two, where the model has left its end out."""
+FREE_TEXT = StopScope(
+    until=ENDS,
+    after=tuple(CHANNEL + header + MESSAGE for header in ("final", f"final {CONSTRAIN}json", "commentary")),
+)
+"""Messages for the user, and a text that does not begin like a message: there stop strings are looked for."""
 RECIPIENT = "functions."
 EFFORTS = ("low", "medium", "high")
 """Values of reasoning_effort that the model was trained on."""

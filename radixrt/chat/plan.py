@@ -9,7 +9,7 @@ from typing import Any
 from radixrt.chat.answer import AnswerForm
 from radixrt.chat.constraint import ConstraintFields, FieldNames, RequestedConstraint, renamed
 from radixrt.chat.dialect import Dialect
-from radixrt.chat.harmony import EFFORTS, END, MARKERS
+from radixrt.chat.harmony import EFFORTS, END, FREE_TEXT, MARKERS
 from radixrt.chat.planned_constraint import plan_constraint
 from radixrt.chat.prompt import chat_prompt, template_variables
 from radixrt.chat.reasoning import THINK_END, THINK_START, Thinking
@@ -86,6 +86,8 @@ def plan_chat(
     planned = plan_constraint(
         constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops, harmony=harmony
     )
+    if harmony and stops:
+        chosen["stop_scope"] = FREE_TEXT
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
     if marker is not None:

@@ -1,4 +1,5 @@
-"""Stop strings that are looked for in a part of the text: behind the reasoning, and before tool calls."""
+"""Stop strings that are looked for in a part of the text: behind the reasoning, before tool calls, and in messages for
+the user."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class _Phase(Enum):
     BEFORE = auto()  # in the reasoning
     START = auto()  # at the beginning of the answer, which may be that of a call
     FREE = auto()  # in free text
-    BEYOND = auto()  # in a call
+    BEYOND = auto()  # in a call, or in a message that is not for the user
 
 
 class ScopedMatcher:
@@ -57,7 +58,7 @@ class ScopedMatcher:
         self._marker = marker or ""
         self._marker_id = marker_id
         self._scope = scope
-        self._tail = ""  # end of the reasoning so far, which may be the beginning of the marker
+        self._tail = ""  # end of the text so far that is not searched, which may be the beginning of a marker
         self._search = True
         self._held = ""  # text that has not been shown to the matcher: it may be the beginning of a call
         self._phase = _Phase.BEFORE if marker is not None else self._behind()
@@ -72,7 +73,7 @@ class ScopedMatcher:
         if self._phase is _Phase.BEFORE:
             return self._read_reasoning(text, token_id)
         if self._phase is _Phase.BEYOND:
-            return text
+            return self._read_beyond(text)
         self._held += text
         if self._phase is _Phase.START:
             return self._read_start()
@@ -122,11 +123,26 @@ class ScopedMatcher:
             text = self._look(free)
             if self.matched is not None:
                 return text
-            self._phase = _Phase.BEYOND
-            return text + self._matcher.flush() + rest
+            self._phase, self._tail = _Phase.BEYOND, ""
+            return text + self._matcher.flush() + self._read_beyond(rest)
         cut = len(self._held) - max((_overlap(self._held, text) for text in until), default=0)
         free, self._held = self._held[:cut], self._held[cut:]
         return self._look(free)
+
+    def _read_beyond(self, text: str) -> str:
+        """Read text that is not searched, up to the one that begins the free text again."""
+        after = () if self._scope is None else self._scope.after
+        if not after:
+            return text
+        joined = self._tail + text
+        ends = [at + len(begun) for begun in after if (at := joined.find(begun)) >= 0]
+        if not ends:
+            self._tail = joined[max(len(joined) - max(map(len, after)) + 1, 0) :]
+            return text
+        end = min(ends)
+        self._phase, shown = _Phase.FREE, joined[len(self._tail) : end]
+        self._held = joined[end:]
+        return shown + self._read_free()
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 from radixrt.chat.answer import AnswerForm, count_reasoning
 from radixrt.chat.constraint import ConstraintFields, RequestedConstraint
 from radixrt.chat.dialect import Dialect, make_dialect
-from radixrt.chat.harmony import MARKERS, HarmonyParser, harmony_constraint, harmony_messages
+from radixrt.chat.harmony import FREE_TEXT, MARKERS, HarmonyParser, harmony_constraint, harmony_messages
 from radixrt.chat.plan import ChatPlan, plan_chat
 from radixrt.chat.reasoning import Reasoning, Thinking
 from radixrt.chat.tool_parser import CallArguments, CallBegin, Text
@@ -210,6 +210,11 @@ def test_a_plain_request() -> None:
         ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="It"), continue_final_message=True
     )
     assert continued.form.is_plain
+
+
+def test_stop_strings_are_about_the_content() -> None:
+    assert planned(sampling={"stop": ("END",)}).sampling.stop_scope == FREE_TEXT
+    assert planned().sampling.stop_scope is None
 
 
 def test_a_schema_binds_the_answer_and_not_the_reasoning() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixrt.chat.harmony import FREE_TEXT
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.parts import Finish
 from radixrt.sampling_params import NO_FREE_TEXT, StopScope
@@ -22,7 +23,7 @@ letters = st.text(alphabet="ab<c", max_size=24)
 stop_lists = st.lists(st.text(alphabet="ab<", min_size=1, max_size=3), min_size=1, max_size=3)
 scopes = st.sampled_from([
     None, StopScope(until=("<c",)), StopScope(until=("<c", "a<"), at_start=True), StopScope(until=("ab<a",)),
-    NO_FREE_TEXT,
+    NO_FREE_TEXT, StopScope(until=("<c", "ca"), after=("<cb", "ab")), StopScope(until=("c",), after=("ca",)),
 ])  # fmt: skip
 
 
@@ -37,11 +38,27 @@ def expected(text: str, stops: list[str], marker: str | None, scope: StopScope |
     if scope is not None and scope.at_start:
         if any(text.startswith(begun) for begun in scope.until):
             free, rest = "", text
+    elif scope is not None and scope.after:
+        return in_turns(head, text, stops, scope)
     elif scope is not None:
         cut = min((at for begun in scope.until if (at := text.find(begun)) >= 0), default=len(text))
         free, rest = text[:cut], text[cut:]
     kept, matched = slow(free, stops, include=False)
     return head + kept + ("" if matched else rest), matched
+
+
+def in_turns(head: str, text: str, stops: list[str], scope: StopScope) -> tuple[str, str | None]:
+    """Search each piece of free text by itself."""
+    while True:
+        cut = min((at for begun in scope.until if (at := text.find(begun)) >= 0), default=len(text))
+        kept, matched = slow(text[:cut], stops, include=False)
+        if matched:
+            return head + kept, matched
+        head, text = head + text[:cut], text[cut:]
+        end = min((at + len(begun) for begun in scope.after if (at := text.find(begun)) >= 0), default=None)
+        if end is None:
+            return head + text, None
+        head, text = head + text[:end], text[end:]
 
 
 @given(letters, stop_lists, scopes, st.sampled_from([None, "b<", "aa"]), st.lists(st.integers(1, 5), min_size=1))
@@ -79,3 +96,14 @@ def test_the_reasoning_is_not_searched(bench: Bench) -> None:
     assert ended(bench, text, stop=("END",), regex=".*", structured=structured) == ("a END b <think> c ", "END")
     structured = StructuredOptions(reasoning_end="b")
     assert ended(bench, text, stop=("END",), regex=".*", structured=structured) == ("a END b <think> c ", "END")
+
+
+def test_channels_for_the_user_are_searched_and_the_reasoning_is_not(bench: Bench) -> None:
+    thought = "<|channel|>analysis<|message|>a END b<|end|><|start|>assistant"
+    for header in ("final", "commentary", "final <|constrain|>json"):
+        begin = f"{thought}<|channel|>{header}<|message|>"
+        found = ended(bench, f"{begin}c END d<|return|>", stop=("END",), stop_scope=FREE_TEXT)
+        assert found == (f"{begin}c ", "END")
+    call = f"{thought}<|channel|>commentary to=x<|message|>END"
+    assert ended(bench, call, stop=("END", "assistant"), stop_scope=FREE_TEXT) == (call, None)
+    assert ended(bench, "plain END text", stop=("END",), stop_scope=FREE_TEXT) == ("plain ", "END")
