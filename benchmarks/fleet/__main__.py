@@ -126,8 +126,6 @@ def simulate(options: argparse.Namespace) -> list[Run]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
-    gc.freeze()  # what is imported by now stays, and need not be searched again and again
-    gc.set_threshold(200_000)
     try:
         runs = simulate(options)
     except (OSError, ValueError) as error:
@@ -142,4 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported by now stays, and need not be searched again and again
+    gc.set_threshold(200_000)
     sys.exit(main())

@@ -147,8 +147,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="write the plot there")
     options = parser.parse_args(argv)
-    gc.freeze()
-    gc.set_threshold(200_000)
     rows, lines, found = [], {}, []
     for fleet in FLEETS:
         points = []
@@ -195,4 +193,6 @@ def traffic(point: Point, programs: float) -> str:
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.set_threshold(200_000)
     sys.exit(main())

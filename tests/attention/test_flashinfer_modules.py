@@ -139,6 +139,7 @@ def test_compilers_ended_by_others_are_reported(
     with caplog.at_level(logging.WARNING):
         modules = load(Spec("a", fails=ninja_failed("ninja: build stopped: interrupted by user.", 130)))
         for thread in set(threading.enumerate()) - before:
-            thread.join(TIMEOUT_S)
+            if thread.name == "radixrt-flashinfer":
+                thread.join(TIMEOUT_S)
     assert modules.error is not None
     assert "interrupted by user" in caplog.text

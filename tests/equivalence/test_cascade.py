@@ -50,7 +50,7 @@ def test_sharing_changes_no_text(
         return shared[-1]
 
     costs = msgspec.structs.replace(FREE, prompts=None)
-    monkeypatch.setattr("radixrt.runner.model_runner.cascade_costs", lambda *_: costs)
+    monkeypatch.setattr("radixrt.runner.pool_sizes.cascade_costs", lambda *_: costs)
     monkeypatch.setattr(SharingPlanner, "columns", spy)
     folder, inputs = tiny_model(kind), tree_prompts()
     lengths = [5 + i % 9 for i in range(len(inputs))]
@@ -76,7 +76,7 @@ def test_nor_do_prompts_that_share(
             shared.append(found)
         return found
 
-    monkeypatch.setattr("radixrt.runner.model_runner.cascade_costs", lambda *_: FREE)
+    monkeypatch.setattr("radixrt.runner.pool_sizes.cascade_costs", lambda *_: FREE)
     monkeypatch.setattr(SharingPlanner, "extend_columns", spy)
     folder, inputs = tiny_model(kind), tree_prompts()
     lengths = [5 + i % 9 for i in range(len(inputs))]

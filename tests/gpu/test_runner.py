@@ -200,7 +200,7 @@ def test_prompts_that_share_give_the_log_probabilities_of_those_that_do_not(
 
     monkeypatch.setattr(PromptCascade, "place", spy)
     for costs in (None, FREE):
-        monkeypatch.setattr("radixrt.runner.model_runner.cascade_costs", lambda *_, costs=costs: costs)
+        monkeypatch.setattr("radixrt.runner.pool_sizes.cascade_costs", lambda *_, costs=costs: costs)
         options = {**OPTIONS, "max_running_requests": 32, "page_size": page_size, "cuda_graph": "start"}
         options["attention_backend"] = "flashinfer"  # waits for its kernels, without which nothing is shared
         with Engine(str(model(kind)), **options) as engine:
