@@ -164,7 +164,7 @@ class ReplicaSet:
             except OSError as error:
                 raise EngineError(f"cannot use the temporary folder {group.folder}: {error}") from error
             self._replicas[number] = replica
-        replica.supervisor.start()
+            replica.supervisor.start()  # under the lock: `close` must find it started, or not at all
         return number
 
     def drain(self, number: int, *, on: bool = True) -> None:
