@@ -393,14 +393,6 @@ class SchedulerStats(Message, frozen=True, array_like=True, tag=True):
 
 
 ToScheduler = (
-    TokenizedReq
-    | TokenizedScoreReq
-    | TokenizedEmbedReq
-    | AbortReq
-    | ReleaseReq
-    | ControlReq
-    | RunnerRestarted
-    | Reset
-    | ToWatched
-    | PageWatch
-)
+    TokenizedReq | TokenizedScoreReq | TokenizedEmbedReq | AbortReq | ReleaseReq | ControlReq | RunnerRestarted | Reset
+    | ToWatched | PageWatch
+)  # fmt: skip
