@@ -7,6 +7,7 @@ greedy call on a backend that works on tokens, one of them is sent, and the othe
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -15,6 +16,9 @@ import msgspec
 from radixrt.client.requests import pack_parts
 from radixrt.lang.backends.base import Backend, Call
 from radixrt.messages.client import RequestOutput
+
+JOIN_SHARE = 0.1
+"""Part of a call's time limit within which others may join it: they end with it, and keep the rest of theirs."""
 
 
 class SharedCalls:
@@ -35,10 +39,16 @@ class SharedCalls:
             return self._backend.generate(call), None
         key = _key(call)
         sharing = self._open.get(key)
-        if sharing is not None:
+        if sharing is not None and (
+            call.timeout_s is None or time.monotonic() - sharing.began <= JOIN_SHARE * call.timeout_s
+        ):
             return sharing.read(), sharing.number
-        sharing = self._open[key] = _Sharing(self._backend.generate(call), number, lambda: self._open.pop(key, None))
+        sharing = self._open[key] = _Sharing(self._backend.generate(call), number, lambda over: self._close(key, over))
         return sharing.read(), None
+
+    def _close(self, key: bytes, over: _Sharing) -> None:
+        if self._open.get(key) is over:  # not one that has begun while this one was aborted
+            del self._open[key]
 
 
 def _key(call: Call) -> bytes:
@@ -51,11 +61,18 @@ class _Sharing:
     """Outputs of one request, for any number of readers; the last one that leaves early aborts it.
 
     Args:
-        ended: called once no further reader may join.
+        ended: called with this sharing once no further reader may join.
+
+    Attributes:
+        number: of the call in its run.
+        began: time at which it was sent, in seconds of this machine's monotonic clock.
     """
 
-    def __init__(self, outputs: AsyncGenerator[RequestOutput, None], number: int, ended: Callable[[], object]) -> None:
+    def __init__(
+        self, outputs: AsyncGenerator[RequestOutput, None], number: int, ended: Callable[[_Sharing], object]
+    ) -> None:
         self.number = number
+        self.began = time.monotonic()
         self._ended = ended
         self._outputs: list[RequestOutput] = []
         self._error: BaseException | None = None
@@ -76,7 +93,7 @@ class _Sharing:
                 raise
         finally:
             self._is_over = True
-            self._ended()
+            self._ended(self)
             self._wake()
 
     def _wake(self) -> None:
@@ -101,6 +118,6 @@ class _Sharing:
         finally:
             self._readers -= 1
             if not self._readers and not self._is_over:
-                self._ended()
+                self._ended(self)
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)  # until the request is closed

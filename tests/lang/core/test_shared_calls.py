@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import radixrt as rt
-from radixrt.lang.backends.base import Call
+from radixrt.lang.backends.base import Call, Prompt
 from radixrt.lang.backends.engine import EngineBackend
+from radixrt.lang.core.shared_calls import JOIN_SHARE, SharedCalls
 from radixrt.messages.client import RequestOutput
+from radixrt.sampling_params import SamplingParams
 from tests.engine.helpers import LONG
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
@@ -113,6 +115,24 @@ def test_a_shared_call_ends_with_its_last_reader(engine: rt.Engine) -> None:
     assert (backend.sent, backend.ended) == (1, 1)
     program.run(2, backend=backend)
     assert (backend.sent, backend.ended) == (2, 1)
+
+
+def test_a_call_with_a_time_limit_joins_none_that_has_used_up_part_of_it(engine: rt.Engine) -> None:
+    async def sent(pause_s: float) -> int:
+        backend = Counting(engine)
+        calls = SharedCalls(backend)
+        call = Call(Prompt(["Go"]), SamplingParams(temperature=0.0, max_tokens=2), timeout_s=60.0)
+        first, _ = calls.generate(call, 0)
+        began = next(iter(calls._open.values()))
+        began.began -= pause_s
+        second, _ = calls.generate(call, 1)
+        answers = await asyncio.gather(*(anext(outputs) for outputs in (first, second)))
+        assert answers[0].text == answers[1].text
+        await asyncio.gather(first.aclose(), second.aclose())
+        return backend.sent
+
+    assert asyncio.run(sent(0.0)) == 1
+    assert asyncio.run(sent(60 * JOIN_SHARE + 1)) == 2
 
 
 def test_an_error_of_a_shared_call_reaches_every_branch(engine: rt.Engine) -> None:
