@@ -254,17 +254,15 @@ class Scheduler:
                 return None
 
     def _batch(self, chunks: list[Chunk], decode: list[Req], slots: DecodeSlots, now: float) -> ScheduleBatch:
-        writes, gives_ids = self._kv.take_row_writes(), self.stages > 1
+        step_id, writes, gives_ids = self._next_step, self._kv.take_row_writes(), self.stages > 1
         if chunks:
             ordered = by_kind(chunks)
             shared = NOTHING if self._sharing is None else shared_in_extend(self._sharing, ordered, decode)
-            batch = extend_batch(
-                self._next_step, now, ordered.chunks, decode, slots, writes, shared, gives_ids=gives_ids
-            )
+            batch = extend_batch(step_id, now, ordered.chunks, decode, slots, writes, shared, gives_ids=gives_ids)
             self.counters.extend_steps += 1
         else:
             shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
-            batch = decode_batch(self._next_step, now, decode, slots, writes, shared, gives_ids=gives_ids)
+            batch = decode_batch(step_id, now, decode, slots, writes, shared, gives_ids=gives_ids)
             self.counters.decode_steps += 1
             self._admission.ratio.decoded(1 / self.stages)
         for req in batch.requests:
