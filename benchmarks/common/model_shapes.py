@@ -120,6 +120,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 10240,
     },
 }
+CONFIGS["llama-3.1-70b"] = {
+    **CONFIGS["llama-3.1-8b"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+}
 CONFIGS["tiny-moe"] = {
     **CONFIGS["tiny"],
     "architectures": ["Qwen3MoeForCausalLM"],

@@ -140,15 +140,16 @@ def warm_up(engine: Any) -> None:
 
 
 def measure(
-    engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False, filters: str = ""
-) -> Result:
+    engine: Any, shape: str, name: str, *, runs: int, scale: float, seed: int, fresh: bool = False, filters: str = "",
+    copies: int = 1,
+) -> Result:  # fmt: skip
     """A warm-up run, unless the engine is to be `fresh`, and `runs` measured ones, the prefix cache empty before each;
-    `filters` is a key of FILTERS."""
+    `filters` is a key of FILTERS, and `copies` of the workload run at once."""
     seconds: list[float] = []
     tokens: list[int] = []
     before: dict[str, float] = {}
     for run in range(0 if fresh else -1, runs):
-        workload = make_workload(name, seed=seed + run + 1, scale=scale)
+        workload = make_workload(name, seed=seed + run + 1, scale=scale, copies=copies)
         engine.flush_cache()
         if run == 0:
             before = counters(engine)

@@ -7,6 +7,7 @@ the least that an engine has to compute and read, both follow from that.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -170,9 +171,28 @@ MAKERS: dict[str, Callable[[_Maker], Workload]] = {
 }
 
 
-def make_workload(name: str, *, seed: int, scale: float = 1.0) -> Workload:
-    """One of MAKERS; the same seed gives the same tokens, another one tokens that share nothing with them."""
-    return MAKERS[name](_Maker(seed, scale))
+COPY_SEEDS = 1_000_003
+"""Distance of the seeds of copies."""
+
+
+def make_workload(name: str, *, seed: int, scale: float = 1.0, copies: int = 1) -> Workload:
+    """One of MAKERS; the same seed gives the same tokens, another one tokens that share nothing with them. Several
+    copies have tokens of their own, and their requests alternate."""
+    each = [MAKERS[name](_Maker(seed + COPY_SEEDS * i, scale)) for i in range(copies)]
+    if copies == 1:
+        return each[0]
+    offsets = [0, *itertools.accumulate(len(one.segments) for one in each)]
+    requests = [(i, request) for request in range(len(each[0].paths)) for i in range(copies)]
+    return dataclasses.replace(
+        each[0],
+        segments=[segment for one in each for segment in one.segments],
+        paths=[tuple(offsets[i] + segment for segment in each[i].paths[request]) for i, request in requests],
+        outputs=[each[i].outputs[request] for i, request in requests],
+        turns=tuple(
+            tuple(offsets[i] + each[i].turns[turn][request] for i, request in requests)
+            for turn in range(len(each[0].turns))
+        ),
+    )
 
 
 # --- the floor ------------------------------------------------------------------------------------------------------
