@@ -17,8 +17,9 @@ from typing import Any
 from benchmarks.programs.workloads import Workload
 from radixrt.client.answers import Decision
 from radixrt.client.pooled_answers import Embedding
+from radixrt.client.relevance import Reranking
 from radixrt.client.requests import Part
-from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt
+from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.observe.dry_run import ROLES
 from radixrt.lang.observe.run_log import RunLog, observe
 from radixrt.messages.client import RequestOutput
@@ -136,6 +137,9 @@ class _Recorder(Backend):
         raise NotImplementedError("workloads only generate")
 
     async def embed(self, call: EmbedCall) -> Embedding:
+        raise NotImplementedError("workloads only generate")
+
+    async def rerank(self, call: RerankCall) -> Reranking:
         raise NotImplementedError("workloads only generate")
 
     async def chat_template(self) -> Mapping[str, Any]:
