@@ -70,7 +70,9 @@ def test_one_row_is_the_same_however_its_steps_run(
     kind: str, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs or not, one or two steps in flight: a row alone meets the same kernels, so the tokens are the same."""
-    monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: None)  # they pad, and round differently
+    monkeypatch.setattr(
+        PromptGraphRunner, "forward", lambda self, batch, received=None: None
+    )  # they pad, and round differently
     one = PROMPTS[5:6]
     expected = greedy(model(kind), one, cuda_graph="off", max_inflight_steps=1)
     for depth in (1, 2):

@@ -81,7 +81,9 @@ def test_one_row_is_the_same_however_its_steps_run(
     kind: str, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs or not, one or two steps in flight: a row alone meets the same kernels, so the tokens are the same."""
-    monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: None)  # they pad, and round differently
+    monkeypatch.setattr(
+        PromptGraphRunner, "forward", lambda self, batch, received=None: None
+    )  # they pad, and round differently
     monkeypatch.setattr(cuda_graph_runner, "MAX_REREAD_BYTES", 0)  # prompts meet the kernel for single queries
     one = PROMPTS[5:6]
     expected = greedy(model(kind), one, cuda_graph="off", max_inflight_steps=1)
@@ -132,7 +134,9 @@ def test_short_steps_are_captured_decode_steps(
         with Engine(str(model(kind)), **{**OPTIONS, "cuda_graph": how, "max_running_requests": 16}) as engine:
             engine.generate(roots, {**params, "max_tokens": 1})
             if how == "start":
-                monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: pieces.append(batch.num_tokens))
+                monkeypatch.setattr(
+                    PromptGraphRunner, "forward", lambda self, batch, received=None: pieces.append(batch.num_tokens)
+                )
             found[how] = engine.generate(turns, params)
             found[how] += [engine.generate([*turn, 7, 8], params) for turn in turns]
             engine.check_invariants()
@@ -217,7 +221,9 @@ def test_prompts_that_share_give_the_log_probabilities_of_those_that_do_not(
 def test_sampling_with_seeds_does_not_depend_on_graphs(
     model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PromptGraphRunner, "forward", lambda self, batch: None)  # they pad, and round differently
+    monkeypatch.setattr(
+        PromptGraphRunner, "forward", lambda self, batch, received=None: None
+    )  # they pad, and round differently
     params = {"temperature": 0.8, "max_tokens": 30, "ignore_eos": True, "seed": 5}
 
     def sampled(**options: Any) -> list[int]:
