@@ -54,6 +54,10 @@ def chat(
                 print(f"radixrt chat: {error}", file=sys.stderr)
                 if not live:
                     return 1
+            except KeyboardInterrupt:  # when an answer was just complete, or while a command ran
+                if not live:
+                    raise
+                print(PLAIN)
     finally:
         client.close()
     return 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +21,7 @@ import pytest
 
 from radixrt.cli import main
 from radixrt.terminal_chat import command
-from tests.server_process import LIMIT_S, wait_idle
+from tests.server_process import LIMIT_S, wait_for, wait_idle
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 
@@ -36,6 +40,7 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self.shown = ""
         self._fd, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 1000, 0, 0))  # a line is echoed whole
         # `pty.fork` would run Python in the child of a process with threads, whose locks nobody there releases.
         self._process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL, sys.executable, "-m", "radixrt", "chat", *arguments],
@@ -45,6 +50,17 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
+
+    def enter(self, line: str) -> None:
+        """Type a line at the prompt, and read its echo.
+
+        Before the prompt the terminal is not readline's: it would echo the line at once, and readline once more, so
+        that a test which waits for a part of the line in an answer would find it in the second echo. A key such as
+        Ctrl-D would be lost.
+        """
+        self.wait_for("> ")
+        self.type(line + "\n")
+        self.wait_for(line)
 
     def wait_for(self, text: str) -> str:
         """Read until `text` is shown; return what was shown up to it, and drop both."""
@@ -65,6 +81,23 @@ class Terminal:
         return code
 
 
+def interrupt_a_command(terminal: Terminal, pipe: Path) -> None:
+    """Press Ctrl-C while a command runs: one that reads a pipe into which nobody writes."""
+    os.mkfifo(pipe)
+    terminal.enter(f"/schema {pipe}")
+    ends: list[int] = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):
+            ends.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(ends)
+
+    assert wait_for(is_read)
+    terminal.type("\x03")
+    terminal.wait_for("^C")
+    os.close(ends[0])
+
+
 def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "radixrt", "chat", *arguments], input=text, capture_output=True, text=True, timeout=120
@@ -76,30 +109,31 @@ def test_a_chat_in_a_terminal(server_url: str, model_name: str, tmp_path: Path) 
     schema.write_text(json.dumps(SCHEMA))
     terminal = Terminal("--url", f"{server_url}/v1", "--temperature", "0")
     terminal.wait_for(f"{model_name} on {server_url}/v1")
-    terminal.wait_for("> ")
     for line, said in (
         ("/shema x", "did you mean /schema?"),
         (f"/schema {tmp_path}/none", "none cannot be read: No such file"),
         ("/system You count.", "The system message is set."),
         ("Count from 1 to 10000, each number on its own line.", "1"),
     ):
-        terminal.type(line + "\n")
-        terminal.wait_for(line)  # the echo
+        terminal.enter(line)
         terminal.wait_for(said)
+        if line.startswith("/system"):
+            interrupt_a_command(terminal, tmp_path / "pipe")
     terminal.type("\x03")  # Ctrl-C, in the middle of the answer
-    terminal.wait_for("[interrupted")
+    terminal.wait_for("[interrupted, ")  # not "[interrupted; the message is forgotten"
     wait_idle(server_url)  # the server has stopped too
-    terminal.type(f"/schema {schema}\nWhere is the Eiffel tower?\n")
+    terminal.enter(f"/schema {schema}")
+    terminal.enter("Where is the Eiffel tower?")
+    terminal.type(f"/save {saved}\n")  # typed before the answer is complete: it waits until the answer is kept
     answer = terminal.wait_for(" generated, ").rpartition("{")[2]
     assert '"city"' in answer
-    terminal.type(f"/save {saved}\n")
     terminal.wait_for("5 messages are in")
     messages = json.loads(saved.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert messages[0]["content"] == "You count."
     assert messages[2]["content"]
     assert list(json.loads(messages[4]["content"])) == ["city"]
-    terminal.wait_for("> ")  # before it, the terminal is not readline's, and the key would be lost
+    terminal.wait_for("> ")
     terminal.type("\x04")  # Ctrl-D
     assert terminal.exit_code() == 0
     again = Terminal("--url", f"{server_url}/v1")
