@@ -46,7 +46,7 @@ from benchmarks.common.engine_options import parse_options
 from benchmarks.common.machine import facts
 from benchmarks.common.model_shapes import CONFIGS, shape_folder, shape_of
 from benchmarks.common.tables import table
-from benchmarks.offline.workloads import MAKERS, Floor, Workload, floor_of, make_workload
+from benchmarks.offline.workloads import MAKERS, Floor, Workload, floor_of, make_workload, uncached_floor_of
 
 PEERS: dict[str, dict[str, tuple[float, float, float]]] = {
     "qwen3-0.6b": {
@@ -91,7 +91,8 @@ WARM_UP = (8, 64, 16)
 @dataclass(frozen=True)
 class Result:
     """One workload on one shape: tokens and seconds of each run, the rate of the first and the median of all, and what
-    the scheduler counted over all of them, of `SchedulerStats`. The floor is the last run's."""
+    the scheduler counted over all of them, of `SchedulerStats`. The floor is the last run's, and `uncached_floor_s` the
+    seconds of the one without any sharing."""
 
     shape: str
     workload: str
@@ -101,6 +102,7 @@ class Result:
     first: float
     rate: float
     floor: Floor
+    uncached_floor_s: float
     scheduler: dict[str, float]
 
 
@@ -161,8 +163,10 @@ def measure(
     after = counters(engine)
     spent = {key: after[key] - before[key] for key in after}
     rates = [count / taken for count, taken in zip(tokens, seconds, strict=True)]
-    floor = floor_of(workload, shape_of(shape))
-    return Result(shape, name + filters, len(workload.paths), tokens, seconds, rates[0], median(rates), floor, spent)
+    floor, uncached = floor_of(workload, shape_of(shape)), uncached_floor_of(workload, shape_of(shape)).seconds
+    return Result(
+        shape, name + filters, len(workload.paths), tokens, seconds, rates[0], median(rates), floor, uncached, spent
+    )
 
 
 def counters(engine: Any) -> dict[str, float]:
@@ -196,7 +200,8 @@ HEADER = [
 
 
 def explanation(results: Sequence[Result], runs: int) -> str:
-    """Bytes and operations of each workload, the time that an H200 needs for them at least, and what it took."""
+    """Bytes and operations of each workload, the time that an H200 needs for them at least, how many times that is
+    without a prefix cache, and what it took."""
     rows = []
     for result in results:
         floor, taken = result.floor, median(result.seconds)
@@ -210,12 +215,14 @@ def explanation(results: Sequence[Result], runs: int) -> str:
             f"{floor.decode_bytes / 1e9:.1f}",
             f"{floor.decode_s * 1e3:.1f}",
             f"{floor.seconds * 1e3:.1f}",
+            f"{result.uncached_floor_s / floor.seconds:.2f}",
             f"{taken * 1e3:.1f}",
             f"{floor.seconds / taken:.0%}",
             f"{steps:.0f}",
         ])  # fmt: skip
     header = ["workload", "new prompt tok", "prefill TFLOP", "floor ms", "decode steps", "decode GB", "floor ms"]
-    return table([*header, "floor, all ms", "measured ms", "floor / measured", "steps run"], rows)
+    header += ["floor, all ms", "floor without cache / floor", "measured ms", "floor / measured", "steps run"]
+    return table(header, rows)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -248,6 +248,24 @@ def floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
         turn = Workload(workload.name, known + new, paths, workload.outputs)
         turns.append(_floor_of_turn(turn, shape, device, cached={path[:1] for path in paths}))
         lengths = [turn.prompt_len(i) for i in range(len(paths))]
+    return _sum(turns)
+
+
+def uncached_floor_of(workload: Workload, shape: Shape, device: Device = H200) -> Floor:
+    """Return the floor of an engine that shares nothing: each request, at each turn, computes and reads its prompt."""
+    turns = []
+    lengths = [workload.prompt_len(i) for i in range(len(workload.paths))]
+    for segments in (None, *workload.turns):
+        if segments is not None:
+            added = [output + len(workload.segments[i]) for output, i in zip(workload.outputs, segments, strict=True)]
+            lengths = [length + more for length, more in zip(lengths, added, strict=True)]
+        prompts = [np.zeros(length, np.int32) for length in lengths]
+        alone = Workload(workload.name, prompts, [(i,) for i in range(len(prompts))], workload.outputs)
+        turns.append(_floor_of_turn(alone, shape, device))
+    return _sum(turns)
+
+
+def _sum(turns: Sequence[Floor]) -> Floor:
     return Floor(*map(sum, zip(*(dataclasses.astuple(turn) for turn in turns), strict=True)))
 
 

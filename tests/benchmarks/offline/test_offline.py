@@ -13,7 +13,16 @@ from benchmarks.common.engine_options import parse_options
 from benchmarks.common.model_shapes import CONFIGS, Shape, made_up_tokenizer, shape_folder, shape_of
 from benchmarks.offline import __main__ as offline
 from benchmarks.offline.__main__ import PEERS, Result, measure, result_row
-from benchmarks.offline.workloads import HIGHEST_ID, LOWEST_ID, MAKERS, Device, Workload, floor_of, make_workload
+from benchmarks.offline.workloads import (
+    HIGHEST_ID,
+    LOWEST_ID,
+    MAKERS,
+    Device,
+    Workload,
+    floor_of,
+    make_workload,
+    uncached_floor_of,
+)
 from radixrt.config import make_config
 from radixrt.models.model_config import load_model_spec
 from radixrt.tokenizer.tokenizer import Tokenizer
@@ -178,7 +187,8 @@ def test_options_that_are_none(pair: str) -> None:
 def test_the_ratio_is_to_the_better_peer() -> None:
     workload = make_workload("single", seed=0)
     result = Result(
-        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 256.0, 200.0, floor_of(workload, shape_of("tiny")), {}
+        "llama-3.1-8b", "single", 1, [256] * 3, [1.0, 1.28, 2.0], 256.0, 200.0, floor_of(workload, shape_of("tiny")),
+        0.5, {},
     )  # fmt: skip
     assert result_row(result, scaled=False) == [
         "single", "200", "1.28", "1.280", "1.000-2.000", "200", "200", "235", "1.00",
@@ -232,6 +242,17 @@ def test_the_floor_of_a_conversation_computes_each_token_once() -> None:
     assert floor.prefill_flops < 64 * (whole - answers + 8 * 2 * shape.head_params)
 
 
+def test_the_floor_without_a_cache_computes_each_prompt_at_each_turn() -> None:
+    shape = shape_of("qwen3.5-4b")
+    for name, ratio in (("chat8", 1.97), ("fork8", 4.68), ("single", 1.0)):
+        workload = make_workload(name, seed=0)
+        floor, uncached = floor_of(workload, shape), uncached_floor_of(workload, shape)
+        assert uncached.seconds / floor.seconds == pytest.approx(ratio, abs=0.01)
+        if name == "chat8":
+            assert uncached.new_tokens == 64 * sum(360 + turn * 180 for turn in range(8))
+            assert uncached.decode_s == floor.decode_s
+
+
 def test_runs_as_a_command(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "benchmarks.offline", "--scale", "0.01", "--runs", "1", "--explain"]
@@ -242,5 +263,6 @@ def test_runs_as_a_command(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "| chat8 " in result.stdout
+    assert "floor without cache / floor" in result.stdout
     written = json.loads(out.read_text())
     assert {r["workload"] for r in written["shapes"]["tiny"]["results"]} == {"single", "chat8"}
