@@ -24,6 +24,7 @@ from radixrt.client.requests import Part, pack_parts
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.backends.http import HttpClient, events
+from radixrt.lang.backends.portions import TEXTS_AT_ONCE, embed_in_portions, rerank_in_portions
 from radixrt.messages.client import RequestOutput, TokenLogprob
 from radixrt.messages.parts import ConstraintInfo, Finish, HiddenStates, ProgramHint, SelectMethod, Timings, Usage
 from radixrt.messages.wire import F32, pack_i32
@@ -33,9 +34,6 @@ SAMPLING = "sampling_params."
 DEFAULT_TIMEOUT_S = 600.0
 DEAD = ("engine_dead", "engine_error", "shutting_down")
 """Error codes that concern the server, not the request."""
-
-EMBEDDED_AT_ONCE = 512
-"""Texts of one request to embed; a server takes 2,048 at most."""
 
 FULL_WAIT_S = 0.25
 """Seconds to wait after a 429 without Retry-After, and jitter of all waits, so that refused calls spread out."""
@@ -133,17 +131,20 @@ class Endpoint(Backend):
 
     async def embed(self, call: EmbedCall) -> Embedding:
         """See `Backend.embed`. Many texts are sent in several requests, one after another."""
+        return await embed_in_portions(call, TEXTS_AT_ONCE, self._embed)
+
+    async def _embed(self, call: EmbedCall) -> Embedding:
         fields = {name: getattr(call, name) for name in ("dimensions", "normalize", "prompt_name", "prompt")}
-        common = {**fields, "encoding_format": "base64", **self._common(call.hint, None)}
-        portions = [call.texts[i : i + EMBEDDED_AT_ONCE] for i in range(0, len(call.texts), EMBEDDED_AT_ONCE)]
-        answers = [await self._json("POST", "/v1/embeddings", {"input": list(texts), **common}) for texts in portions]
-        vectors = [np.frombuffer(base64.b64decode(each["embedding"]), F32) for a in answers for each in a["data"]]
-        usages = [answer["usage"] for answer in answers]
-        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-        return Embedding(np.stack(vectors), Usage(sum(usage["prompt_tokens"] for usage in usages), 0, cached))
+        body = {"input": list(call.texts), **fields, "encoding_format": "base64", **self._common(call.hint, None)}
+        answer = await self._json("POST", "/v1/embeddings", body)
+        vectors = [np.frombuffer(base64.b64decode(each["embedding"]), F32) for each in answer["data"]]
+        return Embedding(np.stack(vectors), _prompt_usage(answer["usage"]))
 
     async def rerank(self, call: RerankCall) -> Reranking:
-        """See `Backend.rerank`."""
+        """See `Backend.rerank`. Many documents are sent in several requests, one after another."""
+        return await rerank_in_portions(call, TEXTS_AT_ONCE, self._rerank)
+
+    async def _rerank(self, call: RerankCall) -> Reranking:
         body = {
             "query": call.query, "documents": list(call.documents), "top_n": call.top_n,
             "instruction": call.instruction, "use_activation": call.activation, "return_documents": False,
@@ -151,9 +152,8 @@ class Endpoint(Backend):
         }  # fmt: skip
         answer = await self._json("POST", "/v1/rerank", body)
         found = [(each["index"], each["relevance_score"]) for each in answer["results"]]
-        usage = answer["usage"]
-        tokens = Usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
-        return Reranking([RankedDocument(i, score, call.documents[i]) for i, score in found], tokens)
+        results = [RankedDocument(i, score, call.documents[i]) for i, score in found]
+        return Reranking(results, _prompt_usage(answer["usage"]))
 
     async def chat_template(self) -> Mapping[str, Any] | None:
         template: Mapping[str, Any] | None = await self._json("GET", "/chat_template")
@@ -290,6 +290,11 @@ def _hidden_states(meta: Mapping[str, Any], count: int) -> HiddenStates | None:
 
 def _usage(meta: Mapping[str, Any]) -> Usage:
     return Usage(meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"])
+
+
+def _prompt_usage(usage: Mapping[str, Any]) -> Usage:
+    """Convert the usage of a call that generates nothing."""
+    return Usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
 
 
 def _logprob(row: Sequence[Any], top: Sequence[Sequence[Any]] = ()) -> TokenLogprob:

@@ -15,6 +15,7 @@ from radixrt.client.relevance import Reranking
 from radixrt.client.requests import NO_DEADLINE_S, Part, new_rid, pack_parts
 from radixrt.errors import EngineError, RequestError
 from radixrt.lang.backends.base import Backend, Call, EmbedCall, Prompt, RerankCall
+from radixrt.lang.backends.portions import ENGINE_TEXTS_AT_ONCE, embed_in_portions, rerank_in_portions
 from radixrt.messages.client import GenerateReq, RequestOutput
 from radixrt.messages.parts import ProgramHint, SelectMethod
 
@@ -64,6 +65,9 @@ class EngineBackend(Backend):
             return await self._engine.async_score(prompt.parts, choices, method, program=hint)
 
     async def embed(self, call: EmbedCall) -> Embedding:
+        return await embed_in_portions(call, ENGINE_TEXTS_AT_ONCE, self._embed)
+
+    async def _embed(self, call: EmbedCall) -> Embedding:
         async with self._open:
             return await self._engine.async_embed(
                 list(call.texts), dimensions=call.dimensions, normalize=call.normalize, prompt_name=call.prompt_name,
@@ -71,6 +75,9 @@ class EngineBackend(Backend):
             )  # fmt: skip
 
     async def rerank(self, call: RerankCall) -> Reranking:
+        return await rerank_in_portions(call, ENGINE_TEXTS_AT_ONCE, self._rerank)
+
+    async def _rerank(self, call: RerankCall) -> Reranking:
         async with self._open:
             return await self._engine.async_rerank(
                 call.query, call.documents, top_n=call.top_n, instruction=call.instruction, activation=call.activation,

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-import pydantic_core
-
 from radixrt.lang.core.state import State
+from radixrt.lang.core.stored_values import kinds_of, plain, restored
 from radixrt.lang.errors import ProgramError, describe, hand_over
 from radixrt.lang.observe.run_log import ProgramUsage
 
@@ -29,7 +27,8 @@ class BatchItem:
 
     Attributes:
         index: index of the item.
-        values: values by name; plain JSON if they were read from a file.
+        values: values by name; if they were read from a file, vectors and ranked documents as they were, others as
+            plain JSON.
         state: state of the run, also of one that failed; None for a run that never began, and where results go to a
             file, since there may be very many.
         usage: tokens and calls; None for a run that never began or was read from a file.
@@ -69,7 +68,7 @@ async def run_batch(
         async def work() -> None:
             for index, item in remaining:  # all workers share one iterator
                 before = done.get(index)
-                if before is not None and before.input == _plain(item):
+                if before is not None and before.input == plain(item):
                     results[index] = before
                 else:
                     for attempt in range(retries + 1):
@@ -121,16 +120,6 @@ def _arguments(item: Any) -> Arguments:
     return (item, {}) if isinstance(item, tuple) else ((item,), {})
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON gives it back."""
-    return json.loads(pydantic_core.to_json(value, fallback=_as_json, inf_nan_mode="strings"))
-
-
-def _as_json(value: Any) -> Any:
-    """Return what replaces a value that is not JSON: the numbers of a vector, a description of anything else."""
-    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
-
-
 class _Output:
     """The file of results, one line each."""
 
@@ -151,11 +140,11 @@ class _Output:
         """Write a result, if there is a file; return it without what need not stay in memory then."""
         if self._file is None:
             return item
-        line: dict[str, Any] = {"index": item.index, "input": _plain(item.input)}
+        line: dict[str, Any] = {"index": item.index, "input": plain(item.input)}
         if item.error is not None:
             line["error"] = item.error
         else:
-            line["values"] = _plain(item.values)
+            line |= {"values": plain(item.values), **kinds_of(item.values)}
         usage = item.usage
         if usage is not None:
             line["usage"] = {
@@ -187,7 +176,7 @@ def _read_back(path: Path, resume: bool) -> dict[int, BatchItem]:
             entry = json.loads(line)
             index = entry["index"]
             if "values" in entry:
-                found[index] = BatchItem(index, entry["input"], entry["values"], resumed=True)
+                found[index] = BatchItem(index, entry["input"], restored(entry["values"], entry), resumed=True)
         except (ValueError, KeyError, TypeError) as error:
             raise ProgramError(f"{path}, line {number}, is no result of a batch: {error!r}") from None
     with path.open("rb+") as file:

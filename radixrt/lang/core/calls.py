@@ -27,7 +27,7 @@ from radixrt.lang.core.tools import read_calls as read_tool_calls
 from radixrt.lang.core.transcript import Answer, Known, Transcript, append, last_call
 from radixrt.lang.core.values import Meta, Slot
 from radixrt.lang.errors import describe
-from radixrt.lang.observe.run_log import CallKind, CallRecord
+from radixrt.lang.observe.run_log import CallKind, CallRecord, TextOptions
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import FINISH_ABORT, FINISH_STOP, Finish, ProgramHint, Timings, Usage
 from radixrt.sampling_params import SamplingParams
@@ -225,17 +225,19 @@ class SendTexts(CallStep):
     """Run a call that sends texts, and leaves the transcript as it is.
 
     Args:
-        kind, type, texts, finish: attributes of the call's record.
+        kind, type, texts, options, finish: attributes of the call's record.
     """
 
-    def __init__(self, slot: Slot, kind: CallKind, type: str, texts: tuple[str, ...], finish: str) -> None:
+    def __init__(
+        self, slot: Slot, kind: CallKind, type: str, texts: tuple[str, ...], options: TextOptions, finish: str
+    ) -> None:
         super().__init__(slot)
-        self._kind, self._type, self._texts, self._end = kind, type, texts, finish
+        self._kind, self._type, self._texts, self._options, self._end = kind, type, texts, options, finish
 
     async def run(self, branch: Branch) -> None:
         program = branch.program
         record = _record(branch, None, self._slot.name, self._kind, self._queued)
-        record.type, record.texts = self._type, self._texts
+        record.type, record.texts, record.options = self._type, self._texts, self._options
         hint = _start(branch, record)
         try:
             value, text, usage = await self._ask(program.backend, hint)
@@ -259,7 +261,8 @@ class Embed(SendTexts):
     """Run an embed."""
 
     def __init__(self, embed: EmbedTexts, slot: Slot) -> None:
-        super().__init__(slot, "embed", "vector" if embed.is_one else "vectors", embed.texts, "vectors")
+        options = TextOptions(embed.dimensions, embed.normalize, embed.prompt_name, embed.prompt)
+        super().__init__(slot, "embed", "vector" if embed.is_one else "vectors", embed.texts, options, "vectors")
         self._embed = embed
 
     async def _ask(self, backend: Backend, hint: ProgramHint) -> tuple[Any, str, Usage]:
@@ -274,7 +277,9 @@ class Rerank(SendTexts):
     """Run a rerank."""
 
     def __init__(self, rerank: RerankTexts, slot: Slot) -> None:
-        super().__init__(slot, "rerank", "ranking", (rerank.query, *rerank.documents), "ranking")
+        texts = (rerank.query, *rerank.documents)
+        options = TextOptions(top_n=rerank.top_n, instruction=rerank.instruction, activation=rerank.activation)
+        super().__init__(slot, "rerank", "ranking", texts, options, "ranking")
         self._rerank = rerank
 
     async def _ask(self, backend: Backend, hint: ProgramHint) -> tuple[Any, str, Usage]:

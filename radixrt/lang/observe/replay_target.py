@@ -16,7 +16,7 @@ from radixrt.errors import ConfigError, EngineError, RequestError
 from radixrt.lang.backends.base import Call, EmbedCall, Prompt, RerankCall
 from radixrt.lang.backends.endpoint import Endpoint
 from radixrt.lang.backends.http import HttpClient, events
-from radixrt.lang.observe.run_log import CallRecord
+from radixrt.lang.observe.run_log import TEXT_KINDS, CallRecord, TextOptions
 from radixrt.messages.parts import ProgramHint, SelectMethod, TemplateText, Usage
 from radixrt.sampling_params import SamplingParams
 
@@ -97,10 +97,9 @@ class RadixrtTarget(Target):
             decision = await self._endpoint.select(prompt, call.choices, method, question.hint)
             usage, answer.text = decision.usage, call.choices[decision.choice]
         elif call.kind == "rerank":
-            ranked = await self._endpoint.rerank(RerankCall(call.texts[0], call.texts[1:], hint=question.hint))
-            usage = ranked.usage
+            usage = (await self._endpoint.rerank(_rerank_call(question))).usage
         elif call.kind == "embed":
-            usage = (await self._endpoint.embed(EmbedCall(call.texts, hint=question.hint))).usage
+            usage = (await self._endpoint.embed(_embed_call(question))).usage
         else:
             request = Call(prompt, _sampling(call), stream=True, hint=question.hint)
             collector, whole = OutputCollector(), None
@@ -123,7 +122,8 @@ class RadixrtTarget(Target):
 
 class CompletionsTarget(Target):
     """A server with OpenAI's /v1/completions and /v1/embeddings, and vLLM's /v1/rerank. It generates as many tokens as
-    were recorded, without constraints, and one for a select."""
+    were recorded, without constraints, and one for a select. Of the options of an embed it gets the dimensions, and of
+    those of a rerank all."""
 
     def __init__(self, http: HttpClient, model: str, ids: bool) -> None:
         self.name = f"{http.base_url} ({model})"
@@ -133,12 +133,8 @@ class CompletionsTarget(Target):
 
     async def _ask(self, question: Question, answer: Answered, start: float) -> None:
         call = question.call
-        if call.kind == "embed":
-            await self._send_texts("/v1/embeddings", {"input": list(call.texts)}, answer)
-            return
-        if call.kind == "rerank":
-            texts = {"query": call.texts[0], "documents": list(call.texts[1:])}
-            await self._send_texts("/v1/rerank", texts, answer)
+        if call.kind in TEXT_KINDS:
+            await self._send_texts(call, answer)
             return
         tokens = 1 if call.kind == "select" else max(call.completion_tokens, 1)
         body: dict[str, Any] = {
@@ -174,8 +170,18 @@ class CompletionsTarget(Target):
         answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
-    async def _send_texts(self, path: str, fields: dict[str, Any], answer: Answered) -> None:
-        body = {"model": self._model, **fields}
+    async def _send_texts(self, call: CallRecord, answer: Answered) -> None:
+        options = call.options or TextOptions()
+        fields: dict[str, Any]
+        if call.kind == "embed":
+            path, fields = "/v1/embeddings", {"input": list(call.texts), "dimensions": options.dimensions}
+        else:
+            path = "/v1/rerank"
+            fields = {
+                "query": call.texts[0], "documents": list(call.texts[1:]), "top_n": options.top_n,
+                "instruction": options.instruction, "use_activation": None if options.activation else False,
+            }  # fmt: skip
+        body = {"model": self._model, **{name: value for name, value in fields.items() if value is not None}}
         async with self._http.stream("POST", path, msgspec.json.encode(body)) as response:
             content = await response.aread()
         if response.status_code != 200:
@@ -189,6 +195,18 @@ class CompletionsTarget(Target):
 
     async def aclose(self) -> None:
         await self._http.aclose()
+
+
+def _embed_call(question: Question) -> EmbedCall:
+    call, given = question.call, question.call.options or TextOptions()
+    options = (given.dimensions, given.normalize, given.prompt_name, given.prompt)
+    return EmbedCall(call.texts, *options, hint=question.hint)
+
+
+def _rerank_call(question: Question) -> RerankCall:
+    call, given = question.call, question.call.options or TextOptions()
+    query, documents = call.texts[0], call.texts[1:]
+    return RerankCall(query, documents, given.top_n, given.instruction, given.activation, hint=question.hint)
 
 
 def _sampling(call: CallRecord) -> SamplingParams:

@@ -53,6 +53,18 @@ class BranchRecord(msgspec.Struct):
     error: str | None = None
 
 
+class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Options of an embed or a rerank, as the program gave them; see `radixrt.embed` and `radixrt.rerank`."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    prompt: str | None = None
+    top_n: int | None = None
+    instruction: str | None = None
+    activation: bool = True
+
+
 class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     """One call of the model: a generation (one of n, if several were asked for), a scoring of choices, an embedding
     of texts, or a ranking of documents.
@@ -83,6 +95,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
         sampling: parameters of a gen.
         choices, probabilities, method: choices, their probabilities and the method of a select.
         texts: texts of an embed, or the query and the documents of a rerank, which have no prompt.
+        options: options of an embed or a rerank; None for other calls, and in traces that were written without them.
         fork_len, siblings: values of the hint to the engine.
         same_as: id of the equal call, sent at the same time, whose answer this is; None for one of its own.
     """
@@ -117,6 +130,7 @@ class CallRecord(msgspec.Struct, rename={"kind": "call"}):
     probabilities: tuple[float, ...] = ()
     method: str = ""
     texts: tuple[str, ...] = ()
+    options: TextOptions | None = None
     fork_len: int = 0
     siblings: int = 1
     same_as: int | None = None

@@ -103,7 +103,7 @@ async def test_hidden_states(backend: Endpoint) -> None:
 
 
 async def test_embeddings(backend: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.lang.backends.endpoint.EMBEDDED_AT_ONCE", 2)
+    monkeypatch.setattr("radixrt.lang.backends.endpoint.TEXTS_AT_ONCE", 2)
     texts = ["one", "two", "a third"]
     found = await backend.embed(EmbedCall(texts, dimensions=32))
     assert found.vectors.shape == (3, 32)

@@ -12,6 +12,7 @@ import pytest
 
 import radixrt as rt
 from radixrt.errors import RequestError
+from radixrt.lang.observe.run_log import TextOptions
 
 TEXTS = ["The capital of France", "a small engine"]
 
@@ -75,9 +76,12 @@ def test_files_and_traces(engine: rt.Engine, tmp_path: Path) -> None:
     np.testing.assert_allclose(values["documents"], engine.embed(TEXTS, dimensions=16).vectors, atol=1e-5)
     (resumed,) = search.batch(["What is it?"], backend=engine, output=tmp_path / "o.jsonl", resume=True)
     assert resumed.resumed
-    assert resumed["question"] == pytest.approx(values["question"])
+    for name in ("question", "documents"):
+        assert resumed[name].dtype == np.float32
+        np.testing.assert_array_equal(resumed[name], item[name])
     (log,) = rt.read_trace(tmp_path / "t.jsonl")
     assert [(call.kind, call.texts) for call in log.calls][1] == ("embed", tuple(TEXTS))
+    assert log.calls[1].options == TextOptions(dimensions=16)
     assert item.error is None
 
 

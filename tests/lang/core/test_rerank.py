@@ -18,6 +18,8 @@ from radixrt.cli import main
 from radixrt.config import ServerConfig
 from radixrt.errors import RequestError
 from radixrt.server import create_app
+from radixrt.server.routes import similarity
+from radixrt.server.routes.similarity import RerankRequest
 from tests.equivalence.test_relevance import QUERY, as_reranker
 from tests.lang.conftest import start
 from tests.tiny_models import make_tiny_model
@@ -95,15 +97,57 @@ def test_a_plan(reranker: rt.Engine) -> None:
     assert plan.calls[0].length == sum(len(reranker.tokenize(text)) for text in texts)
 
 
-def test_files_traces_and_replays(reranker: rt.Engine, url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("serves", [False, True], ids=["engine", "endpoint"])
+def test_more_documents_than_a_request_holds(
+    reranker: rt.Engine, url: str, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = ("endpoint", "TEXTS_AT_ONCE") if serves else ("engine", "ENGINE_TEXTS_AT_ONCE")
+    monkeypatch.setattr(f"radixrt.lang.backends.{module}.{name}", 2)
+    documents = [*DOCUMENTS, "Paris", "a small engine"]
+
+    @rt.function
+    def program(s: rt.State) -> None:
+        s += rt.rerank("all", QUERY, documents) + rt.rerank("best", QUERY, documents, top_n=3)
+
+    state = program.run(backend=url if serves else reranker)
+    expected = reranker.rerank(QUERY, documents).results
+    assert [each.score for each in state["all"]] == pytest.approx([each.score for each in expected], abs=1e-5)
+    # The order of equal documents, the first and the last, is that of their rounding in batches of another size.
+    assert sorted(each.index for each in state["all"]) == list(range(5))
+    for each in (*state["all"], *state["best"]):
+        assert documents[each.index] == each.document
+    assert [each.score for each in state["best"]] == pytest.approx([each.score for each in expected[:3]], abs=1e-5)
+    assert state.meta["all"].usage.prompt_tokens == reranker.rerank(QUERY, documents).usage.prompt_tokens
+
+
+def test_files_traces_and_replays(
+    reranker: rt.Engine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with rt.trace(tmp_path / "t.jsonl"):
-        search.batch([{}], backend=reranker, output=tmp_path / "o.jsonl")
+        (item,) = search.batch([{}], backend=reranker, output=tmp_path / "o.jsonl")
+    (resumed,) = search.batch([{}], backend=reranker, output=tmp_path / "o.jsonl", resume=True)
+    assert resumed.resumed
+    assert resumed.values == item.values
+    assert resumed["best"][0].document == item["best"][0].document
     values = json.loads((tmp_path / "o.jsonl").read_text())["values"]
     assert values["best"][0].keys() == {"index", "score", "document"}
     (log,) = rt.read_trace(tmp_path / "t.jsonl")
     assert log.calls[0].texts == (QUERY, *DOCUMENTS)
+
+    asked: list[RerankRequest] = []
+    decoder = similarity.rerank_decoder
+
+    class Recorder:
+        def decode(self, data: bytes) -> RerankRequest:
+            asked.append(decoder.decode(data))
+            return asked[-1]
+
+    monkeypatch.setattr(similarity, "rerank_decoder", Recorder())
     for options in ((), ("--plain",)):
+        asked.clear()
         assert main(["replay", str(tmp_path / "t.jsonl"), "--base-url", url, "--speed", "inf", *options]) == 0
+        found = sorted((each.top_n or 0, each.instruction, each.use_activation is not False) for each in asked)
+        assert found == [(0, None, True), (1, "Find a city.", False)]
 
 
 def test_errors(reranker: rt.Engine, engine: rt.Engine, url: str) -> None:
