@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from radixrt.cli import main
+from radixrt.cli.replicas import change_replicas, table
 from radixrt.errors import ConfigError
-from radixrt.replica_command import change_replicas, table
 
 REPLICA: dict[str, Any] = {
     "replica": 1, "state": "serving", "reason": "", "pids": {}, "open": 3, "queued": 2, "predicted_wait_s": 0.25,

@@ -1,0 +1,39 @@
+"""`Command`: one command of the command line, as the parser and `main` need it; and kinds of arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `radixrt`.
+
+    Attributes:
+        help: line of the command in `radixrt --help`.
+        description: first paragraph of the command's own help.
+        add_arguments: adds the command's arguments to its parser. Imports nothing heavy: every command line does it.
+        run: runs the command and returns its exit code; imports what the command needs.
+        shows_defaults: the help of each option ends with its default.
+    """
+
+    help: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    shows_defaults: bool = False
+
+
+def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Return the `type` of an argument whose value is a number above 0."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+        return value
+
+    read.__name__ = kind.__name__  # the name that argparse prints
+    return read
