@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from radixrt.messages.scheduler import SchedulerStats, StepTimes
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest
-from radixrt.scheduler.admission import PATIENCE_S
+from radixrt.scheduler.queue_order import PATIENCE_S
 from radixrt.scheduler.step_time import PRIOR
 
 AHEAD_STEPS = 2

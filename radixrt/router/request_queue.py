@@ -2,7 +2,7 @@
 
 Priority first; then requests that have waited longer than the scheduler's patience, in order of arrival; then those
 that begin no program, so that programs end before others begin; among equals those with the longest prefix on that
-replica, and programs in the order of their first requests (`scheduler/admission.py`).
+replica, and programs in the order of their first requests (`scheduler/queue_order.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from radixrt.router.routed_request import RoutedRequest
-from radixrt.scheduler.admission import MATCH_UNIT, PATIENCE_S
+from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 
 _Key = tuple[int, bool, int, int, int]
 

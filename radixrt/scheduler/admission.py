@@ -1,45 +1,33 @@
-"""Admission: the order in which waiting requests are considered, and the conditions under which they are admitted.
+"""Admission: the conditions under which waiting requests are admitted, and the prefill chunks of a step.
 
-A request is admitted when there is room for what it and the active requests are still expected to write
-(`NewTokenRatio`), when no active request is computing a prefix that it could reuse a step later (`PrefillPrefixes`),
-and when it does not take slots that a program which began earlier, and has no lower priority, is about to use
-(`Programs.reserved`). One whose deadline has passed is left to `Scheduler.next_batch`, which ends it.
-
-Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
-order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
-
-lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
-and depth-first over the radix tree, heaviest subtree first.
+Requests are considered in the order of `radixrt.scheduler.queue_order`. One is admitted when there is room for what it
+and the active requests are still expected to write (`NewTokenRatio`), when no active request is computing a prefix that
+it could reuse a step later (`PrefillPrefixes`), and when it does not take slots that a program which began earlier, and
+has no lower priority, is about to use (`Programs.reserved`). One whose deadline has passed is left to
+`Scheduler.next_batch`, which ends it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from radixrt.config import SchedulerConfig
 from radixrt.scheduler.checkpoints import Checkpoints
 from radixrt.scheduler.kv_manager import KVManager
-from radixrt.scheduler.output_lengths import CLIP_TOKENS
+from radixrt.scheduler.new_token_ratio import NewTokenRatio
 from radixrt.scheduler.pipeline_stages import ChunkTimes, StepBudget
 from radixrt.scheduler.prefix_index import PrefixIndex
-from radixrt.scheduler.program import Program, Reserved
+from radixrt.scheduler.program import Reserved
 from radixrt.scheduler.programs import PROTECT_STEPS, Programs
+from radixrt.scheduler.queue_order import WINDOW, arrange, is_overdue
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
 from radixrt.scheduler.schedule_batch import Chunk
 from radixrt.scheduler.step_time import StepTimeFit
-
-PATIENCE_S = 10.0
-WINDOW = 128
-"""Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
-would cost more than the better order saves. Behind them they look at as many of programs that have begun, for which the
-first ones may be waiting."""
 
 DEFER_TOKENS = 32
 """A waiting request is deferred while an active one computes at least this many tokens that it could reuse."""
@@ -48,16 +36,6 @@ SIBLING_DEFER_TOKENS = 8
 """The same for two calls of one program. Branches of a fork come together and are many, so that computing a short
 prefix in each costs more than the step by which the others begin later. Less than this is often only the header of a
 message. `explain` counts on it."""
-
-MATCH_UNIT = 32
-"""Cached prefixes are compared by multiples of this many tokens: texts of one template share a few more or fewer tokens
-by chance, which saves nothing and would have the others wait."""
-
-INITIAL_RATIO = 0.7
-MIN_RATIO = 0.1
-DECAY_STEPS = 600
-
-Order = Callable[[list[Req], KVManager], list[Req]]
 
 
 class Admission:
@@ -182,7 +160,7 @@ class Admission:
             times = self._step_time.turn_times
             longest = PROTECT_STEPS * times.step / times.token
             reserved = programs.reserved[req.priority] = self._programs.reserved(longest, programs.now, req.priority)
-        return room < reserved.before(_program(req))
+        return room < reserved.before(req.program)
 
 
 @dataclass
@@ -192,93 +170,6 @@ class ProgramsNow:
 
     now: float
     reserved: dict[int, Reserved] = field(default_factory=dict)
-
-
-class NewTokenRatio:
-    """Part of their remaining max_tokens that running requests are expected to use, estimated as SGLang does: the ratio
-    starts high, decays while decoding proceeds, and jumps back when a retraction shows that it was too low."""
-
-    def __init__(self, conservativeness: float) -> None:
-        self._initial = min(1.0, INITIAL_RATIO * conservativeness)
-        self._floor = min(self._initial, MIN_RATIO * conservativeness)
-        self._decay = (self._initial - self._floor) / DECAY_STEPS
-        self.value = self._initial
-
-    def decoded(self, share: float = 1.0) -> None:
-        """Lower the ratio after a decode step without retraction.
-
-        Args:
-            share: part of all rows that the step has.
-        """
-        self.value = max(self._floor, self.value - share * self._decay)
-
-    def retracted(self, active: Iterable[Req]) -> None:
-        """Raise the ratio after a retraction: the others are expected to use at least what they have used so far."""
-        used = wanted = 1
-        for req in active:
-            used += req.num_output + 20
-            wanted += min(req.num_output + max(req.remaining, 0), CLIP_TOKENS)
-        self.value = min(1.0, max(self._initial, used / wanted))
-
-    def reserve(self, req: Req, computed: int) -> int:
-        """Number of slots that a request of which `computed` tokens have slots is expected to take from now on, for the
-        rest of its input and for its output."""
-        return max(req.known_len - computed, 0) + int(min(max(req.remaining, 0), CLIP_TOKENS) * self.value)
-
-    def reserve_all(self, active: Iterable[Req]) -> int:
-        """Sum of `reserve` over active requests, without two calls for each of them: it is made for every step that
-        admits a request."""
-        value, total = self.value, 0
-        for req in active:
-            known = req.known_len
-            missing = known - req.kv.length
-            if missing > 0:
-                total += missing
-            left = req.max_len - known - req.num_pending
-            if left > 0:
-                total += int((left if left < CLIP_TOKENS else CLIP_TOKENS) * value)
-        return total
-
-
-def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
-    """The waiting requests that admission should try, in this order: see WINDOW; all of them for fcfs."""
-    by_arrival = sorted(waiting, key=lambda r: (-r.priority, r.seq))
-    if policy == "fcfs" or len(by_arrival) < 2:
-        return by_arrival
-    window = by_arrival[:WINDOW]
-    window += islice((r for r in by_arrival[WINDOW:] if (p := _program(r)) is not None and p.first_prompt), WINDOW)
-    patient = [r for r in window if not is_overdue(r, now)]
-    overdue = [r for r in window if is_overdue(r, now)]
-    arranged = _ORDERS[policy](patient, kv)
-    arranged.sort(key=lambda r: -r.priority)  # stable: the policy's order within one priority
-    return sorted(overdue + arranged, key=lambda r: -r.priority) if overdue else arranged
-
-
-def is_overdue(req: Req, now: float) -> bool:
-    return now - req.stats.arrived_at > PATIENCE_S
-
-
-def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
-    lens = {r.rid: kv.match_len(r) // MATCH_UNIT for r in reqs}
-    return sorted(reqs, key=lambda r: (-lens[r.rid], r.seq))
-
-
-def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
-    """Sorting by the path of (weight, node) pairs from the root is a depth-first walk, heaviest child first, that
-    takes the requests that end at a node before those that go deeper."""
-    paths: dict[str, list[Any]] = {}
-    weight: Counter[int] = Counter()
-    for r in reqs:
-        node, path = kv.cache.match_node(r.reusable_ids, r.namespace), []
-        while node is not None:
-            path.append(node)
-            weight[id(node)] += 1
-            node = node.parent
-        paths[r.rid] = path[::-1]
-    return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), r.seq))
-
-
-_ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}
 
 
 class PrefillPrefixes:
@@ -292,32 +183,27 @@ class PrefillPrefixes:
         self._checkpoints = checkpoints
         shared = [r for r in active if r.state is ReqState.PREFILL] if kv.cache.shares else []
         self._computing = PrefixIndex(shared, DEFER_TOKENS)
-        self._calls = PrefixIndex([r for r in shared if _program(r) is not None], SIBLING_DEFER_TOKENS)
+        self._calls = PrefixIndex([r for r in shared if r.program is not None], SIBLING_DEFER_TOKENS)
 
     def add(self, req: Req) -> None:
         """Add a request that was just admitted."""
         if self._kv.cache.shares:
             self._computing.add(req)
-            if _program(req) is not None:
+            if req.program is not None:
                 self._calls.add(req)
 
     def covers(self, req: Req) -> bool:
         """Return True if an active request is computing a prefix of this one's input that it can reuse a step later."""
-        reusable, program = req.reusable_ids, _program(req)
+        reusable, program = req.reusable_ids, req.program
         if not self._computing or len(reusable) < (DEFER_TOKENS if program is None else SIBLING_DEFER_TOKENS):
             return False
         cached = self._kv.match_len(req)
         found = list(self._computing.like(req.namespace, reusable, cached))
         if program is not None:
-            found += [r for r in self._calls.like(req.namespace, reusable, cached) if _program(r) is program]
+            found += [r for r in self._calls.like(req.namespace, reusable, cached) if r.program is program]
         for other in found:
             if np.array_equal(other.ids[:cached], reusable[:cached]) and (
                 self._checkpoints is None or self._checkpoints.promises(other, req, cached)
             ):
                 return True
         return False
-
-
-def _program(req: Req) -> Program | None:
-    """The program that the request is a call of, if it is one."""
-    return None if req.call is None else req.call.program

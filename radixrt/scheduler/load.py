@@ -14,8 +14,8 @@ import numpy as np
 from radixrt.config import SchedulerConfig
 from radixrt.messages.scheduler import LoadStats, TokenizedEmbedReq, TokenizedReq, TokenizedScoreReq
 from radixrt.messages.wire import Int32Array, unpack_i32
-from radixrt.scheduler.admission import NewTokenRatio
 from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.new_token_ratio import NewTokenRatio
 from radixrt.scheduler.output_lengths import CLIP_TOKENS, OutputLengths
 from radixrt.scheduler.queue_forecast import QueueForecast, Work
 from radixrt.scheduler.queued_prompts import QueuedPrompts, prefix_hashes

@@ -36,6 +36,7 @@ from radixrt.scheduler.cache_stream import CacheStreams
 from radixrt.scheduler.invariants import check_scheduler, check_slots
 from radixrt.scheduler.schedule_batch import ScheduleBatch
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.stats import scheduler_stats
 
 logger = logging.getLogger(__name__)
 
@@ -359,41 +360,4 @@ class SchedulerLoop:
             self._tokenizer.send(self.stats())
 
     def stats(self) -> SchedulerStats:
-        core, c, kv = self._core, self._core.counters, self._core.kv
-        return SchedulerStats(
-            waiting=len(core.waiting),
-            running=len(core.active),
-            slots_total=kv.allocator.num_slots,
-            slots_free=kv.allocator.available(),
-            slots_evictable=kv.cache.evictable_size,
-            slots_protected=kv.cache.protected_size,
-            prompt_tokens=c.prompt_tokens,
-            cached_tokens=c.cached_tokens,
-            generated_tokens=c.generated_tokens,
-            evicted_tokens=kv.cache.stats.evicted_tokens,
-            retractions=c.retractions,
-            finished=c.finished,
-            extend_steps=c.extend_steps,
-            decode_steps=c.decode_steps,
-            schedule_s=c.schedule_s,
-            runner_s=c.runner_s,
-            commit_s=c.commit_s,
-            compiling=self._grammars.num_pending,
-            forced_tokens=c.forced_tokens,
-            forced_closes=c.forced_closes,
-            mask_rows=c.mask_rows,
-            mask_s=c.mask_s,
-            grammars=self._grammars.stats(),
-            programs=core.programs.stats(),
-            refused=c.refused,
-            load=core.load_stats(time.monotonic(), self._grammars.num_pending),
-            runner_restarts=c.runner_restarts,
-            resumed=c.resumed,
-            cache_resets=dict(c.cache_resets),
-            suspects=core.recovery.num_suspects,
-            killers=c.killers,
-            cache_clock=kv.cache.clock,
-            states=None if kv.states is None else kv.states.stats(c.recomputed_tokens),
-            token_gaps=c.token_gaps.copy(),
-            step_tokens=c.step_tokens.copy(),
-        )
+        return scheduler_stats(self._core, self._grammars, time.monotonic())

@@ -14,7 +14,7 @@ from radixrt.messages.scheduler import TokenizedReq
 from radixrt.messages.wire import Int32Array
 from radixrt.sampling_params import SamplingParams
 from radixrt.scheduler.group_rows import GroupRow
-from radixrt.scheduler.program import ProgramCall
+from radixrt.scheduler.program import Program, ProgramCall
 
 
 class ReqState(enum.Enum):
@@ -223,6 +223,11 @@ class Req:
     def known_ids(self) -> Int32Array:
         """int32 view [known_len]."""
         return self.ids[: self.known_len]
+
+    @property
+    def program(self) -> Program | None:
+        """The program that the request is a call of, if it is one."""
+        return None if self.call is None else self.call.program
 
     @property
     def hint_names(self) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.router.replica_load import ReplicaInfo, ReplicaLoad
 from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import PATIENCE_S
+from radixrt.scheduler.queue_order import PATIENCE_S
 
 TIMES = StepTimes(step=5e-3, row=2e-5, context=4e-8, extend=0.0, token=2.5e-5, pair=0.0, decode_steps=9, extend_steps=9)
 WORK = Work(100, 4000, 96.0)

@@ -7,7 +7,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.router.request_queue import RequestQueue
 from radixrt.router.routed_request import RoutedRequest, Work
 from radixrt.sampling_params import SamplingParams
-from radixrt.scheduler.admission import MATCH_UNIT, PATIENCE_S
+from radixrt.scheduler.queue_order import MATCH_UNIT, PATIENCE_S
 
 
 def request(seq: int, *, priority: int = 0, hit: int = 0, at: float = 0.0) -> RoutedRequest:

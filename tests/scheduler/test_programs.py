@@ -6,7 +6,7 @@ import msgspec
 
 from radixrt.messages.parts import ProgramHint
 from radixrt.messages.scheduler import StepTimes
-from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS, WINDOW
+from radixrt.scheduler.admission import SIBLING_DEFER_TOKENS
 from radixrt.scheduler.programs import (
     GRACE_S,
     GROWTH_SHARE,
@@ -16,6 +16,7 @@ from radixrt.scheduler.programs import (
     PROTECT_STEPS,
     TOTAL_SHARE,
 )
+from radixrt.scheduler.queue_order import WINDOW
 from tests.scheduler.fake_runner import Harness, deltas_of
 
 FORK = list(range(1, 33))

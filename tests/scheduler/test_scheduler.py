@@ -8,7 +8,7 @@ import pytest
 from radixrt.constrained.grammar import Bitmask, Grammar, bitmask_words
 from radixrt.constraint import StructuredOptions
 from radixrt.messages.wire import unpack_i32
-from radixrt.scheduler.admission import arrange
+from radixrt.scheduler.queue_order import arrange
 from radixrt.scheduler.schedule_batch import DECODE, EXTEND
 from tests.scheduler.fake_runner import VOCAB, Harness, deltas_of, expected_output
 

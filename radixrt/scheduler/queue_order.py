@@ -1,0 +1,72 @@
+"""Order in which admission considers waiting requests.
+
+Every policy honours priority first, and puts requests that have waited longer than `PATIENCE_S` before the others in
+order of arrival, so that a stream of well-cached requests cannot starve one that shares nothing.
+
+lpm and dfs-weight are the cache-aware orders of SGLang (arXiv 2312.07104, section 3): longest matching prefix first,
+and depth-first over the radix tree, heaviest subtree first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from radixrt.scheduler.kv_manager import KVManager
+from radixrt.scheduler.req import Req
+
+PATIENCE_S = 10.0
+
+WINDOW = 128
+"""Cache-aware policies look at this many requests, in order of arrival: matching all of a long queue at every step
+would cost more than the better order saves. Behind them they look at as many of programs that have begun, for which the
+first ones may be waiting."""
+
+MATCH_UNIT = 32
+"""Cached prefixes are compared by multiples of this many tokens: texts of one template share a few more or fewer tokens
+by chance, which saves nothing and would have the others wait."""
+
+Order = Callable[[list[Req], KVManager], list[Req]]
+
+
+def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[Req]:
+    """The waiting requests that admission should try, in this order: see WINDOW; all of them for fcfs."""
+    by_arrival = sorted(waiting, key=lambda r: (-r.priority, r.seq))
+    if policy == "fcfs" or len(by_arrival) < 2:
+        return by_arrival
+    window = by_arrival[:WINDOW]
+    window += islice((r for r in by_arrival[WINDOW:] if (p := r.program) is not None and p.first_prompt), WINDOW)
+    patient = [r for r in window if not is_overdue(r, now)]
+    overdue = [r for r in window if is_overdue(r, now)]
+    arranged = _ORDERS[policy](patient, kv)
+    arranged.sort(key=lambda r: -r.priority)  # stable: the policy's order within one priority
+    return sorted(overdue + arranged, key=lambda r: -r.priority) if overdue else arranged
+
+
+def is_overdue(req: Req, now: float) -> bool:
+    return now - req.stats.arrived_at > PATIENCE_S
+
+
+def _longest_prefix_match(reqs: list[Req], kv: KVManager) -> list[Req]:
+    lens = {r.rid: kv.match_len(r) // MATCH_UNIT for r in reqs}
+    return sorted(reqs, key=lambda r: (-lens[r.rid], r.seq))
+
+
+def _depth_first_by_weight(reqs: list[Req], kv: KVManager) -> list[Req]:
+    """Sorting by the path of (weight, node) pairs from the root is a depth-first walk, heaviest child first, that
+    takes the requests that end at a node before those that go deeper."""
+    paths: dict[str, list[Any]] = {}
+    weight: Counter[int] = Counter()
+    for r in reqs:
+        node, path = kv.cache.match_node(r.reusable_ids, r.namespace), []
+        while node is not None:
+            path.append(node)
+            weight[id(node)] += 1
+            node = node.parent
+        paths[r.rid] = path[::-1]
+    return sorted(reqs, key=lambda r: (tuple(x for n in paths[r.rid] for x in (-weight[id(n)], id(n))), r.seq))
+
+
+_ORDERS: dict[str, Order] = {"lpm": _longest_prefix_match, "dfs-weight": _depth_first_by_weight}
