@@ -13,15 +13,17 @@ from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.engine.settings import EngineSettings
 from radixrt.errors import ConfigError
 from radixrt.messages.client import ToMain, ToTokenizer
-from radixrt.messages.runner import FromRunner
+from radixrt.messages.runner import FromRunner, RunnerReady
 from radixrt.messages.scheduler import SchedulerReady, ToScheduler
 from radixrt.start_log import StartLog
 
 if TYPE_CHECKING:
+    from radixrt.constrained.compile.grammar_manager import GrammarManager
     from radixrt.constraint import BackendChoice
     from radixrt.executor.base import Executor
     from radixrt.runner.model_runner import ModelRunner
     from radixrt.runner.worker import Worker
+    from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.tokenizer.worker import TokenizerWorker
 
@@ -143,50 +145,16 @@ def make_scheduler_loop(
 
     Raises:
         EngineError: the runner is not ready in time.
+        ConfigError: an option does not fit the model.
     """
-    from radixrt.constrained.compile.grammar_manager import GrammarManager
-    from radixrt.constrained.compile.protocol import WorkerSettings
-    from radixrt.constrained.vocabulary import Vocabulary
-    from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
-    from radixrt.mem_cache.chunk_cache import ChunkCache
-    from radixrt.mem_cache.radix_cache import RadixCache
-    from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
-    from radixrt.mem_cache.state_slots import StateSlotAllocator
-    from radixrt.scheduler.kv_manager import KVManager
     from radixrt.scheduler.loop import SchedulerLoop
     from radixrt.scheduler.scheduler import Scheduler
 
-    folder = config.model.tokenizer or settings.folder
-    no_tokenizer = config.model.skip_tokenizer_init  # then the tokenizer process refuses all constraints
-    grammars = GrammarManager(
-        lambda: Vocabulary.from_folder(folder, settings.vocab_size, settings.eos_ids),
-        inline=config.executor.executor == "uni" or no_tokenizer,
-        worker=None
-        if no_tokenizer
-        else WorkerSettings(
-            str(folder),
-            settings.vocab_size,
-            list(settings.eos_ids),
-            settings.grammar_cache if config.constrained.grammar_disk_cache else None,
-            log_format=config.server.log_format,
-        ),
-        compile_timeout_s=config.constrained.compile_timeout_s,
-        default_timeout_s=config.scheduler.request_timeout_s,
-        cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
-        backend=cast("BackendChoice", config.constrained.grammar_backend),
-        closed=config.constrained.closed_objects,
-    )
+    grammars = _make_grammars(config, settings)
     ready = executor.wait_ready(config.executor.start_timeout_s)
-    page_size, policy = config.cache.page_size, config.cache.eviction_policy
-    if ready.num_states and page_size != 1:
-        raise ConfigError(f"page_size must be 1 for a model with recurrent layers, got {page_size}")
-    allocator = TokenToKVPoolAllocator(ready.num_slots, page_size)
-    states = StateSlotAllocator(ready.num_states) if ready.num_states else None
-    cache = RadixCache(allocator, policy, states) if config.cache.prefix_cache else ChunkCache(allocator, states)
-    rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
     scheduler = Scheduler(
         config.scheduler,
-        KVManager(cache, allocator, rows),
+        _make_kv_manager(config, settings, ready),
         context_length=settings.context_length,
         eos_ids=settings.eos_ids,
         vocab_size=ready.vocab_size,
@@ -210,3 +178,47 @@ def make_scheduler_loop(
     max_requests = config.scheduler.max_running_requests
     loop.announce(SchedulerReady(ready.num_slots, max_requests, ready.device, ready.dtype, epoch, ready.num_states))
     return loop
+
+
+def _make_grammars(config: Config, settings: EngineSettings) -> GrammarManager:
+    from radixrt.constrained.compile.grammar_manager import GrammarManager
+    from radixrt.constrained.compile.protocol import WorkerSettings
+    from radixrt.constrained.vocabulary import Vocabulary
+
+    folder = config.model.tokenizer or settings.folder
+    no_tokenizer = config.model.skip_tokenizer_init  # then the tokenizer process refuses all constraints
+    worker = WorkerSettings(
+        str(folder),
+        settings.vocab_size,
+        list(settings.eos_ids),
+        settings.grammar_cache if config.constrained.grammar_disk_cache else None,
+        log_format=config.server.log_format,
+    )
+    return GrammarManager(
+        lambda: Vocabulary.from_folder(folder, settings.vocab_size, settings.eos_ids),
+        inline=config.executor.executor == "uni" or no_tokenizer,
+        worker=None if no_tokenizer else worker,
+        compile_timeout_s=config.constrained.compile_timeout_s,
+        default_timeout_s=config.scheduler.request_timeout_s,
+        cache_bytes=config.constrained.grammar_cache_mb * 1024 * 1024,
+        backend=cast("BackendChoice", config.constrained.grammar_backend),
+        closed=config.constrained.closed_objects,
+    )
+
+
+def _make_kv_manager(config: Config, settings: EngineSettings, ready: RunnerReady) -> KVManager:
+    from radixrt.mem_cache.allocator import TokenToKVPoolAllocator
+    from radixrt.mem_cache.chunk_cache import ChunkCache
+    from radixrt.mem_cache.radix_cache import RadixCache
+    from radixrt.mem_cache.req_to_token_pool import ReqToTokenPool
+    from radixrt.mem_cache.state_slots import StateSlotAllocator
+    from radixrt.scheduler.kv_manager import KVManager
+
+    page_size, policy = config.cache.page_size, config.cache.eviction_policy
+    if ready.num_states and page_size != 1:
+        raise ConfigError(f"page_size must be 1 for a model with recurrent layers, got {page_size}")
+    allocator = TokenToKVPoolAllocator(ready.num_slots, page_size)
+    states = StateSlotAllocator(ready.num_states) if ready.num_states else None
+    cache = RadixCache(allocator, policy, states) if config.cache.prefix_cache else ChunkCache(allocator, states)
+    rows = ReqToTokenPool(config.scheduler.max_running_requests, settings.context_length)
+    return KVManager(cache, allocator, rows)

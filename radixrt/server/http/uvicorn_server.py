@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
+from fastapi import FastAPI
 
 from radixrt.chat.dialect import Dialect
 from radixrt.client.engine_client import EngineClient
@@ -81,7 +82,20 @@ def serve(
     reloads = [] if config.api_key_file is None else [keys.reload]
     if certificate is not None:
         reloads.append(certificate.reload)
-    uvicorn_config = uvicorn.Config(
+    uvicorn_config = _uvicorn_config(app, config, certificate)
+    url = url_of(bound, "http" if certificate is None else "https")
+    ready = None if on_ready is None else functools.partial(on_ready, url)
+    try:
+        listen(bound)
+        DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
+    finally:
+        bound.close()
+        if tracing is not None:
+            tracing.close()
+
+
+def _uvicorn_config(app: FastAPI, config: ServerConfig, certificate: Certificate | None) -> uvicorn.Config:
+    made = uvicorn.Config(
         app,
         http=http_protocol(config),
         ws="none",
@@ -95,17 +109,9 @@ def serve(
         backlog=BACKLOG,
         server_header=False,
     )
-    uvicorn_config.load()
-    uvicorn_config.ssl = None if certificate is None else certificate.context
-    url = url_of(bound, "http" if certificate is None else "https")
-    ready = None if on_ready is None else functools.partial(on_ready, url)
-    try:
-        listen(bound)
-        DrainingServer(uvicorn_config, app.state.service, ready, reloads).run([bound])
-    finally:
-        bound.close()
-        if tracing is not None:
-            tracing.close()
+    made.load()
+    made.ssl = None if certificate is None else certificate.context
+    return made
 
 
 def http_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
