@@ -10,7 +10,6 @@ reach the scheduler in the order in which they came; outputs and requests of tok
 from __future__ import annotations
 
 import logging
-import math
 from functools import partial
 from typing import assert_never
 
@@ -49,10 +48,10 @@ from radixrt.messages.scheduler import (
 )
 from radixrt.messages.wire import pack_i32
 from radixrt.models.model_tasks import ModelTasks
-from radixrt.sampling_params import MAX_HIDDEN_BYTES, SamplingParams
 from radixrt.tokenizer.classification import ClassifyState, check_classification
 from radixrt.tokenizer.embedding import EmbedState, check_embedding, text_prompt
 from radixrt.tokenizer.info import tokenizer_info
+from radixrt.tokenizer.limits import check_envelope, check_hidden_states, check_logprobs
 from radixrt.tokenizer.pooled_state import PooledState
 from radixrt.tokenizer.prompt_encoder import PromptEncoder, max_input_tokens, needs_encoding
 from radixrt.tokenizer.prompt_queue import EVERYTHING, Prepare, PromptQueue, Start
@@ -62,11 +61,6 @@ from radixrt.tokenizer.scoring import UNCONDITIONAL, ScoreState
 from radixrt.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-MAX_RID_CHARS = 256
-MAX_BRANCH_CHARS = 1_024
-MAX_ALTERNATIVES = 1_000_000
-"""Largest number of log-probabilities of one request: about 40 MB, below `channel.MAX_FRAME_BYTES`."""
 
 State = RequestState | ScoreState | PooledState
 """State of a live request."""
@@ -175,7 +169,7 @@ class TokenizerWorker:
         self.queue.submit(rid, prepare, encodes=encodes, program=program)
 
     def _generate(self, req: GenerateReq) -> Start:
-        _check_envelope(req)
+        check_envelope(req)
         self._check_generates()
         req.sampling.validate(self._vocab_size)
         if req.sampling.n != 1:
@@ -185,8 +179,8 @@ class TokenizerWorker:
         if req.sampling.constraint is not None:
             self._prompts.check_text(req.sampling.constraint.kind)
         ids = self._prompts.input_ids(req)
-        self._check_logprobs(req.sampling, len(ids) // 4)
-        self._check_hidden_states(req.sampling, len(ids) // 4)
+        check_logprobs(req.sampling, len(ids) // 4, self._context_length)
+        check_hidden_states(req.sampling, len(ids) // 4, self._tasks.embedding.size)
         state = RequestState(
             req.rid, req.sampling, ids, stream=req.stream, tokenizer=self._tokenizer,
             return_prompt_ids=req.return_prompt_ids,
@@ -198,14 +192,14 @@ class TokenizerWorker:
         return lambda: self._begin(state, tokenized)
 
     def _score(self, req: ScoreReq) -> Start:
-        _check_envelope(req)
+        check_envelope(req)
         self._check_generates()
         bos = self._prompts.begins_text() if req.method == UNCONDITIONAL else ()
         state = ScoreState(req, self._prompts.choices(req), bos)
         return lambda: self._begin(state, state.request())
 
     def _pool(self, req: EmbedReq | ClassifyReq | RelevanceReq) -> Start:
-        _check_envelope(req)
+        check_envelope(req)
         if isinstance(req, EmbedReq):
             state: PooledState = self._embed(req)
         elif isinstance(req, ClassifyReq):
@@ -282,39 +276,6 @@ class TokenizerWorker:
     def _refuse(self, rid: str, error: FinishError) -> None:
         self._to_main.send(OutputBatch([RequestOutput(rid, finish=Finish("error", error=error))]))
 
-    def _check_logprobs(self, sampling: SamplingParams, prompt_tokens: int) -> None:
-        """Limit the log-probabilities of a request: without streaming, one frame carries all of them."""
-        room = self._context_length - prompt_tokens
-        output_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        for name, tokens in (("prompt_logprobs", prompt_tokens), ("logprobs", output_tokens)):
-            wanted = getattr(sampling, name)
-            if wanted is not None and tokens * wanted > MAX_ALTERNATIVES:
-                raise RequestError(
-                    f"{name}={wanted} for {tokens} tokens makes more than {MAX_ALTERNATIVES} alternatives; "
-                    f"ask for at most {MAX_ALTERNATIVES // tokens} of each",
-                    param=name,
-                )
-
-    def _check_hidden_states(self, sampling: SamplingParams, prompt_tokens: int) -> None:
-        """Limit the hidden states of a request, which one frame carries."""
-        if sampling.return_hidden_states != "prompt":
-            return
-        size = self._tasks.embedding.size
-        if size is None:
-            raise RequestError(
-                "return_hidden_states of a whole prompt needs a model whose config.json names its hidden_size; ask for "
-                '"last"',
-                param="return_hidden_states",
-            )
-        most = MAX_HIDDEN_BYTES // (4 * size)
-        if prompt_tokens > most:
-            raise RequestError(
-                f"the hidden states of {prompt_tokens} tokens take {4 * size * prompt_tokens} bytes; at most "
-                f'{MAX_HIDDEN_BYTES} are returned, which are {most} tokens of this model; ask for "last", or cut the '
-                "prompt",
-                param="return_hidden_states",
-            )
-
     # --- from the scheduler ---
 
     def _detokenize(self, batch: TokenBatch) -> None:
@@ -383,17 +344,4 @@ class TokenizerWorker:
             generates=self._tasks.embedding.generates,
             labels=() if self._tasks.classifier is None else self._tasks.classifier.labels,
             num_states=ready.num_states,
-        )
-
-
-def _check_envelope(req: GenerateReq | ScoreReq | EmbedReq | ClassifyReq | RelevanceReq) -> None:
-    if not 1 <= len(req.rid) <= MAX_RID_CHARS or "\0" in req.rid:
-        raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters, none of them NUL", param="rid")
-    if req.timeout_s is not None and not (math.isfinite(req.timeout_s) and req.timeout_s > 0):
-        raise RequestError(f"timeout_s must be a number above 0, not {req.timeout_s}", param="timeout_s")
-    hint = req.program
-    if hint is not None and not (1 <= len(hint.program) <= MAX_RID_CHARS and len(hint.branch) <= MAX_BRANCH_CHARS):
-        raise RequestError(
-            f"program must have an id of 1 to {MAX_RID_CHARS} characters, and a branch of at most {MAX_BRANCH_CHARS}",
-            param="program",
         )

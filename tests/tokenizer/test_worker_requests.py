@@ -107,7 +107,7 @@ def test_a_bad_request_ends_with_its_error(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_more_alternatives_than_a_frame_holds(bench: Bench, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixrt.tokenizer.worker.MAX_ALTERNATIVES", 100)
+    monkeypatch.setattr("radixrt.tokenizer.limits.MAX_ALTERNATIVES", 100)
     ids = pack_i32([5] * 10)
     error = bench.refused(GenerateReq("r", SamplingParams(max_tokens=10, **{name: 11}), input_ids=ids))
     assert error.param == name
