@@ -55,9 +55,3 @@ def test_every_block_runs(server_url: str, tmp_path: Path) -> None:
     assert (tmp_path / "judge.html").stat().st_size > 10_000
     assert len((tmp_path / "topics.jsonl").read_text().splitlines()) == 2
     assert '"kind":"end"' in (tmp_path / "runs.jsonl").read_text()
-
-
-def test_links_lead_somewhere() -> None:
-    for document in (DOCUMENT, ROOT / "examples" / "README.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
