@@ -381,16 +381,15 @@ class Engine:
         self.client.release(program, branch)
 
     def flush_cache(self) -> None:
-        """Evict all prefixes that no running request uses from the prefix cache."""
-        self.client.control("flush_cache")
+        """Evict all prefixes that no running request uses. Raises EngineError if a scheduler does not answer."""
+        self._control("flush_cache")
 
     def check_invariants(self) -> None:
-        """Check the scheduler's invariants now.
+        """Check the scheduler's invariants now. Raises EngineError if one does not hold."""
+        self._control("check")
 
-        Raises:
-            EngineError: one does not hold.
-        """
-        reply = self.client.control("check")
+    def _control(self, op: str) -> None:
+        reply = self.client.control(op)
         if not reply.ok:
             raise EngineError(reply.message)
 

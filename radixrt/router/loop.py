@@ -107,9 +107,9 @@ class RouterLoop:
             self._read(now)
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
-            self._router.tick(now)
+            fenced = self._router.tick(now)
             self._flush()
-            self._tick(now)
+            self._tick(fenced, now)
 
     def _read(self, now: float) -> bool:
         count = 0
@@ -160,7 +160,7 @@ class RouterLoop:
         elif isinstance(message, ReleaseReq):
             router.release(message)
         elif isinstance(message, ControlReq):
-            self._control(message)
+            self._control(message, now)
         elif isinstance(message, PageWatch):
             load = router.placement.loads.get(message.replica)
             if load is not None and not load.is_fenced:
@@ -169,7 +169,7 @@ class RouterLoop:
             assert isinstance(message, (ToWatched, RunnerRestarted, Reset))
             logger.debug("dropped a message for a scheduler: %s", type(message).__name__)
 
-    def _control(self, request: ControlReq) -> None:
+    def _control(self, request: ControlReq, now: float) -> None:
         if request.op == "drain":
             self._drains.append(request)
             return
@@ -178,7 +178,8 @@ class RouterLoop:
         asked = [replica for replica in self._replicas if not loads[replica].is_fenced]
         for replica in asked:
             self._replicas[replica].outbox.send_tagged(Tag(replica, loads[replica].epoch), request)
-        self._answer(self._controls.ask(request, asked))
+        fenced = self._replicas.keys() - asked
+        self._answer(self._controls.ask(request, asked, now, fenced=fenced))
 
     def _answer(self, replies: list[ControlReply]) -> None:
         for reply in replies:
@@ -276,15 +277,16 @@ class RouterLoop:
             self._views[replica] = found
             self._tokenizer.send(found)
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, fenced: list[int], now: float) -> None:
         loads = self._router.placement.loads
-        for replica, load in loads.items():
-            seen = self._views.get(replica)
-            if load.is_fenced and seen is not None and seen.view.state != "fenced":
-                self._fences[replica] = self._fences.get(replica, 0) + 1
-                logger.warning("replica %d is silent and counts as dead; its requests go on elsewhere", replica)
-                self._answer(self._controls.lost(replica))
-                self._tell(replica)
+        for replica in fenced:
+            self._fences[replica] = self._fences.get(replica, 0) + 1
+            logger.warning("replica %d is silent and counts as dead; its requests go on elsewhere", replica)
+            self._tell(replica)
+            self._answer(self._controls.fenced(replica))
+        for replica, asked_at in self._controls.owing():
+            if self._router.is_silent(replica, asked_at, now):
+                self._answer(self._controls.silent(replica, now - asked_at))
         if now >= self._next_views:
             self._next_views = now + VIEW_S
             for replica in loads:

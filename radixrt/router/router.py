@@ -156,26 +156,31 @@ class Router:
         fenced = self.placement.loads[replica] = ReplicaLoad(load.info, 0, now)
         fenced.is_fenced, fenced.is_draining = True, load.is_draining
 
-    def tick(self, now: float) -> None:
-        """Do what time demands: fence silent replicas, end overdue requests, acknowledge events. Call it a few times a
-        second, with what replicas have sent received before. Time in which it was not called counts for no silence."""
+    def tick(self, now: float) -> list[int]:
+        """Do what time demands: fence silent replicas, which it returns, end overdue requests, acknowledge events. Call
+        it a few times a second, after receiving. Time in which it was not called counts for no silence."""
         if now - self._ticked_at > MAX_TICK_S:
             for load in self.placement.loads.values():
                 load.heard_at += now - self._ticked_at
         self._ticked_at = now
-        for replica, load in list(self.placement.loads.items()):
-            if load.open and not load.is_fenced and now - load.heard_at > self._stall_s:
-                self.fence(replica, now)
+        silent = [each for each, load in self.placement.loads.items() if load.open and self.is_silent(each, 0.0, now)]
+        for replica in silent:
+            self.fence(replica, now)
         for replica, seq in self._acks.items():
             self._send(replica, CacheAck(seq))
         self._acks.clear()
         waiting = [request for load in self.placement.loads.values() for request in load.queue]
         for request in [*waiting, *self.unbound.values()]:
             if request.deadline <= now:
-                waited = now - request.arrived_at
-                message = f"the request's deadline passed after {waited:.1f} s"
+                message = f"the request's deadline passed after {now - request.arrived_at:.1f} s"
                 self._finish(request, FinishError(message, code="timeout", status=408))
         self._share(now)
+        return silent
+
+    def is_silent(self, replica: int, since: float, now: float) -> bool:
+        """Return True if a replica that is not fenced has said nothing for too long, counted from `since` at least."""
+        load = self.placement.loads[replica]
+        return not load.is_fenced and now - max(since, load.heard_at) > self._stall_s
 
     # --- requests ---
 

@@ -133,6 +133,7 @@ def test_a_stopped_replica_is_fenced_and_rejoins_empty(engine: radixrt.Engine, e
         found = view(engine, replica)
         assert found is not None
         assert found.state == "fenced"
+        engine.check_invariants()  # waits for no answer of its process
     finally:
         os.kill(pid, signal.SIGCONT)
     assert wait_for(lambda: both_serve(engine))

@@ -87,12 +87,12 @@ class Scheduler:
 class Bench:
     """A router with sockets; `outbox` sends as the tokenizer and as main."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stall_s: float = 4.0) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.folder = f"ipc://{folder}"
         self.tokenizer: ZmqInbox[ToTokenizer] = ZmqInbox(self.context, f"{self.folder}/tokenizer", ToTokenizer)
         self.loop = RouterLoop(
-            Router(context_length=4096, first_epoch=100),
+            Router(context_length=4096, first_epoch=100, stall_s=stall_s),
             ZmqInbox(self.context, f"{self.folder}/router", ToRouter),
             TaggedInbox(self.context, f"{self.folder}/replies", FromReplica),
             ZmqOutbox(self.context, f"{self.folder}/tokenizer"),
@@ -109,7 +109,7 @@ class Bench:
 
         def arrived() -> bool:
             self.loop.run_once()
-            while (message := self.tokenizer.recv()) is not None:
+            while not found and (message := self.tokenizer.recv()) is not None:
                 if isinstance(message, kind):
                     found.append(message)
             return bool(found)
@@ -195,3 +195,32 @@ def test_a_request_and_the_death_of_its_replica_are_read_at_once(bench: Bench) -
     assert isinstance(second.next(), Reset)
     found = [second.next() for _ in range(3)]
     assert {message.rid for message in found if isinstance(message, TokenizedReq)} == {"a", "b"}
+
+
+def test_a_command_to_a_replica_that_is_fenced_as_it_joins_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, stall_s=0.05)
+    monkeypatch.setattr("radixrt.router.loop.VIEW_S", 60.0)  # it is fenced before main has its first numbers
+    bench.loop.run_once()
+    Scheduler(bench, 0, 1).join()
+    bench.ask("a")
+    bench.outbox.send(ControlReq("1", "flush_cache"))
+    stats = bench.heard(ReplicaStats)
+    assert (stats.view.state, stats.view.fences) == ("fenced", 1)
+    reply = bench.heard(ControlReply)
+    assert (reply.id, reply.ok) == ("1", True)
+    assert reply.message.startswith("replica 0 is silent and counts as dead")
+    bench.outbox.send(ControlReq("2", "flush_cache"))
+    assert bench.heard(ControlReply).message == reply.message, "it is asked no more"
+    bench.context.destroy(linger=0)
+
+
+def test_a_command_to_an_idle_replica_that_is_silent_fails_in_time(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, stall_s=0.05)
+    Scheduler(bench, 0, 1).join()
+    bench.outbox.send(ControlReq("1", "flush_cache"))
+    reply = bench.heard(ControlReply)
+    assert (reply.id, reply.ok) == ("1", False)
+    assert reply.message.startswith("replica 0 has not answered for ")
+    bench.context.destroy(linger=0)
