@@ -70,13 +70,14 @@ def _replay(args: argparse.Namespace) -> int:
 def _add_tree(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", default=SERVER, help="the server")
     parser.add_argument("--api-key", help="an admin's API key, if the server has keys; default: RADIXRT_API_KEY")
+    parser.add_argument("--replica", type=int, metavar="N", help="the replica whose tree it is; default: the first one")
     parser.add_argument("--once", action="store_true", help="print the tree and end")
 
 
 def _tree(args: argparse.Namespace) -> int:
     from radixrt.live_tree.command import show_tree
 
-    return show_tree(args.base_url, _admin_key(args), once=args.once)
+    return show_tree(args.base_url, _admin_key(args), replica=args.replica, once=args.once)
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:

@@ -22,21 +22,27 @@ SILENCE_S = 30.0
 PIPED_LINES = 200
 
 
-def show_tree(url: str, api_key: str | None = None, *, once: bool = False, out: TextIO | None = None) -> int:
+def show_tree(
+    url: str, api_key: str | None = None, *, replica: int | None = None, once: bool = False, out: TextIO | None = None
+) -> int:  # fmt: skip
     """Draw the tree of the server at `url` until Ctrl-C, or once as plain lines; returns the exit code.
 
     Args:
+        replica: number of the replica whose tree it is; default: the first one of a server with replicas.
         out: default: the standard output. Where it is no terminal, the tree is drawn once.
 
     Raises:
-        ConfigError: the server does not answer, or refuses; says why.
+        ConfigError: the server does not answer, or refuses, or the replica does not serve; says why.
     """
     out = out or sys.stdout
+    params = {} if replica is None else {"replica": replica}
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     live = not once and out.isatty()
     tree = FeedTree()
     try:
-        with httpx.stream("GET", f"{url.rstrip('/')}/ui/events", headers=headers, timeout=SILENCE_S) as response:
+        with httpx.stream(
+            "GET", f"{url.rstrip('/')}/ui/events", params=params, headers=headers, timeout=SILENCE_S
+        ) as response:
             if response.status_code != 200:
                 response.read()
                 raise ConfigError(f"{url} refuses: {_message(response)}")
@@ -59,6 +65,8 @@ def _follow(response: httpx.Response, tree: FeedTree, out: TextIO, *, live: bool
     for line in response.iter_lines():
         if line:
             tree.take(json.loads(line))
+        if not tree.complete:
+            _check_serves(tree)
         whole = tree.complete and bool(tree.bounds)
         if whole and not live:
             size = shutil.get_terminal_size((120, 60))
@@ -70,6 +78,15 @@ def _follow(response: httpx.Response, tree: FeedTree, out: TextIO, *, live: bool
             lines = picture(tree, size.columns, size.lines - 1)
             out.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
             out.flush()
+
+
+def _check_serves(tree: FeedTree) -> None:
+    """Raise ConfigError if the replica whose tree should come cannot send it."""
+    if tree.replica_state not in ("", "serving", "draining", "drained"):
+        raise ConfigError(
+            f"replica {tree.hello['replica']} is {tree.replica_state} and shows no tree; `radixrt replicas list` shows"
+            " all of them"
+        )
 
 
 def _message(response: httpx.Response) -> str:

@@ -35,6 +35,7 @@ class FeedTree:
         nodes: by number, roots too.
         roots: roots by number.
         complete: a snapshot has come.
+        replica_state: state of the replica whose tree it is; "" without replicas.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class FeedTree:
         self.nodes: dict[int, FeedNode] = {}
         self.roots: dict[int, FeedNode] = {}
         self.complete = False
+        self.replica_state = ""
         self._clock = 0
         self._ticks: deque[tuple[int, float]] = deque(maxlen=3600)
 
@@ -57,6 +59,9 @@ class FeedTree:
             self.bounds = line
         elif kind == "samples" and line["rows"]:
             self.sample = line["rows"][-1]
+        elif kind == "fleet":
+            states = {row["replica"]: row["state"] for row in line["rows"]}
+            self.replica_state = states.get(self.hello["replica"], "")
         elif kind == "snapshot":
             self._load(line)
         elif kind == "events":

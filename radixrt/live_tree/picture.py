@@ -43,6 +43,8 @@ def _head(tree: FeedTree, width: int) -> Iterator[str]:
     hello, sample, bounds = tree.hello, tree.sample, tree.bounds
     number = len(tree.nodes) - len(tree.roots)
     model = "".join(c if c.isprintable() else " " for c in str(hello.get("model", "")))
+    if hello.get("replica") is not None:
+        model += f", replica {hello['replica']}"
     parts = [model, f"{number:,} nodes, {tree.num_tokens:,} tokens cached"]
     if sample is not None:
         parts.append(f"{sample[1]} running, {sample[2]} waiting")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
+from radixrt.cli import main
 from radixrt.errors import ConfigError
 from radixrt.live_tree.command import show_tree
 from radixrt.live_tree.feed import FeedTree
@@ -85,3 +89,36 @@ def test_an_empty_tree_and_a_cache_that_is_off() -> None:
 def test_a_server_that_does_not_answer_is_an_error_with_its_address() -> None:
     with pytest.raises(ConfigError, match=r"http://127.0.0.1:1 does not answer"):
         show_tree("http://127.0.0.1:1", out=io.StringIO())
+
+
+class TwoReplicas(BaseHTTPRequestHandler):
+    """Feed of a server whose replica 0 serves and whose replica 1 is fenced."""
+
+    def do_GET(self) -> None:
+        replica = int(self.path.partition("?replica=")[2] or 0)
+        rows = [{"replica": 0, "state": "serving"}, {"replica": 1, "state": "fenced"}]
+        tree = {"clock": 0, "header": {"enabled": True}, "ticks": [], "roots": [[1, "", 0]], "nodes": []}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(line("hello", model="m", replica=replica) + line("fleet", rows=rows))
+        if replica == 0:
+            self.wfile.write(line("snapshot", **tree) + line("bounds", since=0, prompt=0))
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), TwoReplicas) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_tree_of_a_replica(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", "--base-url", url]) == main(["tree", "--base-url", url, "--replica", "0"]) == 0
+    assert capsys.readouterr().out.count("m, replica 0 · 0 nodes") == 2
+    assert main(["tree", "--base-url", url, "--replica", "1"]) == 2
+    assert "replica 1 is fenced and shows no tree" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
+from radixrt.engine.replica_set import ReplicaInfo
 from radixrt.messages.cache_events import CacheEvents, FromWatched, NodeEvicted, SnapshotHeader, ToWatched
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish
@@ -185,6 +186,24 @@ def test_a_feed_ends_if_the_hub_fails_so_that_its_page_connects_again(
             engine.deliver(CacheEvents(1, 0, True, [NodeEvicted(10**9)], SnapshotHeader(1, 1, 64, "lru")))
             for _ in lines:
                 pass  # to the end
+
+
+class TwelveReplicas:
+    """Replicas of a server, as its routes see them."""
+
+    def describe(self) -> list[ReplicaInfo]:
+        return [ReplicaInfo(number, "serving", "", {}, None) for number in range(12)]
+
+
+def test_a_replica_is_named_by_its_whole_number(engine: FakeEngine) -> None:
+    caller = Caller(engine, ServerConfig(ui_text=True))
+    path = "/ui/text?node=1&replica="
+    assert "no router" in check_error(caller.get(f"{path}0"), 400, "replica")
+    caller.app.state.service.replicas = TwelveReplicas()
+    for number in ("0", "11"):
+        check_error(caller.get(path + number), 404, "node")  # nobody watches that tree
+    for wrong in ("12", "-1", "", "x", "0000000000", "0000000001", "1111111111", "9" * 5000, "%D9%A1"):
+        assert "there are 0, 1, 2," in check_error(caller.get(path + wrong), 400, "replica")
 
 
 def test_texts_of_nodes_are_shown_only_where_the_operator_allows_it(engine: FakeEngine, live: str) -> None:

@@ -86,10 +86,13 @@ def _replica(service: Service, request: Request) -> int | None:
     there = [] if service.replicas is None else [info.replica for info in service.replicas.describe()]
     if given is None:
         return there[0] if there else None
-    if not (given.isascii() and given.isdecimal() and int(given[:9]) in there):
-        numbers = ", ".join(map(str, there)) or "none"
-        raise RequestError(f"replica must be the number of a replica; there are {numbers}", param="replica")
-    return int(given[:9])
+    if not there:
+        raise RequestError("this server has no router, and so no replicas; leave replica out", param="replica")
+    by_name = {str(number): number for number in there}
+    if given not in by_name:
+        names = ", ".join(by_name)
+        raise RequestError(f"replica must be the number of a replica; there are {names}", param="replica")
+    return by_name[given]
 
 
 async def _lines(service: Service, feed: Feed, replica: int | None) -> AsyncIterator[bytes]:
