@@ -110,8 +110,11 @@ class ExecutorConfig:
         low=1,
     )
     pp_layers: str | None = option(None, "layers of each stage, such as 17,15; default: stages that take equal time")
-    replicas: int = option(
-        1, "engines on this machine behind a router, each with processes, cache and, on CUDA, devices of its own", low=1
+    replicas: int | None = option(
+        None,
+        "engines on this machine behind a router, each with processes, cache and, on CUDA, devices of its own; with 1 "
+        "too, so that others can be added; default: one engine without a router",
+        low=1,
     )
     cluster: str | None = option(
         None, "Ray cluster on whose nodes all ranks run: same as executor ray with this ray_address (auto: its default)"
@@ -349,7 +352,7 @@ def _check_together(config: Config) -> None:
             raise ConfigError(
                 f"{name}={ranks} needs a process for each rank, and executor=uni has one in all; use executor=mp"
             )
-    if config.executor.replicas > 1 and config.executor.executor not in ("mp", "ray"):
+    if config.executor.replicas is not None and config.executor.executor not in ("mp", "ray"):
         raise ConfigError(
             f"replicas={config.executor.replicas} needs processes that this engine starts; use executor=mp or ray, not "
             f"{config.executor.executor}"

@@ -85,4 +85,4 @@ def test_errors_are_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_server_without_a_router_says_so() -> None:
-    assert "start it with --replicas 2" in table([])
+    assert "start it with --replicas 1 or more" in table([])

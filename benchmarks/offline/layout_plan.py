@@ -34,8 +34,8 @@ class Layout:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the engine."""
-        return {"tp": self.tp, "pp": self.pp, "replicas": self.replicas}
+        """Options of the engine; one replica has no router."""
+        return {"tp": self.tp, "pp": self.pp, "replicas": self.replicas if self.replicas > 1 else None}
 
 
 ONE = Layout()
@@ -53,7 +53,7 @@ def parse_layout(name: str) -> Layout:
     if match is None or not any(match.groups()):
         raise ValueError(f"{name} is no layout; say one, tp2, pp2, r2 (two replicas), or several: tp2-pp2-r2")
     layout = Layout(*(int(part or 1) for part in match.groups()))
-    if min(layout.options.values()) < 1:
+    if min(layout.tp, layout.pp, layout.replicas) < 1:
         raise ValueError(f"{name}: each part of a layout is at least 1")
     return layout
 

@@ -43,7 +43,7 @@ def change_replicas(
                 _checked(url, client.post(f"/replicas/{path}", json=body))
             found = _checked(url, client.get("/replicas")).json()["replicas"]
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(f"{url} does not answer: {error}; start a server with radixrt launch --replicas 2") from None
+        raise ConfigError(f"{url} does not answer: {error}; start a server with radixrt launch --replicas 1") from None
     out.write(table(found))
     return 0
 
@@ -51,7 +51,7 @@ def change_replicas(
 def table(replicas: list[dict[str, Any]]) -> str:
     """Return the replicas of GET /replicas as lines of text."""
     if not replicas:
-        return "this server has one engine and no router; start it with --replicas 2\n"
+        return "this server has one engine and no router; start it with --replicas 1 or more to add replicas\n"
     rows = [COLUMNS, *(_row(replica) for replica in replicas)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -101,7 +101,7 @@ class Engine:
     def window(self) -> int:
         """Number of requests of one call that are open at once: enough for full batches, at most the queue's size."""
         limits = self.config.scheduler
-        rows, queued = limits.max_running_requests * self.config.executor.replicas, limits.max_queued_requests
+        rows, queued = limits.max_running_requests * (self.config.executor.replicas or 1), limits.max_queued_requests
         return min(rows + queued // 2, queued)
 
     # --- one call, many prompts ---

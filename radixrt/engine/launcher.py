@@ -64,7 +64,7 @@ class Launcher:
 
     def _supervise(self, config: Config, settings: EngineSettings) -> Supervisor:
         context, client = self._context, self.client
-        if self._num_replicas == 1:
+        if self._num_replicas is None:
             group = ProcessGroup(process_kinds(config, settings), self.folder)
             return Supervisor(config, settings, group, context, client)
         front = Supervisor(
@@ -105,7 +105,7 @@ class Launcher:
         try:
             self._supervisor.start()
             if self.replicas is not None:
-                for _ in range(self._num_replicas):
+                for _ in range(self._num_replicas or 0):
                     self.replicas.add()
             self._wait_ready()
         except BaseException:

@@ -100,7 +100,7 @@ def run_tokenizer(setup: WorkerSetup) -> NoReturn:
 
     endpoints, context, epoch = setup.endpoints, setup.context, setup.notices.epoch
     inbox: ZmqInbox[ToTokenizer] = ZmqInbox(context, endpoints.of("tokenizer", epoch), ToTokenizer)
-    core = "scheduler" if setup.config.executor.replicas == 1 else "router"
+    core = "scheduler" if setup.config.executor.replicas is None else "router"
     to_scheduler: ZmqOutbox[ToScheduler] = ZmqOutbox(context, endpoints.of(core, epoch))
     to_main: ZmqOutbox[ToMain] = ZmqOutbox(context, endpoints.of("main", epoch))
     setup.start_log.begin("tokenizer")
@@ -245,7 +245,7 @@ def _rank_info(setup: WorkerSetup, epoch: int) -> RankInfo:
     else:
         size, store = settings.num_ranks, endpoints.ranks(epoch)
         rank_info = RankInfo(
-            setup.rank, size, _local_rank(setup), size * config.executor.replicas, store, timeout_s,
+            setup.rank, size, _local_rank(setup), size * (config.executor.replicas or 1), store, timeout_s,
             stages=settings.stages,
         )  # fmt: skip
     return dataclasses.replace(rank_info, one_shot=config.executor.all_reduce == "one_shot")

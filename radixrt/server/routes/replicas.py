@@ -83,7 +83,7 @@ async def remove_replica(service: Service, request: Request) -> Response:
 def _replicas(service: Service) -> ReplicaSet:
     if service.replicas is None:
         raise RequestError(
-            "this server has no router; start it with --replicas 2 or more to add, drain and remove replicas",
+            "this server has no router; start it with --replicas 1 or more to add, drain and remove replicas",
             code="no_replicas", status=409,
         )  # fmt: skip
     return service.replicas
