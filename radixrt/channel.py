@@ -63,6 +63,7 @@ def _attach(
     """Bind or connect; return the endpoint, with the assigned port if none was given."""
     if curve is not None:
         curve.apply(socket)
+    if endpoint.startswith("tcp://"):  # Unix sockets end with their process, and cannot be half open
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_INTERVAL_S * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_TIMEOUT_S * 1000))
     if not reconnects:
@@ -94,7 +95,7 @@ class ZmqInbox(Generic[M]):
 
     Args:
         bind: False connects instead, to an outbox that binds.
-        curve: keys, for TCP. The two ends then also send each other heartbeats, and end a connection without answer.
+        curve: keys, for TCP, on which the ends also send each other heartbeats, and end a connection without answer.
         reconnects: False leaves a connection that ended as it is, so that no message is missed unnoticed.
     """
 
