@@ -131,7 +131,7 @@ def next_report(driver: DriverProcess) -> dict[str, Any]:
 def test_a_killed_rank_is_started_anew_and_its_requests_go_on(
     engine: radixrt.Engine, tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = engine.pids
+    before, descriptors = engine.pids, len(os.listdir("/proc/self/fd"))
     stream = engine.stream([3, 4, 5, 6], {**PARAMS, "max_tokens": 60})
     text = next(stream).text
     os.kill(before["ModelRunner 1"], signal.SIGKILL)
@@ -141,6 +141,7 @@ def test_a_killed_rank_is_started_anew_and_its_requests_go_on(
     assert engine.pids["scheduler"] == before["scheduler"]
     assert "ModelRunner 1 process" in caplog.text
     assert "was killed by signal 9" in caplog.text
+    assert wait_for(lambda: len(os.listdir("/proc/self/fd")) <= descriptors), "something of the dead ranks is left"
 
 
 def test_ranks_outlive_the_scheduler_the_agents_and_the_head(

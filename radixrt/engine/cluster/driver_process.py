@@ -78,6 +78,12 @@ class DriverProcess:
         self._process.kill()
         self._process.wait()
 
+    def close(self) -> None:
+        """Close the pipes to the process, which has ended and whose reports nobody reads any more."""
+        self.ask_to_exit()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -128,7 +128,7 @@ class RayRanks:
         self._driver: DriverProcess | None = DriverProcess(_driver_settings(config, settings, restarts=epoch > 0))
         self._process = self._driver
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stopping = False
+        self._stopping = self._closed = False
         self._thread = threading.Thread(target=self._run, name="radixrt-cluster", daemon=True)
         self._thread.start()
 
@@ -155,14 +155,22 @@ class RayRanks:
             raise EngineError("the agents of the Ray cluster do not answer")
 
     def kill(self) -> None:
-        """End the ranks, and wait; where agents do not answer, ranks end because their connections have."""
+        """End the ranks, wait, and close what belongs to them; where agents do not answer, ranks end because their
+        connections have. Called for each rank; only the first call does something."""
+        if self._closed:
+            return
         self.ask_to_exit()
         with contextlib.suppress(EngineError):
             self.reap(KILL_TIMEOUT_S)
         self._process.kill()
+        if not self._thread.is_alive():  # it polls these descriptors
+            self._closed = True
+            self._process.close()
+            os.close(self._wake)
 
     def _wake_up(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        if not self._closed:
+            os.eventfd_write(self._wake, 1)
 
     # --- the thread ---
 
