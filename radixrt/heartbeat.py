@@ -68,7 +68,7 @@ class HeartbeatFile:
     """The main process's end of all slots.
 
     Args:
-        path: file to create.
+        path: file to create, or a `MemoryFile`.
         slots: number of workers.
 
     Raises:
@@ -77,7 +77,7 @@ class HeartbeatFile:
 
     def __init__(self, path: str, slots: int) -> None:
         size = 8 * WORDS * slots
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
             self._words = memoryview(mmap.mmap(fd, size)).cast("Q")

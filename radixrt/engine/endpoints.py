@@ -62,7 +62,7 @@ class Endpoints:
 
     @property
     def masks(self) -> str:
-        """File that the scheduler and the runners map to share grammar masks."""
+        """File that the scheduler and the runners map to share grammar masks; the supervisor keeps it in memory."""
         return f"{self.folder}/masks"
 
     @property

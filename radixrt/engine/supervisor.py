@@ -40,6 +40,7 @@ from radixrt.engine.watchdog import SAMPLE_INTERVAL_S, STOPPED_S, Watchdog
 from radixrt.engine.worker_process import WorkerProcess
 from radixrt.errors import EngineError
 from radixrt.heartbeat import HeartbeatFile
+from radixrt.memory_file import MemoryFile
 from radixrt.messages.client import EngineReady, ToTokenizer
 from radixrt.messages.scheduler import RunnerRestarted, SchedulerReady
 from radixrt.os_process import read_stat
@@ -128,6 +129,7 @@ class Supervisor:
         )
         # A replica that is stopped is fenced by the router, and may go on later.
         self._watchdog = Watchdog(STOPPED_S if group.replica is None else config.recovery.hang_timeout_s)
+        self._memory = [MemoryFile(path) for path in (self._endpoints.heartbeats, self._endpoints.masks)]
         self._heartbeats = HeartbeatFile(self._endpoints.heartbeats, len(self._kinds))
         self._workers: dict[str, WorkerProcess | RemoteRank] = {}
         self._epoch = 0
@@ -175,6 +177,8 @@ class Supervisor:
         self._receiver.stop()
         self._to_core.close()
         self._owner.close()
+        for file in self._memory:
+            file.close()
         os.close(self._wake)
 
     # --- the thread ---

@@ -90,6 +90,8 @@ def test_a_killed_main_leaves_no_process_not_even_a_stopped_one(tiny_server: Ser
     assert found[COMPILER]
     everything = [process for each in found.values() for process in each]
     folders = socket_folders()
+    own = f"/proc/{tiny_server.process.pid}/fd/"
+    assert any(os.readlink(folder / "masks").startswith(own) for folder in folders if (folder / "masks").is_symlink())
     for process in (*found[COMPILER], *found["scheduler"]):
         process.send_signal(signal.SIGSTOP)
     tiny_server.process.kill()
