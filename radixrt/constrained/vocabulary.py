@@ -31,6 +31,8 @@ TokenSet = bytes
 """A byte for each id of a vocabulary: 1 for the tokens of the set, else 0."""
 MAX_TOKEN_SETS = 64
 """Most sets that `Vocabulary.tokens_of` keeps."""
+MAX_CHARS = 255
+"""Most characters that `Vocabulary.num_chars` tells."""
 LAST_ASCII = 0x7F
 _NOT_ASCII = CharSet.span(LAST_ASCII + 1, LAST)
 
@@ -202,6 +204,14 @@ class Vocabulary:
                 self._longest_runs.pop(next(iter(self._longest_runs)))
             found = self._longest_runs[chars] = int((ends - starts[:-1]).max(initial=0))
         return found
+
+    @cached_property
+    def num_chars(self) -> bytes:
+        """Number of characters of each token, those that it completes; 0 of longer ones than `MAX_CHARS`."""
+        data, starts = self._joined
+        chars = np.concatenate([[0], np.cumsum(data & 0xC0 != 0x80)])
+        counts = chars[starts[1:]] - chars[starts[:-1]]
+        return np.where(counts > MAX_CHARS, 0, counts).astype(np.uint8).tobytes()
 
     @cached_property
     def _joined(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -73,6 +73,17 @@ class Completions:
         chars = CharSet(()) if pending else self._recognizer.looping_chars(state)
         return self._vocabulary.tokens_of(chars)
 
+    def uniform_tokens(self, parser_state: ParserState, token: int) -> TokenSet | None:
+        """Text tokens of which all that have as many characters as this one, which is among them, lead to one parser
+        state, as far as masks allow them; None where none are known."""
+        state, pending = parser_state
+        text, rest = self._vocabulary.split(token)
+        if pending or rest or not text:
+            return None
+        chars = self._recognizer.uniform_chars(state, text)
+        tokens = self._vocabulary.tokens_of(chars) if chars else b""
+        return tokens if tokens and tokens[token] else None
+
     def with_small_counts(self, parser_state: ParserState) -> ParserState:
         """A parser state with the same mask, common to all that differ in counts beyond the length of a token."""
         state, pending = parser_state

@@ -23,6 +23,23 @@ MAX_EDGES = 200_000
 UNKNOWN = 1 << 62
 
 
+class Runs:
+    """Transitions from a state by number of characters, as within a counted repetition.
+
+    Attributes:
+        tokens: text tokens that lead to the same state as others of them with as many characters.
+        num_chars: of each token of the vocabulary (`Vocabulary.num_chars`).
+        after: the state after so many characters, of those numbers that came up.
+    """
+
+    __slots__ = ("after", "num_chars", "tokens")
+
+    def __init__(self, tokens: TokenSet, num_chars: bytes) -> None:
+        self.tokens = tokens
+        self.num_chars = num_chars
+        self.after: dict[int, CachedState] = {}
+
+
 class CachedState:
     """Results for one parser state; None where nothing was computed yet. Compare by identity.
 
@@ -35,9 +52,12 @@ class CachedState:
         safe: with this many remaining tokens or more the text can be completed; an upper bound until `is_exact`.
         after: the states after tokens that the mask allows, of those that were followed.
         loops: the text tokens that the mask allows and that lead back to this state.
+        runs: the states after tokens of one kind, whichever they are.
     """
 
-    __slots__ = ("after", "forced", "is_exact", "loops", "may_end", "must_end", "row", "row_bytes", "safe", "state")
+    __slots__ = (
+        "after", "forced", "is_exact", "loops", "may_end", "must_end", "row", "row_bytes", "runs", "safe", "state",
+    )  # fmt: skip
 
     def __init__(self, state: ParserState | None) -> None:
         self.state = state
@@ -50,13 +70,19 @@ class CachedState:
         self.is_exact = False
         self.after: dict[int, CachedState] = {}
         self.loops: TokenSet | None = None
+        self.runs: Runs | None = None
 
     def follow(self, token: int) -> CachedState | None:
         """The state after a token that the mask allows; None if it is not known."""
         after = self.after.get(token)
-        if after is None and self.loops is not None and 0 <= token < len(self.loops) and self.loops[token]:
+        if after is not None or token < 0:
+            return after
+        if self.loops is not None and token < len(self.loops) and self.loops[token]:
             return self
-        return after
+        runs = self.runs
+        if runs is not None and token < len(runs.tokens) and runs.tokens[token] and self.allows(token):
+            return runs.after.get(runs.num_chars[token])
+        return None
 
     def allows(self, token: int) -> bool:
         """The mask allows a token of the vocabulary; False while there is no mask."""
@@ -83,6 +109,7 @@ class MaskCache:
         self._num_bytes = 0
         self._with_edges: list[CachedState] = []
         self._num_edges = 0
+        self._users: dict[TokenSet, int] = {}  # states with `runs` of these tokens
 
     def at(self, state: ParserState) -> CachedState:
         """The entry of a parser state, made if need be. States of different recognizers are different keys."""
@@ -116,12 +143,40 @@ class MaskCache:
         if self._num_edges >= self._max_edges:
             for each in self._with_edges:
                 each.after.clear()
+                self._drop_runs(each)
             self._with_edges.clear()
             self._num_edges = 0
         if not state.after:
             self._with_edges.append(state)
         state.after[token] = after
         self._num_edges += 1
+
+    def connect_run(
+        self, state: CachedState, token: int, tokens: TokenSet, num_chars: bytes, after: CachedState
+    ) -> None:
+        """Remember the state after all tokens of a set that have as many characters as this one, which the mask allows.
+
+        Args:
+            tokens, num_chars: see `Runs`; a state has one such set, and other ones are ignored.
+        """
+        runs = state.runs
+        if runs is None and state.state is not None and self._known.get(state.state) is state:
+            runs = state.runs = Runs(tokens, num_chars)
+            users = self._users[tokens] = self._users.get(tokens, 0) + 1
+            self._num_bytes += len(tokens) if users == 1 else 0
+        if runs is not None and runs.tokens is tokens and num_chars[token]:
+            runs.after[num_chars[token]] = after
+            self._num_edges += 1
+        self._shrink()
+
+    def _drop_runs(self, state: CachedState) -> None:
+        if state.runs is not None:
+            tokens = state.runs.tokens
+            self._users[tokens] -= 1
+            if not self._users[tokens]:
+                del self._users[tokens]
+                self._num_bytes -= len(tokens)
+            state.runs = None
 
     def put_loops(self, state: CachedState, tokens: TokenSet) -> None:
         """Store which of these tokens, each of which leads from the state back to it, its mask allows."""
@@ -137,6 +192,7 @@ class MaskCache:
             _, oldest = self._known.popitem(last=False)
             self._num_bytes -= STATE_BYTES + oldest.row_bytes
             self._num_bytes -= 0 if oldest.loops is None else len(oldest.loops)
+            self._drop_runs(oldest)
             oldest.row = oldest.loops = None  # transitions to it may be remembered for some time
             oldest.row_bytes = 0
 

@@ -31,6 +31,10 @@ SETTLE_AFTER = 8
 """The matcher catches up, off the critical path, when it is SETTLE_AFTER to 2 * SETTLE_AFTER tokens behind: a different
 number for each request, so that those of a batch do not all do so after the same step."""
 
+MIN_EDGES = 4
+"""A state from which this many tokens were followed, or twice as many and so on, may be one at which only the number of
+a token's characters matters."""
+
 SLOW_FILL_S = 0.0005
 """A mask that takes longer built parts of the library's automaton, which stay in memory with the template."""
 
@@ -212,7 +216,9 @@ class TextGrammar(Grammar):
         return True
 
     def accept_freely(self, token: int, remaining: int) -> bool:
-        after = None if self._ended else self._path[-1].follow(token)
+        if self._ended:
+            return False
+        after = self._path[-1].follow(token) or self._find_after(token)
         if after is None or remaining < after.safe or after.must_end is not False or after.forced != []:
             return False
         self._push(token, after)
@@ -223,24 +229,42 @@ class TextGrammar(Grammar):
         """Accept a token that was not followed from this state before, and remember it if the mask allows it."""
         if not 0 <= token < self._vocabulary.vocab_size:
             return False
-        allowed = here.allows(token)
-        if not allowed:  # the library may still take it: where text is forced it masks all but one way to write it
-            if not (self._vocabulary.table[token] or token in self._template.specials):
-                return False
-            if not self._asking(lambda matcher: matcher.accept(token)):
-                return False
+        after = self._find_after(token)
+        if after is not None:
+            self._push(token, after)
+            self._behind += 1
+            return True
+        # The library may still take it: where text is forced it masks all but one way to write it.
+        if not (self._vocabulary.table[token] or token in self._template.specials):
+            return False
+        if not self._asking(lambda matcher: matcher.accept(token)):
+            return False
+        after = self._state_after(token)
+        if after is None:
+            raise InvariantError("the recognizer refuses a token that its library accepts")
+        self._push(token, after)
+        return True
+
+    def _find_after(self, token: int) -> CachedState | None:
+        """The state after a token that was not followed from this state before, remembered; None if it is an end token
+        or the mask does not allow it."""
+        here = self._path[-1]
+        if not 0 <= token < self._vocabulary.vocab_size or not here.allows(token) or self._is_end(token):
+            return None
         after = self._state_after(token)
         if after is None:
             raise InvariantError("the recognizer refuses a token that the masks allow")
-        self._push(token, after)
-        if allowed:
-            self._behind += 1
-            if after is here and here.loops is None and here.state is not None:
-                loops = self._template.completions.looping_tokens(here.state)
-                self._template.masks.put_loops(here, loops)
-            else:
-                self._template.masks.connect(here, token, after)
-        return True
+        completions, masks = self._template.completions, self._template.masks
+        if after is here and here.loops is None and here.state is not None:
+            masks.put_loops(here, completions.looping_tokens(here.state))
+            return after
+        masks.connect(here, token, after)
+        edges = len(here.after)
+        if here.state is not None and (here.runs is not None or (edges >= MIN_EDGES and edges & (edges - 1) == 0)):
+            tokens = completions.uniform_tokens(here.state, token)
+            if tokens is not None:
+                masks.connect_run(here, token, tokens, self._vocabulary.num_chars, after)
+        return after
 
     def _push(self, token: int, after: CachedState) -> None:
         self._tokens.append(token)

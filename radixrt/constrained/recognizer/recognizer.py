@@ -54,9 +54,10 @@ class State:
         run: text that comes next for certain, longer than one character, or empty.
         after_run: the state after it.
         skip: matches a run of characters that lead back to this state; unset until one did.
+        classes: sets of characters, each of which leads to one state; unset until asked for.
     """
 
-    __slots__ = ("after_run", "closing", "complete", "edges", "items", "length", "run", "skip")
+    __slots__ = ("after_run", "classes", "closing", "complete", "edges", "items", "length", "run", "skip")
 
     def __init__(self, items: frozenset[Item], complete: bool) -> None:
         self.items = tuple(items)
@@ -65,6 +66,7 @@ class State:
         self.run = ""
         self.after_run: State | None = None
         self.skip: re.Pattern[str] | None = None
+        self.classes: tuple[CharSet, ...] | None = None
         self.closing: Closing | None = None
         self.length: int | None = 0 if complete else None
         if len(self.items) == 1 and not complete:
@@ -184,18 +186,36 @@ class Recognizer:
     def looping_chars(self, state: State) -> CharSet:
         """The characters that lead from the state back to it, where they are known to be few kinds."""
         found = CharSet(())
-        if len(state.items) > _MAX_SKIP_ITEMS:
-            return found
-        sets: list[CharSet] = []
-        for node, progress, _ in state.items:
-            if isinstance(progress, Regex):
-                sets.extend(progress.classes())
-            elif node.kind == TEXT:
-                sets.append(CharSet.of(node.text[progress]))
-        for one in partition(sets):
+        for one in self._classes(state):
             if self._step(state, chr(one.edges[0])) is state:
                 found = found | one
         return found
+
+    def uniform_chars(self, state: State, text: str) -> CharSet:
+        """Characters of which any text as long as this one leads to the state that it leads to, its own among them;
+        empty where none are known. Within a counted repetition they are those of its items, for instance."""
+        chars = CharSet(())
+        after: State | None = state
+        for i, char in enumerate(text):
+            same = CharSet(()) if after is None else next((one for one in self._classes(after) if char in one), None)
+            if i == 0 and same:
+                chars = same
+            if after is None or not same or char not in chars or chars & same != chars:
+                return CharSet(())
+            after = self.advance(after, char)
+        return chars if after is not None else CharSet(())
+
+    def _classes(self, state: State) -> tuple[CharSet, ...]:
+        """Sets of characters, each of which leads to one state; none where there would be many."""
+        if state.classes is None:
+            sets: list[CharSet] = []
+            for node, progress, _ in state.items if len(state.items) <= _MAX_SKIP_ITEMS else ():
+                if isinstance(progress, Regex):
+                    sets.extend(progress.classes())
+                elif node.kind == TEXT:
+                    sets.append(CharSet.of(node.text[progress]))
+            state.classes = tuple(partition(sets))
+        return state.classes
 
     def with_small_counts(self, state: State, longest: Callable[[CharSet], int]) -> State:
         """Return a state that allows the same next tokens, in which repetitions count no further than a token can.

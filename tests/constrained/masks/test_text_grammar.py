@@ -575,6 +575,63 @@ def test_tokens_within_a_string_lead_back_to_its_state(backends: Backends) -> No
         assert (state.follow(token) is state) == inside, data
 
 
+@pytest.mark.parametrize("name", [*COUNTED, "json string"])
+def test_within_counts_only_the_number_of_characters_is_looked_at(name: str, backends: Backends) -> None:
+    """Tokens that were never followed lead where the recognizer says, and only if the mask allows them."""
+    vocabulary = backends.vocabulary
+    written = parse_regex(COUNTED.get(name, ".{3,90}"), search=False)
+    regex = json_string(written) if name == "json string" else written
+    common = template(Productions({"start": Term(regex)}), backends)
+    states = {}
+    for seed in range(12):
+        grammar, generator = common.new(), random.Random(seed)
+        for _ in range(25):
+            if grammar.is_terminated():
+                break
+            states[id(grammar._path[-1])] = grammar._path[-1]
+            row = grammar.mask() & ~vocabulary.eos_mask
+            choices = [
+                token for token in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+                if len(vocabulary.table[token]) < 4
+            ]  # fmt: skip
+            if not choices:
+                break
+            token = int(generator.choice(choices))
+            assert grammar.accept_freely(token, 1000) or grammar.accept(token)
+    found = 0
+    for state in [one for one in states.values() if one.runs is not None and one.row is not None]:
+        assert state.state is not None
+        for token in range(vocabulary.vocab_size):
+            after = state.follow(token)
+            if after is None or after is state or token in state.after:
+                continue
+            found += 1
+            assert state.allows(token)
+            assert after.state == common.completions.advance(state.state, token)
+    assert (found > 20) == (name not in ("one string", "other letters"))  # of other letters no set of tokens is kept
+
+
+def test_token_sets_of_runs_are_counted_once(backends: Backends) -> None:
+    grammar = template(GRAMMARS["letters"], backends).new()
+    start, size = grammar._template.completions.start[0], len(backends.vocabulary.table)
+    cache = MaskCache(max_bytes=3 * STATE_BYTES + size, max_edges=5)
+    tokens, num_chars = bytes([1]) * size, bytes([2]) * size
+    states = [cache.at((start, bytes([i]))) for i in range(3)]
+    for state in states:
+        cache.connect_run(state, 7, tokens, num_chars, states[0])
+        assert state.runs is not None
+        assert state.follow(9) is None  # no mask allows it
+    assert cache.num_bytes == 3 * STATE_BYTES + size
+    cache.at((start, b"more"))
+    assert states[0].runs is None
+    assert cache.num_bytes == 3 * STATE_BYTES + size
+    cache.connect(states[1], 1, states[2])
+    cache.connect(states[2], 1, states[1])
+    cache.connect(states[1], 2, states[2])  # one more than are remembered
+    assert states[1].runs is states[2].runs is None
+    assert cache.num_bytes == 3 * STATE_BYTES
+
+
 def test_masks_are_remembered_within_bounds(backends: Backends) -> None:
     grammar = template(GRAMMARS["letters"], backends).new()
     row = np.zeros_like(mask_of_parts(backends.vocabulary))
