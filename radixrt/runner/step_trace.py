@@ -22,7 +22,7 @@ from radixrt.messages.step_shape import StepShape, step_shape
 
 
 @dataclass
-class StepTimes:
+class StepRecord:
     """Times of one step: seconds on the host's clock, and events in the device's stream (none on a CPU).
 
     Attributes:
@@ -67,32 +67,32 @@ class StepTrace:
             torch.cuda.synchronize(device)
         self._zero = time.perf_counter()
 
-    def begin(self, step: ForwardStep) -> StepTimes:
+    def begin(self, step: ForwardStep) -> StepRecord:
         """Record that the step's message has arrived."""
         mode = ForwardMode(step.mode).name.lower()
         rows, tokens = len(step.req_pool_idx) // 4, len(step.out_cache_loc) // 4
-        return StepTimes(step.step_id, mode, rows, tokens, step_shape(step), time.perf_counter())
+        return StepRecord(step.step_id, mode, rows, tokens, step_shape(step), time.perf_counter())
 
-    def forward(self, times: StepTimes) -> None:
+    def forward(self, times: StepRecord) -> None:
         """Record that the forward pass is about to enter the stream."""
         self._record(times)
 
-    def forwarded(self, times: StepTimes) -> None:
+    def forwarded(self, times: StepRecord) -> None:
         """Record that the forward pass is in the stream."""
         times.forwarded = time.perf_counter()
         self._record(times)
 
-    def sampling(self, times: StepTimes) -> None:
+    def sampling(self, times: StepRecord) -> None:
         """Record that sampling is about to enter the stream: the mask, if the step has one, is there."""
         times.sampling = time.perf_counter()
         self._record(times)
 
-    def sampled(self, times: StepTimes) -> None:
+    def sampled(self, times: StepRecord) -> None:
         """Record that all of the step's work is in the stream."""
         times.launched = time.perf_counter()
         self._record(times)
 
-    def answered(self, times: StepTimes) -> None:
+    def answered(self, times: StepRecord) -> None:
         """Write the step's events; its tokens are on the host and leave for the scheduler."""
         now = time.perf_counter()
         mode, shape = times.mode, times.shape
@@ -119,7 +119,7 @@ class StepTrace:
         event.record()
         return event
 
-    def _record(self, times: StepTimes) -> None:
+    def _record(self, times: StepRecord) -> None:
         event = self._event()
         if event is not None:
             times.events.append(event)

@@ -38,7 +38,7 @@ from radixrt.messages.wire import pack_f32, pack_i32, unpack_i32
 from radixrt.runner.model_runner import ModelRunner
 from radixrt.runner.step_allowance import StepAllowance
 from radixrt.runner.step_result import LogitsProcessorOutput, SampledStep
-from radixrt.runner.step_trace import StepTimes, StepTrace
+from radixrt.runner.step_trace import StepRecord, StepTrace
 
 if TYPE_CHECKING:
     from radixrt.runner.graphs.cuda_graph_runner import StagedStep
@@ -62,7 +62,7 @@ class LaunchedStep:
     batch: ForwardBatch | StagedStep
     logits: LogitsProcessorOutput
     started: float
-    times: StepTimes | None
+    times: StepRecord | None
 
 
 @dataclass(frozen=True)

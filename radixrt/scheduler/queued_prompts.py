@@ -2,16 +2,16 @@
 
 A prompt token need not be computed if the prefix cache holds it, or if a request that waits or is in PREFILL has the
 same prefix: that one computes it, and the others find it in the cache (`admission.PrefillPrefixes`). Prefixes are known
-by hashes of their first GRANULE, 2 GRANULE, ... tokens.
+by hashes of their first 1, 2, ... granules, as in `radixrt.mem_cache.granules`; these never leave the process, so they
+are Python's own, which cost less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
 
+from radixrt.mem_cache.granules import GRANULE_TOKENS
 from radixrt.messages.wire import Int32Array
-
-GRANULE = 64
 
 
 class QueuedPrompts:
@@ -34,7 +34,7 @@ class QueuedPrompts:
         for hashed in hashes:
             if hashed not in self._prefixes:
                 break
-            shared += GRANULE
+            shared += GRANULE_TOKENS
         return shared
 
     def add(self, rid: str, hashes: list[int]) -> None:
@@ -56,8 +56,8 @@ class QueuedPrompts:
 
 
 def prefix_hashes(ids: Int32Array, namespace: str) -> list[int]:
-    """Return the hashes of the first GRANULE, 2 GRANULE, ... tokens of a prompt."""
-    data, size = ids.tobytes(), 4 * GRANULE
+    """Return the hashes of the first 1, 2, ... granules of a prompt."""
+    data, size = ids.tobytes(), 4 * GRANULE_TOKENS
     hashes, last = [], hash(namespace)
     for start in range(0, len(data) - size + 1, size):
         last = hash((last, data[start : start + size]))

@@ -14,15 +14,13 @@ from radixrt.errors import RequestError
 from radixrt.messages.client import ClassifyReq, EmbedReq, GenerateReq, ScoreReq, TokenizeReq
 from radixrt.messages.parts import ChatPrompt, PromptPart, TemplateText
 from radixrt.messages.wire import Int32Array, pack_i32, unpack_i32
+from radixrt.sampling_params import MAX_CHOICES
 from radixrt.tokenizer.chat_template import MAX_RENDER_CHARS, ChatTemplate, RenderedTooLong
 from radixrt.tokenizer.choices import ChoiceTokens, encode_choices
 from radixrt.tokenizer.generation_prompt import GenerationPrompts
 from radixrt.tokenizer.prompt_parts import INPUT_PARTS, PartsEncoder
 from radixrt.tokenizer.template_trace import strings
 from radixrt.tokenizer.tokenizer import Tokenizer
-
-MAX_CHOICES = 10_000
-"""Largest number of choices in one scoring request."""
 
 
 def needs_encoding(req: GenerateReq) -> bool:

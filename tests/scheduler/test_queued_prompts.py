@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 
-from radixrt.scheduler.queued_prompts import GRANULE, QueuedPrompts, prefix_hashes
+from radixrt.mem_cache.granules import GRANULE_TOKENS as GRANULE
+from radixrt.scheduler.queued_prompts import QueuedPrompts, prefix_hashes
 
 
 def ids(*parts: tuple[int, int]) -> np.ndarray:

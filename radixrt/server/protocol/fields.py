@@ -23,11 +23,15 @@ from radixrt.sampling_params import HiddenPositions, SamplingParams
 from radixrt.server.request_context import RequestContext
 
 MAX_RID_CHARS = 96
+"""Less than the engine takes (`radixrt.tokenizer.limits`): tenants and completions lengthen the ids that it gets."""
+
 MAX_SALT_CHARS = 256
 MAX_BRANCH_CHARS = 1_024
 MAX_PROMPTS = 256
 MAX_PARTS = 65_536
-MAX_CHOICES = 1_024
+MAX_COMPLETIONS = 1_024
+"""Largest number of prompts times n."""
+
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT_S = 86_400.0
 MAX_TOP_LOGPROBS = 20

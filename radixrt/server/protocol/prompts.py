@@ -13,7 +13,7 @@ from radixrt.messages.client import EngineReady, GenerateReq
 from radixrt.messages.parts import PromptPart, TemplateText
 from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import SamplingParams
-from radixrt.server.protocol.fields import MAX_CHOICES, MAX_PARTS, MAX_PROMPTS
+from radixrt.server.protocol.fields import MAX_COMPLETIONS, MAX_PARTS, MAX_PROMPTS
 
 Prompt = str | list[int]
 
@@ -74,8 +74,8 @@ def make_requests(
     prompts: list[Prompt], param: str, sampling: SamplingParams, info: EngineReady, options: dict[str, Any]
 ) -> list[GenerateReq]:
     """Build one request for each prompt, which stands for n completions."""
-    if len(prompts) * sampling.n > MAX_CHOICES:
-        raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_CHOICES} completions", param="n")
+    if len(prompts) * sampling.n > MAX_COMPLETIONS:
+        raise RequestError(f"{len(prompts)} prompts times n is more than {MAX_COMPLETIONS} completions", param="n")
     requests: list[GenerateReq] = []
     for i, prompt in enumerate(prompts):
         request = GenerateReq(sampling=sampling, **options)
