@@ -20,7 +20,10 @@ TAIL_LINES = 5
 """Last output of a worker that is kept for the log line about its end."""
 TAIL_WAIT_S = 0.1
 KILL_TIMEOUT_S = 30.0
+"""Longest wait for a killed process: a driver that frees a GPU's memory holds it in the kernel for seconds."""
+
 CHILDREN_WAIT_S = 1.0
+"""Longest wait for what a dead worker had started, e.g. compile workers."""
 
 
 class WorkerProcess:

@@ -10,6 +10,7 @@ CLIP_TOKENS = 4096
 RECENT = 128
 """Number of ended requests that an estimate is made from."""
 MIN_SAMPLES = 4
+"""With fewer, requests are expected to use all of their max_tokens, up to CLIP_TOKENS."""
 
 
 class OutputLengths:

@@ -104,7 +104,7 @@ class Service:
         self.open_groups: dict[tuple[str, str], list[str]] = {}
 
     def hub(self, replica: int | None) -> Hub:
-        """What the pages share that show the tree of a replica, or, without replicas, that of the engine."""
+        """State shared by the pages that show the tree of a replica, or, without replicas, that of the engine."""
         if replica is None:
             return self.ui
         if replica not in self._hubs:

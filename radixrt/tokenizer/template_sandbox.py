@@ -21,6 +21,8 @@ import jinja2.sandbox
 import jinja2.utils
 
 MAX_PRODUCT = 1_000_000
+"""Largest sequence that a template may make by repetition, which no hook could end."""
+
 HOOKS_PER_CLOCK = 256
 
 

@@ -37,6 +37,8 @@ POLL_S = 0.1
 """Longest wait within Ray: a process that is blocked in it while Ray shuts down crashes."""
 CONNECT_S = 5.0
 RETRY_S = 5.0
+"""A head that cannot be reached within the first is tried again after the second."""
+
 AGENT_START_S = 60.0
 STOP_S = 2.0
 
