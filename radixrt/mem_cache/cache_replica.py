@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from radixrt.mem_cache.granules import HASH_BYTES
+from radixrt.mem_cache.granules import HASH_BYTES, split_hashes
 from radixrt.mem_cache.tree_node import RETAIN_DONE, RETAIN_NORMAL
 from radixrt.messages.cache_events import (
     CacheCleared,
@@ -72,8 +72,7 @@ class ReplicaNode:
 
     def granules(self) -> list[bytes]:
         """Hashes of all granules from the root to the node's end."""
-        hashes = b"".join(reversed([node.hashes for node in self.path()]))
-        return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+        return split_hashes(b"".join(reversed([node.hashes for node in self.path()])))
 
 
 class CacheReplica:

@@ -37,6 +37,11 @@ def chain_hashes(before: bytes, tokens: bytes) -> bytes:
     return b"".join(hashes)
 
 
+def split_hashes(hashes: bytes) -> list[bytes]:
+    """Return the hash of each granule."""
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+
+
 def prompt_hashes(tokens: bytes, namespace: str = "") -> bytes:
     """Return the hashes of the whole granules of a prompt, an int32 column."""
     return chain_hashes(seed_of(namespace), tokens)

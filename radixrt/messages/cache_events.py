@@ -265,6 +265,37 @@ class NodeTokens(Message, frozen=True, array_like=True, tag=True):
     token_ids: bytes | None = None
 
 
+class QueueView(msgspec.Struct, frozen=True, array_like=True):
+    """What a waiting request would find in the cache if it were admitted now, and why it is not.
+
+    Attributes:
+        matched_tokens: tokens whose keys and values it would find; more than `RequestView.cached_tokens` only if the
+            nearest state of recurrent layers is further up.
+        reusable_tokens: see `RequestAdmitted`.
+        continuations: number of cached continuations from which it parts behind them; 0 if nothing cached begins
+            like it.
+        obstacle: one of OBSTACLES.
+        needed_slots, free_slots: KV slots that it is expected to take, and those that are free or evictable beside
+            what running requests are expected to take.
+        hashes: chain hashes of the granules of its input, once for each request and reader, and only as far as
+            `radixrt.scheduler.cache_stream.HASHED_TOKENS` goes; None in all other views.
+    """
+
+    matched_tokens: int
+    reusable_tokens: int
+    continuations: int
+    obstacle: str
+    needed_slots: int
+    free_slots: int
+    hashes: bytes | None = None
+
+
+OBSTACLES = ("", "requests", "prefix", "slots", "programs", "restart")
+"""Reasons why a request is not admitted: "" none but the order of the queue; "requests": as many run as may; "prefix":
+an active request is computing a prefix that this one waits for; "slots": its slots are not free; "programs": the free
+slots are reserved for programs that began earlier; "restart": the ModelRunner starts anew."""
+
+
 class RequestView(msgspec.Struct, frozen=True, array_like=True):
     """Present state of one request in the scheduler.
 
@@ -282,6 +313,7 @@ class RequestView(msgspec.Struct, frozen=True, array_like=True):
         constrained: a grammar constrains its output.
         waited_s: seconds in the queue; of a waiting request so far.
         age_s: seconds since its arrival.
+        queue: of a waiting request; None for one far back in the queue.
     """
 
     rid: str
@@ -301,6 +333,7 @@ class RequestView(msgspec.Struct, frozen=True, array_like=True):
     retractions: int
     waited_s: float
     age_s: float
+    queue: QueueView | None = None
 
 
 class ProgramHold(msgspec.Struct, frozen=True, array_like=True):

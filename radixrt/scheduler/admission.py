@@ -10,8 +10,9 @@ has no lower priority, is about to use (`Programs.reserved`). One whose deadline
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,8 @@ SIBLING_DEFER_TOKENS = 8
 """The same for two calls of one program. Branches of a fork come together and are many, so that computing a short
 prefix in each costs more than the step by which the others begin later. Less than this is often only the header of a
 message. `explain` counts on it."""
+
+Promises = Callable[[Req, Req, int], bool]
 
 
 class Admission:
@@ -88,6 +91,32 @@ class Admission:
                 if other.state is ReqState.PREFILL:
                     self._checkpoints.promises(other, req, cached)
 
+    def obstacles(self, now: float) -> Callable[[Req, int, int], Obstacle]:
+        """Return a function that tells why a waiting request is not admitted, as of now; nothing is changed.
+
+        Its arguments are the request, the number of its tokens whose keys and values are cached, and how many of these
+        nobody has locked.
+        """
+        active, programs = self._requests.active, ProgramsNow(now)
+        reserved = self.ratio.reserve_all(active)
+        has_promised = None if self._checkpoints is None else self._checkpoints.has_promised
+        computing = PrefillPrefixes(active, self._kv, has_promised)
+
+        def find(req: Req, matched: int, unlocked: int) -> Obstacle:
+            need, room = self.ratio.reserve(req, matched), self._kv.reachable_slots - reserved - unlocked
+            name = ""
+            if self._is_full:
+                name = "requests"
+            elif computing.covers(req):
+                name = "prefix"
+            elif active and need > room:
+                name = "slots"
+            elif active and self._would_displace(req, room - need, programs):
+                name = "programs"
+            return Obstacle(name, need, max(room, 0))
+
+        return find
+
     @property
     def _is_full(self) -> bool:
         return len(self._requests.active) >= self._max_active
@@ -117,7 +146,7 @@ class Admission:
         reserved = self.ratio.reserve_all(active)
         order = deque(arrange(self._config.schedule_policy, waiting, self._kv, now))
         checkpoints, programs = self._checkpoints, ProgramsNow(now)
-        computing = PrefillPrefixes(active, self._kv, checkpoints)
+        computing = PrefillPrefixes(active, self._kv, None if checkpoints is None else checkpoints.promises)
         queued = None if checkpoints is None else PrefixIndex(self._requests.waiting[:WINDOW], checkpoints.min_gap)
         while order and not budget.is_spent and not self._is_full:
             req = order.popleft()
@@ -172,15 +201,26 @@ class ProgramsNow:
     reserved: dict[int, Reserved] = field(default_factory=dict)
 
 
+class Obstacle(NamedTuple):
+    """Why a request waits: see `radixrt.messages.cache_events.QueueView` for the fields."""
+
+    name: str
+    needed_slots: int
+    free_slots: int
+
+
 class PrefillPrefixes:
     """Requests in PREFILL, to find one that computes a prefix that a waiting request can reuse.
 
     Lives while the requests of one step are admitted.
+
+    Args:
+        promises: of `Checkpoints`, for a model with recurrent layers.
     """
 
-    def __init__(self, active: Iterable[Req], kv: KVManager, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(self, active: Iterable[Req], kv: KVManager, promises: Promises | None = None) -> None:
         self._kv = kv
-        self._checkpoints = checkpoints
+        self._promises = promises
         shared = [r for r in active if r.state is ReqState.PREFILL] if kv.cache.shares else []
         self._computing = PrefixIndex(shared, DEFER_TOKENS)
         self._calls = PrefixIndex([r for r in shared if r.program is not None], SIBLING_DEFER_TOKENS)
@@ -203,7 +243,7 @@ class PrefillPrefixes:
             found += [r for r in self._calls.like(req.namespace, reusable, cached) if r.program is program]
         for other in found:
             if np.array_equal(other.ids[:cached], reusable[:cached]) and (
-                self._checkpoints is None or self._checkpoints.promises(other, req, cached)
+                self._promises is None or self._promises(other, req, cached)
             ):
                 return True
         return False

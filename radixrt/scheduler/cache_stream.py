@@ -23,12 +23,14 @@ from radixrt.messages.cache_events import (
     PageWatch,
     PageWatched,
     ProgramHold,
+    QueueView,
     RequestView,
     RequestViews,
     SnapshotHeader,
     ToWatched,
     WatchCacheReq,
 )
+from radixrt.scheduler.queue_views import QueueViews
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -41,7 +43,8 @@ SLICE_TOKENS = 32_768
 VIEWS_INTERVAL_S = 0.25
 MAX_VIEWS = 512
 MAX_MATCHED = 64
-"""Waiting requests that are matched with the tree for each view; the others' cached_tokens are -1."""
+"""Waiting requests that are matched with the tree for each view; the others' cached_tokens are -1, without a
+`QueueView`."""
 
 
 class CacheStream:
@@ -69,6 +72,7 @@ class CacheStream:
         self._unacknowledged: deque[tuple[int, int]] = deque()  # (seq, number of events)
         self._num_unacknowledged = 0
         self._views_at = 0.0
+        self._queue = QueueViews(self._cache, scheduler.admission, scheduler.recovery)
 
     @property
     def is_on(self) -> bool:
@@ -96,6 +100,7 @@ class CacheStream:
             self._unacknowledged.clear()
             self._num_unacknowledged = 0
             self._views_at = 0.0
+            self._queue.clear()
             self._pause()
             if message.watch:
                 self._begin()
@@ -160,21 +165,22 @@ class CacheStream:
     def _views(self, now: float) -> RequestViews:
         core = self._core
         active, waiting = core.active, core.waiting
-        views = [self._view(req, now, matches=False) for req in active[:MAX_VIEWS]]
-        for i, req in enumerate(waiting[: MAX_VIEWS - len(views)]):
-            views.append(self._view(req, now, matches=i < MAX_MATCHED))
+        views = [self._view(req, now) for req in active[:MAX_VIEWS]]
+        shown = waiting[: MAX_VIEWS - len(views)]
+        views += [self._view(req, now, queue) for req, queue in zip(shown, self._queue.views(shown[:MAX_MATCHED], now))]
+        views += [self._view(req, now) for req in shown[MAX_MATCHED:]]
         holds = [
             ProgramHold(self._journal.number(node), program, retention)
             for program, node, retention in islice(core.programs.holders(), MAX_VIEWS)
         ]
         return RequestViews(len(active), len(waiting), views, [hold for hold in holds if hold.node])
 
-    def _view(self, req: Req, now: float, *, matches: bool) -> RequestView:
+    def _view(self, req: Req, now: float, queue: QueueView | None = None) -> RequestView:
         stats = req.stats
         is_waiting = req.state is ReqState.WAITING
         cached = stats.cached_tokens
-        if is_waiting and cached < 0 and matches:
-            cached = self._core.kv.match_len(req)
+        if queue is not None:
+            cached = min(self._core.kv.match_len(req), req.prompt_len)
         admitted_at = now if stats.admitted_at is None else stats.admitted_at
         return RequestView(
             req.rid, req.state.value, self._journal.number(req.kv.last_node),
@@ -182,7 +188,7 @@ class CacheStream:
             "generate" if req.row is None else "score", req.priority, req.prompt_len, cached,
             0 if is_waiting else self._core.kv.computed_len(req), req.num_output, req.max_len - req.prompt_len,
             req.constraint is not None, stats.retractions, max(admitted_at - stats.arrived_at, 0.0),
-            max(now - stats.arrived_at, 0.0),
+            max(now - stats.arrived_at, 0.0), queue,
         )  # fmt: skip
 
 

@@ -79,6 +79,13 @@ class Checkpoints:
         if parting < cached + self.min_gap:
             return False
         self._add(active, parting, 2)
+        return self._has_cut(active, parting, cached)
+
+    def has_promised(self, active: Req, req: Req, cached: int) -> bool:
+        """Return what `promises` returned when admission asked last; changes nothing."""
+        return self._has_cut(active, self._parting(active, req, cached), cached)
+
+    def _has_cut(self, active: Req, parting: int, cached: int) -> bool:
         # Cuts of the chunk that has been planned for this step are among these: their states are left with the step.
         return any(cached + self.min_gap <= cut <= parting for cut in active.kv.cuts)
 

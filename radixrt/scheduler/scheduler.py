@@ -85,8 +85,8 @@ class Scheduler:
         outputs = OutputLengths()
         self._requests = RequestTable(kv, self.programs, self._writer, self.counters, outputs)
         self.recovery = Recovery(self._requests, self.counters)
-        self._admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time, stages)
-        load = LoadPredictor(config, kv, self._requests, self._admission.ratio, self.step_time, outputs)
+        self.admission = Admission(config, kv, self._requests, self.programs, checkpoints, self.step_time, stages)
+        load = LoadPredictor(config, kv, self._requests, self.admission.ratio, self.step_time, outputs)
         self._control = AdmissionControl(config, self._requests, load, self.counters)
         self._constrained = ConstrainedRequests(kv, self._writer, self.counters)
         self._sharing = SharingPlanner(cascade) if cascade is not None and kv.cache.shares else None
@@ -140,7 +140,7 @@ class Scheduler:
             call=None if hint is None else self.programs.begin_call(hint, now, len(ids), message.priority),
         )  # fmt: skip
         self._requests.queue(req)
-        self._admission.arrived(req)
+        self.admission.arrived(req)
         if (finish := self._constrained.start(req, resumed)) is not None:
             self._requests.end(req, finish, now)
 
@@ -244,7 +244,7 @@ class Scheduler:
                 return None
             slots = self._kv.extend_decode(decode)
             if slots is not None:
-                chunks = self._admission.plan_chunks(now, alone)
+                chunks = self.admission.plan_chunks(now, alone)
                 if chunks or decode:
                     return self._batch(chunks, decode, slots, now)
                 if not any(r.state is ReqState.PREFILL for r in active):
@@ -264,7 +264,7 @@ class Scheduler:
             shared = NOTHING if self._sharing is None else self._sharing.columns(decode)
             batch = decode_batch(step_id, now, decode, slots, writes, shared, gives_ids=gives_ids)
             self.counters.decode_steps += 1
-            self._admission.ratio.decoded(1 / self.stages)
+            self.admission.ratio.decoded(1 / self.stages)
         for req in batch.requests:
             req.sampling_row_due = False
         for req in batch.sampled:
@@ -294,7 +294,7 @@ class Scheduler:
         if len(active) < 2:
             return False
         self._requests.retract(min(active, key=lambda r: (r.priority, -r.seq)))
-        self._admission.ratio.retracted(active)
+        self.admission.ratio.retracted(active)
         return True
 
     # --- between submit and commit: grammars ---

@@ -90,6 +90,23 @@ def test_evicted_tokens_are_told_from_new_ones() -> None:
     assert back.evicted_s > 0
 
 
+def test_a_waiting_prompt_is_told_what_was_evicted_and_what_is_new() -> None:
+    log = Log(num_slots=600, max_running_requests=1)
+    log.run("a", [1] * 128 + [2] * 128)
+    log.run("other", [5] * 550)
+    hashes = prompt_hashes(pack_i32([1] * 128 + [2] * 128 + [3] * 70))
+    log.h.now += 2.0
+    found = log.misses.causes(hashes, 0, 326)
+    assert (found.evicted, found.reset, found.new) == (256, 0, 70)
+    assert found.evicted_s > 0
+    assert log.misses.causes(hashes, 0, 326) == found, "looking forgets nothing"
+    assert log.misses.causes(hashes[:16], 0, 326).new == 0, "what is not hashed is as what comes before it"
+    assert log.misses.causes(hashes, 200, 300)[:2] == (56, 0)
+    back = log.run("a again", [1] * 128 + [2] * 128 + [3] * 64)
+    assert split(back) == (0, 64, 256, 0, 0)
+    assert log.misses.causes(hashes, 0, 326).evicted == 0, "it is in the tree again"
+
+
 def test_tokens_of_an_emptied_cache_are_told_too() -> None:
     log = Log(num_slots=2000)
     log.run("a", [1] * 200)

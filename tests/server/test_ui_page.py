@@ -191,6 +191,32 @@ def test_a_long_table_of_requests_holds_what_is_in_sight(page: Browser) -> None:
     assert page.run("document.querySelectorAll('#rows tbody tr').length") < 100
 
 
+def test_a_waiting_request_says_what_it_would_reuse_and_what_it_waits_for(page: Browser) -> None:
+    tab(page, "requests")
+    page.run("document.querySelector('#rows').parentElement.scrollTop = 40 * 29")
+    page.wait("/waits: as many requests run as may/.test(document.querySelector('#rows tbody').textContent)")
+    page.run("document.querySelector('#rows').parentElement.scrollTop = 1e6")
+    page.wait("/far back in the queue/.test(document.querySelector('#rows tbody').textContent)")
+    queue = {
+        "matched_tokens": 300, "reusable_tokens": 999, "continuations": 2, "obstacle": "slots", "needed_slots": 900,
+        "free_slots": 40, "evicted": 500, "reset": 0, "evicted_s": 12, "new": 200,
+    }  # fmt: skip
+    unhashed = {key: value for key, value in queue.items() if key not in ("evicted", "reset", "evicted_s", "new")}
+    whole = {**queue, "matched_tokens": 999, "evicted": 0, "new": 1, "obstacle": "programs"}
+
+    def words(queue: dict[str, object], cached: int) -> str:
+        row = json.dumps({"prompt_tokens": 1000, "cached_tokens": cached, "retractions": 0, "queue": queue})
+        return str(page.run(f"import('/ui/requests.js').then(({{ expected }}) => expected({row}))"))
+
+    assert words(queue, 300) == (
+        "500 evicted 12 s before; 200 new, parts from 2 cached continuations after 300 tokens; "
+        "waits: it needs 900 KV slots, and 40 are left"
+    )
+    assert words(queue, 100).startswith("500 evicted 12 s before; 200 read again for the recurrent state; 200 new")
+    assert words(unhashed, 300) == "waits: it needs 900 KV slots, and 40 are left"
+    assert words(whole, 999).startswith("all but the last token, which is always computed; waits: the 40 KV slots")
+
+
 def test_programs_are_shown_as_text(page: Browser) -> None:
     tab(page, "programs")
     page.wait("document.querySelectorAll('#programs tbody tr').length > 3")

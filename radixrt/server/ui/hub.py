@@ -28,7 +28,7 @@ from radixrt.messages.cache_events import (
 from radixrt.messages.client import EngineReady
 from radixrt.messages.wire import unpack_i32
 from radixrt.server.ui.lines import line, requests_line, short_event, snapshot_line
-from radixrt.server.ui.misses import Miss, MissLog
+from radixrt.server.ui.misses import Causes, Miss, MissLog
 from radixrt.server.ui.optimum import Access, Window
 from radixrt.server.ui.samples import Samples
 
@@ -197,6 +197,7 @@ class _Watcher:
         self._sampled = samples.count
         self._bounds_at = 0.0
         self._snapshot_due = False
+        self._hashes: dict[str, bytes] = {}  # of waiting requests; the scheduler sends them once
 
     def begin(self) -> None:
         """Ask the scheduler for a snapshot."""
@@ -206,10 +207,21 @@ class _Watcher:
         if isinstance(message, EngineReady):
             self.begin()
         elif isinstance(message, RequestViews):
-            self._views = requests_line(message)
+            self._views = requests_line(message, self._expected(message))
         else:
             self._apply(message)
             self._client.send_watch(CacheAck(message.seq), self._number)
+
+    def _expected(self, message: RequestViews) -> dict[str, Causes]:
+        """Why tokens of waiting requests would not be found in the cache, by request."""
+        queued = [(view, view.queue) for view in message.views if view.queue is not None]
+        known = {view.rid: queue.hashes or self._hashes.get(view.rid) for view, queue in queued}
+        self._hashes = {rid: hashes for rid, hashes in known.items() if hashes is not None}
+        return {
+            view.rid: self._misses.causes(self._hashes[view.rid], queue.matched_tokens, view.prompt_tokens)
+            for view, queue in queued
+            if view.rid in self._hashes
+        }
 
     def _apply(self, batch: CacheEvents) -> None:
         if batch.header is not None:

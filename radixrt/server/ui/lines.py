@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from radixrt.messages.cache_events import (
     RootOpened,
     StateSet,
 )
+from radixrt.server.ui.misses import Causes
 
 _encode = msgspec.json.Encoder().encode
 DEFAULT_SEED = seed_of("")
@@ -106,12 +107,21 @@ def _header(replica: CacheReplica) -> dict[str, Any]:
     return {name: getattr(header, name) for name in header.__struct_fields__}
 
 
-def requests_line(message: RequestViews) -> bytes:
-    """The requests: an object for each, with the fields of `RequestView`, its namespace by name."""
+def requests_line(message: RequestViews, causes: Mapping[str, Causes]) -> bytes:
+    """The requests: an object for each, with the fields of `RequestView`, its namespace by name. `queue` of a waiting
+    one has the fields of `QueueView`, but for the hashes, and of `Causes`, once these are known.
+
+    Args:
+        causes: why tokens of waiting requests are not in the cache, by id.
+    """
     rows = []
     for view in message.views:
-        row = {name: getattr(view, name) for name in view.__struct_fields__ if name != "seed"}
+        row = {name: getattr(view, name) for name in view.__struct_fields__ if name not in ("seed", "queue")}
         row["namespace"] = root_name(view.seed)
+        if view.queue is not None:
+            queue = {name: getattr(view.queue, name) for name in view.queue.__struct_fields__ if name != "hashes"}
+            found = causes.get(view.rid)
+            row["queue"] = queue if found is None else queue | found._asdict()
         rows.append(row)
     holds = [[hold.node, hold.program, hold.retention] for hold in message.holds]
     return line("requests", running=message.running, waiting=message.waiting, rows=rows, holds=holds)

@@ -11,10 +11,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixrt.mem_cache.cache_replica import CacheReplica
-from radixrt.mem_cache.granules import GRANULE_TOKENS, HASH_BYTES
+from radixrt.mem_cache.granules import GRANULE_TOKENS, split_hashes
 from radixrt.messages.cache_events import (
     CacheCleared,
     CacheEvent,
@@ -28,6 +28,15 @@ MAX_GHOSTS = 262_144
 MAX_OPEN = 8192
 MAX_ENDED = 512
 EVICTED, RESET = "evicted", "reset"
+
+
+class Causes(NamedTuple):
+    """Tokens that are not in the cache, by the reason; see `Miss` for the fields."""
+
+    evicted: int
+    reset: int
+    evicted_s: float
+    new: int
 
 
 @dataclass(eq=False)
@@ -117,8 +126,8 @@ class MissLog:
 
     def _remember(self, hashes: bytes, cause: str) -> None:
         now = self._clock()
-        for at in range(0, len(hashes), HASH_BYTES):
-            self._ghosts[hashes[at : at + HASH_BYTES]] = (now, cause)
+        for granule in split_hashes(hashes):
+            self._ghosts[granule] = (now, cause)
         while len(self._ghosts) > MAX_GHOSTS:
             self._ghosts.popitem(last=False)
 
@@ -147,22 +156,32 @@ class MissLog:
             miss.granules, miss.output = known[:prompt], known[prompt:]
         end = min(event.end, miss.prompt)
         miss.together += max(min(event.existing, end) - event.start, 0)
-        at, now, cause = max(event.existing, event.start), self._clock(), ""
+        start = max(event.existing, event.start)
+        found = self._causes(known, start, end)
+        for granule in known[start // GRANULE_TOKENS : -(-end // GRANULE_TOKENS)]:
+            self._ghosts.pop(granule, None)  # it is in the tree again
+        miss.evicted += found.evicted
+        miss.reset += found.reset
+        miss.new += found.new
+        miss.evicted_s = found.evicted_s or miss.evicted_s
+
+    def causes(self, hashes: bytes, start: int, end: int) -> Causes:
+        """Find out why the tokens [start, end) of a prompt with these chain hashes are not in the cache."""
+        return self._causes(split_hashes(hashes), start, end)
+
+    def _causes(self, known: list[bytes], start: int, end: int) -> Causes:
+        sums, evicted_s, cause, now = {EVICTED: 0, RESET: 0, "": 0}, 0.0, "", self._clock()
+        at = start
         while at < end:
             index = at // GRANULE_TOKENS
             until = min((index + 1) * GRANULE_TOKENS, end)
             if index < len(known):
-                evicted_at, cause = self._ghosts.pop(known[index], (0.0, ""))
+                evicted_at, cause = self._ghosts.get(known[index], (0.0, ""))
                 if cause:
-                    miss.evicted_s = now - evicted_at
-            # A rest of less than a granule is as what comes before it.
-            if cause == EVICTED:
-                miss.evicted += until - at
-            elif cause == RESET:
-                miss.reset += until - at
-            else:
-                miss.new += until - at
+                    evicted_s = now - evicted_at
+            sums[cause] += until - at  # a rest of less than a granule is as what comes before it
             at = until
+        return Causes(sums[EVICTED], sums[RESET], evicted_s, sums[""])
 
     def _end(self, event: RequestEnded) -> Miss | None:
         miss = self.open.pop(event.rid, None)

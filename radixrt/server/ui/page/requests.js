@@ -29,6 +29,25 @@ export function why(miss) {
   return parts.join("; ");
 }
 
+const OBSTACLES = {
+  "": () => "its turn comes",
+  requests: () => "as many requests run as may",
+  prefix: () => "a running request is computing more of it",
+  slots: (q) => `it needs ${count(q.needed_slots)} KV slots, and ${count(q.free_slots)} are left`,
+  programs: (q) => `the ${count(q.free_slots)} KV slots that are left are kept for programs that began before`,
+  restart: () => "the ModelRunner starts anew",
+};
+
+// The same of a waiting request, if it were admitted now, and what it waits for.
+export function expected(row) {
+  const queue = row.queue;
+  if (!queue) return row.retractions ? "" : "far back in the queue";
+  const waits = `waits: ${(OBSTACLES[queue.obstacle] ?? OBSTACLES[""])(queue)}`, cached = Math.max(row.cached_tokens, 0);
+  if (queue.new === undefined) return waits;
+  const { matched_tokens: matched, reusable_tokens: reusable, continuations: beside, evicted, reset, evicted_s: evictedFor, new: fresh } = queue;
+  return `${why({ prompt: row.prompt_tokens, cached, matched: Math.max(matched, cached), reusable, beside, evicted, reset, evictedFor, together: 0, fresh: reusable < row.prompt_tokens && matched === reusable ? 0 : fresh, ended: "waiting" })}; ${waits}`;
+}
+
 // A table body whose rows are kept, by key: only what has changed is written. Of a long table, only the rows that are in
 // sight are there, between two that are as high as the rest.
 class Rows {
@@ -139,7 +158,7 @@ export class Requests {
     $("rows-about").textContent = `${plural(this.running ?? 0, "request")} running, ${count(this.waiting ?? 0)} waiting`;
     this.tables.rows.show(this.rows, (row) => {
       const miss = this.byRid.get(row.rid), cached = Math.max(row.cached_tokens, 0);
-      const reason = row.state === "waiting" ? (row.cached_tokens < 0 ? "" : `the cache has ${percent(cached, row.prompt_tokens)} of it now`) : miss ? why(miss) : "admitted before this page looked";
+      const reason = row.state === "waiting" ? expected(row) : miss ? why(miss) : "admitted before this page looked";
       const computed = Math.min(Math.max(row.computed_tokens - cached, 0), row.prompt_tokens - cached);
       const parts = [[cached, "cached"], [computed, "computed"], [row.prompt_tokens - cached - computed, "queued"], [row.output_tokens, "sampled"]];
       return [row.rid, row.state === "waiting" ? "waiting" : "", [
