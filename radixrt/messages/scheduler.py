@@ -295,9 +295,11 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     def seconds(self, rows: float, context: float, tokens: float = 0.0, pairs: float = 0.0) -> float:
         """Return the predicted time of a step; see `radixrt.messages.step_shape.StepShape` for its arguments."""
         seconds = self.step + self.row * rows + self.context * context
-        if tokens:
-            seconds += self.extend + self.token * tokens + self.pair * pairs
-        return seconds
+        return seconds + (self.extend + self.token * tokens + self.pair * pairs if tokens else 0.0)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Return the predicted time that a prompt of which nothing is cached adds to a step."""
+        return self.extend + self.token * tokens + self.pair * tokens * (tokens + 1) / 2
 
 
 class LoadStats(msgspec.Struct, frozen=True, array_like=True):

@@ -23,7 +23,7 @@ from radixrt.scheduler.new_token_ratio import NewTokenRatio
 from radixrt.scheduler.pipeline_stages import ChunkTimes, StepBudget
 from radixrt.scheduler.prefix_index import PrefixIndex
 from radixrt.scheduler.program import Reserved
-from radixrt.scheduler.programs import PROTECT_STEPS, Programs
+from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.queue_order import WINDOW, arrange, is_overdue
 from radixrt.scheduler.req import Req, ReqState
 from radixrt.scheduler.request_table import RequestTable
@@ -187,8 +187,7 @@ class Admission:
         reserved = programs.reserved.get(req.priority)
         if reserved is None:
             times = self._step_time.turn_times
-            longest = PROTECT_STEPS * times.step / times.token
-            reserved = programs.reserved[req.priority] = self._programs.reserved(longest, programs.now, req.priority)
+            reserved = programs.reserved[req.priority] = self._programs.reserved(times, programs.now, req.priority)
         return room < reserved.before(req.program)
 
 

@@ -50,7 +50,7 @@ class Program:
         seen_at: time of its last request.
         priority: of its last request.
         tokens: sum of the tokens of its holds.
-        first_prompt: tokens of the prompt of its first admitted call; 0 before that.
+        longest_prompt: tokens of the longest prompt of its admitted calls; 0 before the first.
         growth: tokens that it is left room to grow by; 0 before a call that goes on is admitted.
         is_growing: such a call was admitted, and calls are open or branches go on.
     """
@@ -61,7 +61,7 @@ class Program:
     priority: int = 0
     live: int = 0
     tokens: int = 0
-    first_prompt: int = 0
+    longest_prompt: int = 0
     growth: int = 0
     is_growing: bool = False
     forks: dict[TreeNode, Hold] = field(default_factory=dict)

@@ -14,8 +14,8 @@ released. A hit on such a node shows that another request uses it, and makes it 
 Between two calls of a program nothing locks its nodes, and a waiting request would be admitted into their slots just
 before the next call arrives. So a call is not admitted where it would take slots from the ends of branches of programs
 that began earlier, or the room that these are left to grow, as long as there is other work and it has not waited too
-long. A program keeps others waiting only if computing its first prompt takes longer than PROTECT_STEPS steps: a row
-that waits is missing from every step meanwhile.
+long. A program keeps others waiting only if computing its longest prompt so far takes longer than PROTECT_STEPS steps:
+a row that waits is missing from every step meanwhile.
 
 Bounds: a program holds at most PROGRAM_SHARE of the pool, and all programs together TOTAL_SHARE, which is more than one
 pool because holds may be evicted; beyond that a hint is ignored. A program's holds end KEEP_S after its last request or
@@ -38,7 +38,7 @@ from radixrt.mem_cache.tree_node import (
     held_level,
 )
 from radixrt.messages.parts import ProgramHint
-from radixrt.messages.scheduler import ProgramStats
+from radixrt.messages.scheduler import ProgramStats, StepTimes
 from radixrt.messages.wire import Int32Array
 from radixrt.scheduler.counters import Counters
 from radixrt.scheduler.program import Branch, Hold, Program, ProgramCall, Reserved
@@ -48,7 +48,7 @@ PROGRAM_SHARE = 0.75
 TOTAL_SHARE = 2.0
 GRACE_S = 1.0
 """Time after its last request for which a program without open requests keeps others waiting."""
-PROTECT_STEPS = 4.0
+PROTECT_STEPS = 5.0
 GROWTH_SHARE = 0.25
 """Room that a program with a call that goes on is left to grow, as a share of its first prompt."""
 MAX_PROGRAMS = 4_096
@@ -117,24 +117,25 @@ class Programs:
         program, hint = call.program, call.hint
         if program is None or not self._is_current(program):
             return
-        program.first_prompt = program.first_prompt or prompt_len
+        program.longest_prompt = max(program.longest_prompt, prompt_len)
         if hint is not None and hint.will_continue and not program.is_growing:
             program.growth = program.growth or max(1, int(GROWTH_SHARE * prompt_len))
             program.is_growing = True
             self._growth += program.growth
 
-    def reserved(self, prompt_len: float, now: float, priority: int) -> Reserved:
+    def reserved(self, times: StepTimes, now: float, priority: int) -> Reserved:
         """Tokens that programs reserve: those of the ends of their branches that no request has locked, and those by
         which they may grow.
 
         Args:
-            prompt_len: programs whose first prompt is not longer reserve nothing.
+            times: model of step times, which says whose prompts are too short to reserve anything.
             priority: of the request that would take them; programs of a lower one reserve nothing.
         """
         found = []
+        worth_s = PROTECT_STEPS * times.step
         for program in self._programs.values():
             idle = not program.live and now - program.seen_at > GRACE_S
-            if idle or program.first_prompt <= prompt_len or program.priority < priority:
+            if idle or program.priority < priority or times.prompt_seconds(program.longest_prompt) <= worth_s:
                 continue
             holds = (branch.hold for branch in program.branches.values() if branch.hold is not None)
             tokens = sum(hold.tokens for hold in holds if not hold.node.lock_ref and hold.node.parent is not None)

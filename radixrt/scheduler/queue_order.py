@@ -37,7 +37,7 @@ def arrange(policy: str, waiting: list[Req], kv: KVManager, now: float) -> list[
     if policy == "fcfs" or len(by_arrival) < 2:
         return by_arrival
     window = by_arrival[:WINDOW]
-    window += islice((r for r in by_arrival[WINDOW:] if (p := r.program) is not None and p.first_prompt), WINDOW)
+    window += islice((r for r in by_arrival[WINDOW:] if (p := r.program) is not None and p.longest_prompt), WINDOW)
     patient = [r for r in window if not is_overdue(r, now)]
     overdue = [r for r in window if is_overdue(r, now)]
     arranged = _ORDERS[policy](patient, kv)

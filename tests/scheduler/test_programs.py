@@ -292,6 +292,19 @@ def test_nobody_is_admitted_into_what_the_next_call_wants() -> None:
     assert computed(hinted=True, pause_s=GRACE_S + 0.01) < 80  # who knows when the next call comes
 
 
+def test_a_program_whose_prompts_have_become_long_reserves() -> None:
+    """A conversation begins with a short prompt; what it would lose is its context of now."""
+    h = harness(num_slots=200, max_running_requests=4)
+    prompt = list(range(1, 21))
+    times = msgspec.structs.replace(DEAR, token=PROTECT_STEPS / 40)
+    for rid, length in (("first", 20), ("second", 41)):
+        prompt = [*prompt, *range(1, length - 19)]
+        h.add(rid, prompt, max_tokens=1, program=ProgramHint("p", "0", will_continue=True))
+        h.drain()
+        tokens = h.scheduler.programs.reserved(times, h.now, 0).sums[-1]
+        assert (tokens > 40) if rid == "second" else (tokens == 0)
+
+
 def test_a_program_begins_where_those_that_have_begun_can_grow() -> None:
     """Two more programs would fit, but not what the first ones are still to append."""
 
@@ -330,7 +343,7 @@ def test_calls_of_the_oldest_program_wait_for_no_younger_one() -> None:
     h.drain()
     for program in ("p0", "p1"):
         h.scheduler.programs.release(program, None)
-    assert h.scheduler.programs.reserved(0, h.now, 0).sums == [0]
+    assert h.scheduler.programs.reserved(DEAR, h.now, 0).sums == [0]
 
 
 def test_programs_that_have_ended_keep_no_room_to_grow() -> None:
