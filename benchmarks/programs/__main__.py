@@ -10,6 +10,7 @@ with that of the best offline cache of the pool's size, on the trace of the lang
 
 import argparse
 import asyncio
+import re
 import shlex
 import sys
 import time
@@ -149,6 +150,13 @@ def compare(url: str, workload: Workload, rounds: int, cache: int) -> tuple[floa
     return walls[0] / walls[1], row
 
 
+def step_model(url: str) -> str:
+    """The server's fitted model of step times, as `benchmarks.programs.simulated` takes it."""
+    text = httpx.get(f"{url}/metrics", timeout=60.0).text
+    found = re.findall(r'^radixrt_step_model_seconds\{.*part="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    return ",".join(f"{part}={float(value):.3g}" for part, value in found)
+
+
 COLUMNS = (
     "program", "pool", "distinct tokens", "plain s", "language s", "plain / language", "p50 plain", "p50", "p95 plain",
     "p95", "computed k plain", "computed k", "hit rate plain", "hit rate", "offline best", "of the best",
@@ -161,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.workload or list(NAMES)
     rows: list[list[str]] = []
     means: list[str] = []
+    models: list[str] = []
     for cache in args.cache:
         ratios = []
         with TemporaryDirectory() as folder:
@@ -171,10 +180,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     ratios.append(ratio)
                     rows.append(row)
                     print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+                    models.append(f"pool of {cache}, after {workload.name}: --times {step_model(server.url)}")
         means.append(f"pool of {cache}: plain / language {geometric_mean(ratios):.2f} on geometric average")
     print(f"\n{args.runs} runs of each program, {args.concurrency} at once; median of {args.rounds} rounds\n")
     print(table(COLUMNS, rows))
     print("\n" + "\n".join(means))
+    print("\nmodels of step times that the server has fitted, for benchmarks.programs.simulated:\n" + "\n".join(models))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Table "Programs on a simulated device" of docs/benchmarks.md: counts and times that are the same on every machine.
 
-    python -m benchmarks.programs.simulated [--device cpu] [--cache 3072] [--runs 8] [--concurrency 8]
+    python -m benchmarks.programs.simulated [--device cpu] [--times MODEL] [--cache 3072] [--runs 8] [--concurrency 8]
 
 The workloads of `benchmarks.programs` on the real scheduler, with steps that take what a model of step times says.
 *Offline* is the best of all schedules that begin at most 1, 2, ... programs at once, with hints or without, each with
@@ -61,9 +61,24 @@ def compare(name: str, recorded: Recorded, pool: int, times: StepTimes, concurre
     ]
 
 
+def step_times(text: str) -> StepTimes:
+    """Parse "step=0.01,row=1e-4,..."; the parts that are not named are 0. Raises ArgumentTypeError."""
+    parts = {"step": 0.0, "row": 0.0, "context": 0.0, "extend": 0.0, "token": 0.0, "pair": 0.0}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        if name not in parts:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(parts)}")
+        try:
+            parts[name] = float(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name}: {value!r} is no number of seconds") from None
+    return StepTimes(**parts)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(DEVICES), default="cpu", help="model of step times")
+    parser.add_argument("--times", type=step_times, help="another model: step=S,row=S,... in seconds")
     parser.add_argument("--workload", action="append", choices=NAMES, help="may be repeated; default: all")
     parser.add_argument("--cache", type=int, nargs="+", default=[POOL], help="sizes of the KV pool in tokens")
     parser.add_argument("--runs", type=int, default=RUNS, help="runs of each program")
@@ -75,11 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for pool in args.cache:
         ratios = []
         for name, runs in made.items():
-            ratio, row = compare(name, runs, pool, DEVICES[args.device], args.concurrency)
+            ratio, row = compare(name, runs, pool, args.times or DEVICES[args.device], args.concurrency)
             ratios.append(ratio)
             rows.append(row)
         means.append(f"pool of {pool}: plain / language {geometric_mean(ratios):.2f} on geometric average")
-    print(f"{args.runs} runs of each program, {args.concurrency} at once, simulated {args.device}\n")
+    device = f"device of {args.times}" if args.times else args.device
+    print(f"{args.runs} runs of each program, {args.concurrency} at once, simulated {device}\n")
     print(table(COLUMNS, rows))
     print("\n" + "\n".join(means))
     return 0
