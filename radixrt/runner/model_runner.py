@@ -27,7 +27,8 @@ from radixrt.attention.state_pool import StatePool
 from radixrt.distributed.parallel import join, rank_device
 from radixrt.distributed.pipeline import connect_stages
 from radixrt.executor.mask_table import Mask, MaskReader
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import graph_buckets, max_graph_rows
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.parts import LogprobColumns

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from radixrt.forward_batch.batch_builder import MIN_WRITES
 from radixrt.forward_batch.extend_parts import MIN_FRESH_TOKENS, MIN_SHORT_ROWS, MIN_SINGLE_ROWS, SHORT_PROMPT
-from radixrt.forward_batch.forward_batch import MIN_WRITES, ForwardMode
+from radixrt.forward_batch.forward_batch import ForwardMode
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
 from radixrt.messages.runner import ForwardStep, RowWrite

@@ -20,7 +20,8 @@ import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.state_pool import RecurrentLayer
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.state_rows import StateRows
 from radixrt.kernels.triton.skinny_gemm_config import MAX_TOKENS
 from radixrt.models.gated_delta_net import GatedDeltaNet

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, SharedGroups
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch, SharedGroups
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import pack_i32
 

@@ -12,8 +12,9 @@ from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.forward_batch import forward_batch
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch import batch_builder
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import pack_i32
 
@@ -24,7 +25,7 @@ SHARED_LENGTH = 96
 
 @pytest.fixture(autouse=True)
 def narrow_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 0)
+    monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 0)
 
 
 def random_rows(rng: np.random.Generator) -> list[tuple[int, int, bool]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from radixrt.forward_batch import forward_batch
+from radixrt.forward_batch import batch_builder
 from tests.equivalence.reference import reference_logits
 from tests.equivalence.test_tiny_models import KINDS, VARIANTS, assert_same, engine, prompts
 
@@ -18,7 +18,7 @@ NARROWED = ["default", "chunk-16", "chunk-16-page-16-depth-1", "torch-native-chu
 
 @pytest.fixture(autouse=True)
 def narrow_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 1)
 
 
 @pytest.mark.parametrize(("kind", "variant"), [*itertools.product(KINDS, NARROWED), ("qwen3_moe", "chunk-16")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radixrt.forward_batch.batch_builder import MIN_WRITES
 from radixrt.forward_batch.extend_parts import (
     MIN_FRESH_TOKENS,
     MIN_SHORT_ROWS,
@@ -13,7 +14,6 @@ from radixrt.forward_batch.extend_parts import (
     ExtendParts,
     split_extend,
 )
-from radixrt.forward_batch.forward_batch import MIN_WRITES
 from radixrt.messages.wire import unpack_i32
 from radixrt.runner.profile_run import mixed_step
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.forward_batch.forward_batch import MIN_SAVED_TOKENS, BatchBuilder, ForwardBatch, ForwardMode, SharedGroups
+from radixrt.forward_batch.batch_builder import MIN_SAVED_TOKENS, BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode, SharedGroups
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from msgspec.structs import replace
 
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardMode
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardMode
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.state_slots import SCRATCH_STATE
 from radixrt.messages.wire import pack_i32

@@ -19,7 +19,8 @@ from radixrt.attention.base import AttentionLayer
 from radixrt.attention.flashinfer_modules import FlashInferModules
 from radixrt.attention.kv_cache import KVCache
 from radixrt.attention.torch_native import TorchNativeBackend
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.messages.runner import ForwardStep, RowWrite
 from radixrt.messages.wire import pack_i32
 

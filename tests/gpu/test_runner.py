@@ -15,7 +15,7 @@ import torch
 from radixrt import Engine
 from radixrt.attention.prompt_cascade import PromptPlan
 from radixrt.errors import RadixRTError
-from radixrt.forward_batch import forward_batch
+from radixrt.forward_batch import batch_builder
 from radixrt.runner.graphs import cuda_graph_runner
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from tests.scheduler.fake_runner import FREE
@@ -175,9 +175,9 @@ def test_a_narrowed_last_layer_agrees_with_a_whole_one(
 ) -> None:
     """Its single queries go through another kernel, so bfloat16 may part ways, but late."""
     options = {"chunked_prefill_size": 64, "max_running_requests": 16}
-    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 2**30)
+    monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 2**30)
     expected = greedy(model(kind), **options)
-    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 1)
     assert agreement(greedy(model(kind), **options), expected) > 0.5
 
 

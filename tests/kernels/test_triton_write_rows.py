@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.forward_batch.forward_batch import BatchBuilder
+from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.messages.runner import RowWrite
 from radixrt.messages.wire import pack_i32
 

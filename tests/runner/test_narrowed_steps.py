@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from radixrt.forward_batch import forward_batch
+from radixrt.forward_batch import batch_builder
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.layers.linear import Linear
 from radixrt.layers.lm_head import LMHead
@@ -31,7 +31,7 @@ MAX_ROWS = 6
 
 @pytest.fixture(autouse=True)
 def narrow_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 1)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardMode
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardMode
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32

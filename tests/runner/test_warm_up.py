@@ -18,7 +18,7 @@ import torch
 
 import radixrt.kernels.triton as triton_kernels
 from radixrt.attention.kv_cache import KVCache
-from radixrt.forward_batch.forward_batch import BatchBuilder
+from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.state_rows import StateRows
 from radixrt.layers.recurrence import GatedDeltaShape, GatedDeltaWeights
 from radixrt.models.loading.weights import load_model

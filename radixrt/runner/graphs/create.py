@@ -11,7 +11,7 @@ from radixrt.attention.flashinfer import FlashInferBackend
 from radixrt.attention.hybrid import HybridAttnBackend
 from radixrt.attention.kv_cache import bytes_per_token
 from radixrt.distributed.parallel import TPGroup
-from radixrt.forward_batch.forward_batch import BatchBuilder
+from radixrt.forward_batch.batch_builder import BatchBuilder
 from radixrt.forward_batch.padding import max_graph_rows
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.cuda_graph_runner import CudaGraphRunner

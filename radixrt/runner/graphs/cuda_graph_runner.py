@@ -30,7 +30,8 @@ from radixrt.attention.cascade import Tile
 from radixrt.attention.flashinfer import DecodePart, FlashInferBackend
 from radixrt.distributed.parallel import TPGroup
 from radixrt.executor.mask_table import Mask
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.padding import bucket_for, bucket_ladder, graph_buckets, larger_buckets, padded
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.forward_batch.upload import Uploader, layout, view

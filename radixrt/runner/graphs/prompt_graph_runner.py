@@ -16,7 +16,8 @@ import torch
 from radixrt.attention.base import AttentionBackend, AttentionLayer
 from radixrt.attention.state_pool import RecurrentLayer
 from radixrt.distributed.parallel import TPGroup
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch, ForwardMode
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch, ForwardMode
 from radixrt.forward_batch.padding import bucket_for, bucket_ladder, larger_buckets
 from radixrt.models.registry import Model
 from radixrt.runner.graphs.captures import Captures, begin_capture

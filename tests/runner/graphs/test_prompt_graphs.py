@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from radixrt.attention.base import AttentionBackend, AttentionLayer
-from radixrt.forward_batch import forward_batch
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch import batch_builder
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.runner.graphs import prompt_graph_runner
 from radixrt.runner.graphs.captures import CAPTURE_AT_STEP
 from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
@@ -171,7 +172,7 @@ def test_the_rest_is_captured_while_idle(runner: Any) -> None:
 
 def test_all_tokens_are_computed(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs compute the whole last layer, so the batch is prepared without its narrowed batch."""
-    monkeypatch.setattr(forward_batch, "MIN_SAVED_TOKENS", 8)
+    monkeypatch.setattr(batch_builder, "MIN_SAVED_TOKENS", 8)
     made = runner(Model())
     while made.graphs.capture_next():
         pass

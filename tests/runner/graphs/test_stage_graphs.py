@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from radixrt.forward_batch.forward_batch import BatchBuilder, ForwardBatch
+from radixrt.forward_batch.batch_builder import BatchBuilder
+from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.forward_batch.token_rows import TokenRows
 from radixrt.forward_batch.upload import Uploader, pack
 from radixrt.messages.runner import ForwardStep
