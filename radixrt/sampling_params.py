@@ -37,19 +37,26 @@ class StopScope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         until: texts of which the first one to occur ends the free text.
         at_start: these texts count at the start of the answer only; elsewhere they are free text.
         after: texts of which each begins the free text again, once it has ended. Not beside `at_start`.
+        reasoning_end: text up to which the output is reasoning, and no free text; empty: there is no reasoning.
+        reasoning_start: text that begins the reasoning, at the start of the output but for whitespace; without it there
+            is none. Empty: the output begins inside of the reasoning.
     """
 
-    until: tuple[str, ...]
+    until: tuple[str, ...] = ()
     at_start: bool = False
     after: tuple[str, ...] = ()
+    reasoning_end: str = ""
+    reasoning_start: str = ""
 
     @property
     def is_well_formed(self) -> bool:
         until: Any = self.until
         after: Any = self.after
-        if not (isinstance(until, tuple) and until and isinstance(after, tuple)) or (after and self.at_start):
+        if not (isinstance(until, tuple) and isinstance(after, tuple)) or (after and self.at_start):
             return False
-        return all(isinstance(text, str) for text in (*until, *after))
+        if not all(isinstance(text, str) for text in (*until, *after, self.reasoning_end, self.reasoning_start)):
+            return False
+        return bool(self.reasoning_end) or (bool(until) and not self.reasoning_start)
 
 
 NO_FREE_TEXT = StopScope(until=("",), at_start=True)

@@ -171,6 +171,14 @@ def test_a_malformed_stop_scope(until: Any) -> None:
     assert refusal(stop_scope=until or "x", structural_tag="{}").param == "stop_scope"
 
 
+def test_a_stop_scope_of_reasoning_names_its_end() -> None:
+    scope = StopScope(reasoning_end="</think>", reasoning_start="<think>")
+    assert accepted(stop=("x",), stop_scope=scope).stop_scope == scope
+    for bad in (StopScope(reasoning_start="<think>"), StopScope(until=("x",), reasoning_start="<think>"),
+                StopScope(reasoning_end=1), StopScope(reasoning_end="x", reasoning_start=None)):  # type: ignore[arg-type]  # fmt: skip
+        assert refusal(stop_scope=bad).param == "stop_scope"
+
+
 @pytest.mark.parametrize("kind", ["regex", "ebnf"])
 def test_stop_strings_are_for_texts(kind: str) -> None:
     made = accepted(**{kind: CONSTRAINTS[kind], "stop": ("z", "z", "y")})

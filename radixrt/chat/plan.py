@@ -17,7 +17,7 @@ from radixrt.chat.tools import read_tools
 from radixrt.chat.types import Conversation, ToolOptions
 from radixrt.errors import RequestError, shown
 from radixrt.messages.parts import ChatPrompt
-from radixrt.sampling_params import SamplingParams
+from radixrt.sampling_params import SamplingParams, StopScope
 
 MAX_BUDGET = 10_000_000
 
@@ -88,6 +88,9 @@ def plan_chat(
     )
     if harmony and stops:
         chosen["stop_scope"] = FREE_TEXT
+    elif thinking is not Thinking.OFF and stops and not planned.fields:
+        start = THINK_START if thinking is Thinking.FREE else ""
+        chosen["stop_scope"] = StopScope(reasoning_end=THINK_END, reasoning_start=start)
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
     if marker is not None:

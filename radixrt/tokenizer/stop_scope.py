@@ -26,14 +26,18 @@ class Matcher(Protocol):
 def scoped_matcher(stops: Sequence[str], sampling: SamplingParams, tokenizer: Tokenizer, *, include: bool) -> Matcher:
     """The matcher of a request's stop strings."""
     matcher = StopMatcher(stops, include=include)
+    scope = sampling.stop_scope
     marker = None if sampling.constraint is None else sampling.structured.reasoning_end
-    if marker is None and sampling.stop_scope is None:
+    if marker is None and scope is None:
         return matcher
+    if marker is None and scope is not None and scope.reasoning_end:
+        marker = scope.reasoning_end
     marker_id = None if marker is None else tokenizer.control_tokens.get(marker)
-    return ScopedMatcher(matcher, marker, marker_id, sampling.stop_scope)
+    return ScopedMatcher(matcher, marker, marker_id, scope)
 
 
 class _Phase(Enum):
+    UNDECIDED = auto()  # at the beginning of the text, which may be that of the reasoning
     BEFORE = auto()  # in the reasoning
     START = auto()  # at the beginning of the answer, which may be that of a call
     FREE = auto()  # in free text
@@ -49,7 +53,7 @@ class ScopedMatcher:
         scope: the free text; None for everything behind the reasoning.
     """
 
-    __slots__ = ("_held", "_marker", "_marker_id", "_matcher", "_phase", "_scope", "_search", "_tail")
+    __slots__ = ("_held", "_marker", "_marker_id", "_matcher", "_phase", "_scope", "_search", "_start", "_tail")
 
     def __init__(
         self, matcher: StopMatcher, marker: str | None, marker_id: int | None, scope: StopScope | None
@@ -61,7 +65,10 @@ class ScopedMatcher:
         self._tail = ""  # end of the text so far that is not searched, which may be the beginning of a marker
         self._search = True
         self._held = ""  # text that has not been shown to the matcher: it may be the beginning of a call
-        self._phase = _Phase.BEFORE if marker is not None else self._behind()
+        self._start = "" if scope is None else scope.reasoning_start
+        self._phase = self._behind()
+        if marker is not None:
+            self._phase = _Phase.UNDECIDED if self._start else _Phase.BEFORE
 
     @property
     def matched(self) -> str | None:
@@ -75,6 +82,8 @@ class ScopedMatcher:
         if self._phase is _Phase.BEYOND:
             return self._read_beyond(text)
         self._held += text
+        if self._phase is _Phase.UNDECIDED:
+            return self._read_undecided()
         if self._phase is _Phase.START:
             return self._read_start()
         return self._read_free()
@@ -89,6 +98,18 @@ class ScopedMatcher:
 
     def _behind(self) -> _Phase:
         return _Phase.START if self._scope is not None and self._scope.at_start else _Phase.FREE
+
+    def _read_undecided(self) -> str:
+        begun = self._held.lstrip()
+        if begun != self._start and self._start.startswith(begun):
+            return ""
+        held, self._held = self._held, ""
+        if not begun.startswith(self._start):
+            self._phase = self._behind()
+            return self.push(held, search=self._search)
+        self._phase = _Phase.BEFORE
+        end = len(held) - len(begun) + len(self._start)
+        return held[:end] + self._read_reasoning(held[end:], None)
 
     def _read_reasoning(self, text: str, token_id: int | None) -> str:
         joined = self._tail + text

@@ -19,7 +19,7 @@ from radixrt.messages.wire import pack_i32
 from radixrt.sampling_params import NO_FREE_TEXT, StopScope
 from tests.chat import templates
 from tests.chat.templates import template
-from tests.server.fake_engine import FakeEngine, speak
+from tests.server.fake_engine import MODEL, FakeEngine, speak
 from tests.server.helpers import Caller, check_error, events
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -234,6 +234,29 @@ def test_stop_strings_are_for_the_text_beside_calls(ask: Any, engine: FakeEngine
         assert (sampling.stop, sampling.stop_scope) == (("x",), scope)
         assert sampling.constraint is not None
         assert sampling.constraint.stop == ()  # the same grammar, whatever the stop strings are
+
+
+def test_stop_strings_are_not_for_the_reasoning(engine: FakeEngine) -> None:
+    """Of chats, responses and messages alike; what is not read as reasoning is searched."""
+    prompt = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}"
+    begun = make_dialect(template(prompt), tokens={"<think>": 8, "</think>": 9})
+    switch = make_dialect(template("{{ messages[-1].content }}"), reasoning_parser="think")
+    plain = make_dialect(template(prompt), reasoning_parser="none")
+    for dialect, scope in (
+        (begun, StopScope(reasoning_end="</think>")),
+        (switch, StopScope(reasoning_end="</think>", reasoning_start="<think>")),
+        (plain, None),
+    ):
+        caller, message = Caller(engine, dialect=dialect), [{"role": "user", "content": "hi"}]
+        assert caller.chat(stop=["x"]).status_code == 200
+        assert (engine.requests[-1].sampling.stop, engine.requests[-1].sampling.stop_scope) == (("x",), scope)
+        asked = {"model": MODEL, "max_tokens": 5, "messages": message, "stop_sequences": ["x"]}
+        assert caller.post("/v1/messages", asked).status_code == 200
+        assert engine.requests[-1].sampling.stop_scope == scope
+        assert caller.chat().status_code == 200
+        assert engine.requests[-1].sampling.stop_scope is None
+        assert caller.post("/v1/completions", {"prompt": "x", "stop": "x"}).status_code == 200
+        assert engine.requests[-1].sampling.stop_scope is None
 
 
 @pytest.mark.parametrize(

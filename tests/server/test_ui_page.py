@@ -195,6 +195,7 @@ def test_a_waiting_request_says_what_it_would_reuse_and_what_it_waits_for(page: 
     tab(page, "requests")
     page.run("document.querySelector('#rows').parentElement.scrollTop = 40 * 29")
     page.wait("/waits: as many requests run as may/.test(document.querySelector('#rows tbody').textContent)")
+    assert "waiting for a place" in text(page, "#rows tbody")
     page.run("document.querySelector('#rows').parentElement.scrollTop = 1e6")
     page.wait("/far back in the queue/.test(document.querySelector('#rows tbody').textContent)")
     queue = {

@@ -61,6 +61,27 @@ def in_turns(head: str, text: str, stops: list[str], scope: StopScope) -> tuple[
         head, text = head + text[:end], text[end:]
 
 
+@given(letters, stop_lists, st.sampled_from(["b<", "aa"]), st.lists(st.integers(1, 5), min_size=1))
+@relaxed
+def test_reasoning_that_the_model_begins_itself(text: str, stops: list[str], start: str, sizes: list[int]) -> None:
+    text = text.replace("c", " ")
+    scope = StopScope(reasoning_end="<b", reasoning_start=start)
+    matcher = ScopedMatcher(StopMatcher(stops), "<b", None, scope)
+    out, at = "", 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text) or matcher.matched:
+            break
+        out += matcher.push(text[at : at + size])
+        at += size
+    out += matcher.flush()
+    blank, begun = text[: len(text) - len(text.lstrip())], text.lstrip()
+    if begun.startswith(start):
+        kept, matched = expected(begun.removeprefix(start), stops, "<b", None)
+        assert (out, matcher.matched) == (blank + start + kept, matched)
+    else:
+        assert (out, matcher.matched) == expected(text, stops, None, None)
+
+
 @given(letters, stop_lists, scopes, st.sampled_from([None, "b<", "aa"]), st.lists(st.integers(1, 5), min_size=1))
 @relaxed
 def test_agrees_with_a_search_of_the_whole_text(
@@ -96,6 +117,19 @@ def test_the_reasoning_is_not_searched(bench: Bench) -> None:
     assert ended(bench, text, stop=("END",), regex=".*", structured=structured) == ("a END b <think> c ", "END")
     structured = StructuredOptions(reasoning_end="b")
     assert ended(bench, text, stop=("END",), regex=".*", structured=structured) == ("a END b <think> c ", "END")
+
+
+def test_reasoning_without_a_constraint_is_not_searched(bench: Bench) -> None:
+    """By a marker that is a token of its own, and by one that is not; begun by the prompt, or by the model."""
+    for end in ("<think>", "/t"):
+        text = f"a END b {end} c END d"
+        found = ended(bench, text, stop=("END",), stop_scope=StopScope(reasoning_end=end))
+        assert found == (f"a END b {end} c ", "END")
+        scope = StopScope(reasoning_end=end, reasoning_start="a E")
+        assert ended(bench, f" {text}", stop=("END",), stop_scope=scope) == (f" a END b {end} c ", "END")
+        scope = StopScope(reasoning_end=end, reasoning_start="b")
+        assert ended(bench, text, stop=("END",), stop_scope=scope) == ("a ", "END")
+    assert ended(bench, "a END b", stop=("END",), stop_scope=StopScope(reasoning_end="</t")) == ("a END b", None)
 
 
 def test_channels_for_the_user_are_searched_and_the_reasoning_is_not(bench: Bench) -> None:

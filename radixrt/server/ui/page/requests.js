@@ -38,6 +38,8 @@ const OBSTACLES = {
   restart: () => "the ModelRunner starts anew",
 };
 
+const WAITS = { requests: "a place", prefix: "its prefix", slots: "slots", programs: "programs", restart: "a restart" };
+
 // The same of a waiting request, if it were admitted now, and what it waits for.
 export function expected(row) {
   const queue = row.queue;
@@ -162,7 +164,7 @@ export class Requests {
       const computed = Math.min(Math.max(row.computed_tokens - cached, 0), row.prompt_tokens - cached);
       const parts = [[cached, "cached"], [computed, "computed"], [row.prompt_tokens - cached - computed, "queued"], [row.output_tokens, "sampled"]];
       return [row.rid, row.state === "waiting" ? "waiting" : "", [
-        ["clipped mono", row.rid], row.state + (row.constrained ? " · constrained" : "") + (row.retractions ? ` · retracted ${row.retractions}×` : ""),
+        ["clipped mono", row.rid], row.state + (row.queue && WAITS[row.queue.obstacle] ? ` for ${WAITS[row.queue.obstacle]}` : "") + (row.constrained ? " · constrained" : "") + (row.retractions ? ` · retracted ${row.retractions}×` : ""),
         ["clipped", row.program ? `${row.program}${row.branch ? ` / ${row.branch}` : ""}` : "–"], number(row.prompt_tokens),
         ["number", row.cached_tokens < 0 ? "–" : percent(cached, row.prompt_tokens)], ["number", `${count(row.output_tokens)} of ${count(row.max_tokens)}`],
         ["bar", parts.map(([n]) => n).join(), () => stack(parts)], ["clipped why", reason], ["number", time(row.waited_s)], ["number", time(row.age_s)],
