@@ -1,7 +1,7 @@
 """The frontend language: programs of many model calls whose structure the engine can see.
 
-core/       programs: primitives that a function appends (`primitives`), the state (`state`, `state_reader`), the
-            event loop that runs the calls (`runtime`, `program`, `branch`, `calls`), and the prompt of a call
+core/       programs: primitives that a function appends (`primitives`, `expr`), the state (`state`, `state_reader`),
+            the event loop that runs the calls (`runtime`, `program`, `branch`, `calls`), and the prompt of a call
             (`transcript`, `prompt`, `chat_format`, `tools`). `function` has run, async_run, stream, batch.
 observe/    the log of a run (`run_log`), and its readers: usage, reports, traces, replays, `explain`.
 backends/   targets of calls: an engine of this process, a radixrt server, any OpenAI-compatible server.

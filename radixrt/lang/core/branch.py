@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from radixrt.lang.core.primitives import Join
+from radixrt.lang.core.expr import Join
 from radixrt.lang.core.transcript import Begin, End, Text, Tools, Transcript, append, last_call
 from radixrt.lang.errors import CallError, ProgramCancelled
 from radixrt.lang.observe.run_log import BranchRecord

@@ -18,7 +18,7 @@ from radixrt.lang.backends.base import Backend, Call, ChatOutput, EmbedCall, Rer
 from radixrt.lang.core.branch import Branch, Failure, Step
 from radixrt.lang.core.corrections import correction, resampled
 from radixrt.lang.core.embedding import EmbedTexts
-from radixrt.lang.core.primitives import Gen, Select
+from radixrt.lang.core.expr import Gen, Select
 from radixrt.lang.core.prompt import Composed
 from radixrt.lang.core.reranking import RerankTexts
 from radixrt.lang.core.streaming import Streamed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from radixrt.lang.backends.default import as_backend
 from radixrt.lang.core.batch import BatchItem, run_batch
-from radixrt.lang.core.primitives import SubProgram
+from radixrt.lang.core.expr import SubProgram
 from radixrt.lang.core.program import Program
 from radixrt.lang.core.run import Publish
 from radixrt.lang.core.runtime import runtime

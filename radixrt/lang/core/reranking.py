@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from radixrt.errors import RequestError, shown
-from radixrt.lang.core.primitives import Expr
+from radixrt.lang.core.expr import Expr
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from radixrt.lang.core.branch import Branch, Fork, ForkPoint, Step
-from radixrt.lang.core.primitives import Expr, Join, RoleBegin, RoleEnd, SubProgram, as_expr
+from radixrt.lang.core.expr import Expr, Join, RoleBegin, RoleEnd, SubProgram, as_expr
 from radixrt.lang.core.program import Program
 from radixrt.lang.core.state_reader import StateReader
 from radixrt.lang.core.step_builder import StepBuilder, flat

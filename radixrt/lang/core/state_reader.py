@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
-from radixrt.lang.core.primitives import Join
+from radixrt.lang.core.expr import Join
 from radixrt.lang.core.program import Program
 from radixrt.lang.core.prompt import as_messages
 from radixrt.lang.core.step_builder import StepBuilder

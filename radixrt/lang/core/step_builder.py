@@ -11,7 +11,7 @@ from radixrt.errors import shown
 from radixrt.lang.core.branch import Step, Write, WriteJoined
 from radixrt.lang.core.calls import Choose, Embed, Generate, Rerank
 from radixrt.lang.core.embedding import EmbedTexts
-from radixrt.lang.core.primitives import Expr, Gen, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
+from radixrt.lang.core.expr import Expr, Gen, Join, RoleBegin, RoleEnd, Select, Sequence_, TextWord
 from radixrt.lang.core.reranking import RerankTexts
 from radixrt.lang.core.transcript import Begin, End, Text, Tools
 from radixrt.lang.core.values import Names, Slot, TextlessSlot
