@@ -8,6 +8,7 @@ from pathlib import Path
 
 from radixrt.engine.device_defaults import DEVICE_DEFAULTS
 from radixrt.errors import ConfigError, ModelLoadError
+from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.mem_cache.state_sizes import size_states
 from radixrt.messages.state_slots import RESERVED_STATES
 from radixrt.models.decoder_spec import DecoderSpec
@@ -79,7 +80,7 @@ def model_needs(
     decoder = spec.decoder
     kind = choose_precision(dtype, device).dtype
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    weights = files if decoder is None else _decoder_bytes(spec, decoder, ITEM_BYTES[kind])
+    weights = files if decoder is None else _decoder_bytes(spec, decoder, ITEM_BYTES[kind], device)
     attending = 0 if decoder is None else sum(not layer.is_recurrent for layer in decoder.layers)
     token = 0 if decoder is None else attending * 2 * decoder.num_kv_heads * decoder.head_dim * ITEM_BYTES[kind]
     fraction = DEVICE_DEFAULTS[device]["cache"]["memory_fraction"]
@@ -103,14 +104,18 @@ def model_needs(
         requests=requests,
         ranks=tuple(_ranks(spec)),
         stages=1 if decoder is None else max_stages(decoder),
-        notes=tuple(_notes(decoder, files)),
+        notes=tuple(_notes(decoder, files, device)),
     )
 
 
-def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int) -> int:
+def _decoder_bytes(spec: ModelSpec, decoder: DecoderSpec, item: int, device: str) -> int:
     """Bytes of linear layers, embedding and output head; norms and biases are a thousandth of them."""
     tables = spec.vocab_size * decoder.hidden_size * (1 if decoder.tie_word_embeddings else 2)
-    return item * (decoder.num_linear_parameters + tables)
+    packed, experts = 0, decoder.experts
+    if experts is not None and experts.mxfp4 and device == "cuda":
+        mixtures = sum(layer.feed_forward == "moe" for layer in decoder.layers)
+        packed = mixtures * experts.num_experts * 3 * experts.intermediate_size * decoder.hidden_size
+    return item * (decoder.num_linear_parameters + tables - packed) + packed * (GROUP // 2 + 1) // GROUP
 
 
 def _state_bytes(decoder: DecoderSpec, item: int) -> int:
@@ -143,10 +148,11 @@ def _ranks(spec: ModelSpec) -> Iterator[int]:
         yield ranks
 
 
-def _notes(decoder: DecoderSpec | None, file_bytes: int) -> Iterator[str]:
+def _notes(decoder: DecoderSpec | None, file_bytes: int, device: str) -> Iterator[str]:
     if not file_bytes:
         yield "there are no safetensors files; without them only --load-format dummy serves it"
     if decoder is None:
         return
     if decoder.experts is not None and decoder.experts.mxfp4:
-        yield f"its experts are MXFP4 numbers ({file_bytes / 2**30:.1f} GiB of files), dequantized while they load"
+        when = "in registers, when they are read" if device == "cuda" else "while they load"
+        yield f"its experts are MXFP4 numbers ({file_bytes / 2**30:.1f} GiB of files), dequantized {when}"

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from radixrt.attention.base import AttentionLayer
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.mxfp4_weights import Mxfp4Weights
 from radixrt.kernels.triton.skinny_gemm_config import Config, find_config
 from radixrt.layers.cuda_recurrence import CudaRecurrence
 from radixrt.layers.ops import LayerOps, TorchOps
@@ -17,6 +18,7 @@ from radixrt.layers.swiglu import BiasedSwiGLU
 
 if TYPE_CHECKING:
     from radixrt.distributed.parallel import TPGroup
+    from radixrt.kernels.triton.activation import ExpertRule
     from radixrt.kernels.triton.skinny_gemm import Workspace
     from radixrt.kernels.triton.symmetric_memory import SymmetricMemory
 
@@ -31,6 +33,8 @@ class CudaOps(LayerOps):
     Raises:
         ImportError: triton is not installed.
     """
+
+    multiplies_mxfp4 = True
 
     def __init__(self, *, early: bool = False) -> None:
         # Imported here, because machines without triton import this module too.
@@ -149,11 +153,22 @@ class CudaOps(LayerOps):
             return None
         few = self._expert_gemv.supports(x, gate_up, down)
         run = self._expert_gemv.run_experts if few else self._expert_gemm.run_experts
-        rule = self._activation.SILU
-        if biased is not None:
-            of = biased.swiglu
-            rule = self._activation.ExpertRule(biased.gate_up, biased.down, of.alpha, of.limit)
-        return run(x.contiguous(), experts.int(), weights, gate_up, down, self._early, rule)
+        return run(x.contiguous(), experts.int(), weights, gate_up, down, self._early, self._rule(biased))
+
+    def run_mxfp4_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Mxfp4Weights, down: Mxfp4Weights,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        rule = self._rule(biased)
+        return self._expert_gemm.run_experts(
+            x.contiguous(), experts.int(), weights, gate_up, down, self._early, rule
+        )  # fmt: skip
+
+    def _rule(self, biased: BiasedSwiGLU | None) -> ExpertRule:
+        if biased is None:
+            return self._activation.SILU
+        of = biased.swiglu
+        return self._activation.ExpertRule(biased.gate_up, biased.down, of.alpha, of.limit)
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return self._torch.rotate(heads, positions, table)

@@ -22,6 +22,7 @@ from radixrt.layers.swiglu import BiasedSwiGLU
 if TYPE_CHECKING:
     from radixrt.attention.base import AttentionLayer
     from radixrt.distributed.parallel import TPGroup
+    from radixrt.kernels.mxfp4_weights import Mxfp4Weights
 
 LANES = 16
 """The compiled kernels support rows of a multiple of this many elements."""
@@ -32,9 +33,12 @@ class LayerOps(ABC):
 
     Attributes:
         recurrence: the operations of recurrent layers.
+        multiplies_mxfp4: there is a kernel for experts with weights of MXFP4 numbers; elsewhere they are dequantized
+            while they load.
     """
 
     recurrence: RecurrenceOps = RecurrenceOps()
+    multiplies_mxfp4: bool = False
 
     @abstractmethod
     def add_rms_norm(
@@ -128,6 +132,14 @@ class LayerOps(ABC):
             biased: of experts with biases; None for SiLU-gated ones without.
         """
         return None
+
+    def run_mxfp4_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Mxfp4Weights, down: Mxfp4Weights,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return what `run_experts` does, for weights of MXFP4 numbers and an x of any floating dtype; only where
+        `multiplies_mxfp4`."""
+        raise NotImplementedError
 
     def run_packed_experts(
         self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,

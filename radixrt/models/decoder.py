@@ -94,7 +94,8 @@ class Decoder(nn.Module):
             raise ValueError(f"{spec.architecture} is not an architecture of this decoder")
         group = None if group is None or group.size == 1 else group
         decoder = spec.decoder
-        part = partition(spec) if group is None else partition(spec, group.rank, group.size)
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        part = partition(spec, rank, size, whole_groups=ops.multiplies_mxfp4)
         self._model_spec, self._part, self._group, self._ops = spec, part, group, ops
         self._stage = stage = stage or whole(spec)
         self.narrows = stage.is_last

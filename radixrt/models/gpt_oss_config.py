@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixrt.errors import ModelLoadError
+from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.layers.rotary import RopeSpec, parse_rope
 from radixrt.layers.swiglu import ClampedSwiGLU
 from radixrt.models.config_fields import flag, optional_int, positive_float, positive_int
 from radixrt.models.decoder_spec import DecoderSpec, LayerSpec
 from radixrt.models.experts_spec import ExpertsSpec, parse_experts
-from radixrt.models.loading.checkpoint import GROUP
 
 GPT_OSS = "GptOssForCausalLM"
 DEFAULT_ROPE = {

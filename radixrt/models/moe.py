@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from radixrt.distributed.partial_sum import PartialSum
+from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import meta_parameter
+from radixrt.layers.mxfp4_experts import Mxfp4Experts
 from radixrt.layers.routing import Routing
 from radixrt.models.biased_experts import biased_experts
 from radixrt.models.decoder_layer import FeedForward, LayerContext
@@ -32,22 +34,30 @@ class MoEFeedForward(FeedForward):
         spec, experts = context.spec, context.spec.experts
         if experts is None:
             raise ValueError("a layer has a mixture of experts, but the spec does not describe one")
-        self._part, self._experts, self._ops = context.part, experts, context.ops
+        self._part, self._experts, self._ops, self._dtype = context.part, experts, context.ops, context.dtype
         self._routing = Routing(experts.top_k, experts.renormalize, experts.num_shared)
         columns = len(context.part.expert_intermediate)
         gates = experts.num_experts + bool(experts.num_shared)
         self.router = meta_parameter(gates, spec.hidden_size, dtype=torch.float32)
         self.router_bias = None if experts.swiglu is None else meta_parameter(gates, dtype=torch.float32)
         count = experts.num_experts + experts.num_shared
-        self.experts = FusedExperts(count, spec.hidden_size, columns, context.dtype, context.ops, experts.swiglu)
+        taken = context.part.expert_intermediate
+        # Ranks that divide a group of MXFP4 numbers dequantize them.
+        self._packed = (
+            experts.mxfp4 and context.ops.multiplies_mxfp4 and not (taken.start % GROUP or taken.stop % GROUP)
+        )
+        self.experts: FusedExperts | Mxfp4Experts
+        if self._packed and experts.swiglu is not None:
+            self.experts = Mxfp4Experts(count, spec.hidden_size, columns, context.ops, experts.swiglu)
+        else:
+            self.experts = FusedExperts(count, spec.hidden_size, columns, context.dtype, context.ops, experts.swiglu)
 
     def forward(self, x: torch.Tensor) -> PartialSum:
         return PartialSum(self.experts(x, *self.route(x)))
 
     def launch_all(self, tokens: int) -> None:
         """Launch the kernels of a step with so many tokens, for `compile_kernels`; the results are meaningless."""
-        dtype, device = self.experts.gate_up_proj.dtype, self.router.device
-        self.forward(torch.empty(tokens, self.router.shape[1], dtype=dtype, device=device))
+        self.forward(torch.empty(tokens, self.router.shape[1], dtype=self._dtype, device=self.router.device))
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the experts of each token [T, k] and their weights; the shared ones, if there are any, last."""
@@ -58,7 +68,8 @@ class MoEFeedForward(FeedForward):
         transformers keeps them in memory, two for all experts of a layer."""
         spec, taken = self._experts, self._part.expert_intermediate
         if spec.swiglu is not None:
-            return biased_experts(spec, self._part, self.router.shape[1], f"{prefix}.{spec.module}")
+            module = f"{prefix}.{spec.module}"
+            return biased_experts(spec, self._part, self.router.shape[1], module, packed=self._packed)
         count, hidden, columns = spec.num_experts, self.router.shape[1], spec.intermediate_size
         module, stacked = f"{prefix}.{spec.module}", f"{prefix}.mlp"
         router = replicated(f"{module}.gate.weight", (count, hidden), alternative=f"{stacked}.gate.weight")

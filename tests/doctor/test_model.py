@@ -43,15 +43,26 @@ def on(machine: Facts, found: ModelNeeds, *, gpus: int = 1, ranks: int = 1) -> F
 def test_gpt_oss(tmp_path: Path) -> None:
     found = needs(tmp_path, {**GPT_OSS_20B, "quantization_config": PUBLISHED})
     assert (found.architecture, found.runs_on, found.dtype) == ("GptOssForCausalLM", "radixrt's decoder", "bfloat16")
-    assert found.weight_bytes == pytest.approx(41.8e9, rel=0.01)
+    assert found.weight_bytes == pytest.approx(13.7e9, rel=0.01)
     assert found.token_bytes == 48 * 1024
     assert found.kv_tokens == pytest.approx(0.9 * (139 * GIB - found.weight_bytes) / found.token_bytes, rel=0.01)
     assert found.ranks == (1, 2, 4, 8, 16, 32, 64)
-    assert any("MXFP4" in note for note in found.notes)
+    assert any("MXFP4" in note and "in registers" in note for note in found.notes)
     assert advise(on(GPU_MACHINE, found)) == []
     text = as_text(on(GPU_MACHINE, found), [])
     assert "GptOssForCausalLM on radixrt's decoder, bfloat16, 131072 tokens of context" in text
     assert "48.0 KiB a token; about" in text
+
+
+def test_mxfp4_numbers_are_as_large_as_their_files_on_a_gpu_alone(tmp_path: Path) -> None:
+    published = {**GPT_OSS_120B, "quantization_config": PUBLISHED}
+    found = needs(tmp_path, published)
+    assert found.weight_bytes == pytest.approx(65.2e9, rel=0.01)
+    assert found.kv_tokens > 800_000
+    assert advise(on(GPU_MACHINE, found)) == []
+    on_cpu = needs(tmp_path, published, device="cpu", dtype="bfloat16")
+    assert on_cpu.weight_bytes == pytest.approx(233.7e9, rel=0.01)
+    assert any("while they load" in note for note in on_cpu.notes)
 
 
 def test_weights_that_need_more_gpus(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from radixrt.runner.graphs.prompt_graph_runner import PromptGraphRunner
 from tests.gpu.test_flashinfer import DEVICE, STEPS, Compiling, make_batch
 from tests.gpu.test_hybrid import scored
 from tests.gpu.test_runner import GREEDY, OPTIONS, PROMPTS, greedy
+from tests.models.loading.test_mxfp4 import make_mxfp4_models
 from tests.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -74,6 +75,23 @@ def test_float32_equals_the_cpu(model: Path) -> None:
     expected = greedy(model, device="cpu", dtype="float32")
     assert greedy(model, device="cuda", dtype="float32") == expected
     assert greedy(model, device="cuda", dtype="float32", chunked_prefill_size=16, page_size=8) == expected
+
+
+def test_mxfp4_experts_equal_the_dequantized_ones(tmp_path: Path) -> None:
+    """In float32 token for token, on the device as on the CPU, which dequantizes while it loads; in bfloat16 as near to
+    that as the dequantized checkpoint is."""
+    packed, plain = make_mxfp4_models(tmp_path / "packed", tmp_path / "plain", **LARGER)
+    expected = greedy(plain, device="cpu", dtype="float32")
+    assert greedy(packed, device="cpu", dtype="float32") == expected
+    assert greedy(packed, device="cuda", dtype="float32") == expected
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(3, 400, n).tolist() for n in (3, 20, 100, 300)]
+    exact = scored(plain, texts, device="cuda", dtype="float32")
+    for options in ({"cuda_graph": "off"}, {"cuda_graph": "start"}):
+        found = scored(packed, texts, device="cuda", dtype="bfloat16", **options)
+        assert np.abs(found - exact).mean() < ROUNDING
+    with Engine(str(packed), **OPTIONS, device="cuda", dtype="bfloat16", load_format="dummy") as engine:
+        engine.generate(PROMPTS, GREEDY)
 
 
 def test_decoded_tokens_have_the_log_probabilities_of_float32(model: Path) -> None:

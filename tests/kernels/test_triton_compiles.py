@@ -20,7 +20,8 @@ TYPES = {
     "addresses": "*i64", "turns": "*i64", "parts": "*i64", "eps": "fp32", "temperatures": "*fp32", "uniforms": "*fp64",
     "token_ids": "*i64", "best_out": "*fp32", "bias": "*bf16", "arrived": "*i32", "input_ids": "*i64",
     **dict.fromkeys(("src", "dst", "starts"), "*i64"), **dict.fromkeys(("which", "chunk_row", "chunk_first"), "*i32"),
-    **dict.fromkeys(("a_log", "dt_bias", "decays", "states"), "*fp32"), "x_stride": "i32",
+    **dict.fromkeys(("a_log", "dt_bias", "decays", "states"), "*fp32"),
+    **dict.fromkeys(("x_stride", "weight_stride", "scale_stride"), "i32"),
     **dict.fromkeys(("rows", "each", "columns", "vocab", "tokens", "num_rows", "copy_stride", "first", "count"), "i32"),
 }  # fmt: skip
 """Triton types of kernel arguments; pointers that are not named here point to bfloat16."""
@@ -41,7 +42,7 @@ def compiled(kernel: Any, constants: dict[str, Any], *, warps: int = 4, stages: 
         name: "constexpr" if name in constants else types.get(name, TYPES.get(name, "*bf16")) for name in names
     }
     values = {(names.index(name),): value for name, value in constants.items()}
-    sizes = ("num_rows", "columns")
+    sizes = ("num_rows", "columns", "weight_stride", "scale_stride")
     multiples = [i for i, name in enumerate(names) if signature[name].startswith("*") or name in sizes]
     aligned = {(i,): [["tt.divisibility", 16]] for i in multiples if signature[names[i]] != "constexpr"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
@@ -163,7 +164,8 @@ def test_experts_in_float32() -> None:
     from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE
 
     sizes = {"TOP_K": 8, "TOKENS": FLOAT32_TILE, "ROWS": FLOAT32.rows, "STEP": FLOAT32.step, "GATED": True}
-    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, "weight_map": None, **SILU}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": False, "EVEN": False, "EARLY": True, "scales": None, **SILU}
+    given["weight_map"] = None
     floats = dict.fromkeys(("x", "weight", "out"), "*fp32")
     ptx = compiled(expert_gemm._expert_gemm_kernel, given, stages=FLOAT32.stages, count="*i32", **floats, **INTEGERS)
     assert "tf32" not in ptx
@@ -177,7 +179,8 @@ def test_experts_of_many_tokens(gated: bool, biased: bool, tile: int) -> None:
 
     cut = find_config(tile, gated=gated)
     sizes = {"TOP_K": 8, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
-    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True, **(BIASED if biased else SILU)}
+    given: dict[str, Any] = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": True, "scales": None}
+    given |= BIASED if biased else SILU
     if not cut.bulk:
         given["weight_map"] = None
     weight_map = f"tensordesc<bf16[{cut.rows},{cut.step}]>"
@@ -191,6 +194,25 @@ def test_experts_of_many_tokens(gated: bool, biased: bool, tile: int) -> None:
     assert not re.search(r"ld\.global\S*\.v4", ptx)
     if gated and not biased:
         compiled(expert_gemm._weighted_sum_kernel, {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024, "EARLY": True})
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tile", [16, 32, 64, 128])
+def test_experts_of_mxfp4_numbers(tile: int, gated: bool) -> None:
+    from radixrt.kernels.triton import expert_gemm
+    from radixrt.kernels.triton.expert_gemm_config import MXFP4
+
+    cut = MXFP4[tile]
+    sizes = {"TOP_K": 4, "TOKENS": tile, "ROWS": cut.rows, "STEP": cut.step, "GATED": gated, "EARLY": True}
+    given = {**sizes, "TOKENS_FIRST": cut.tokens_first, "EVEN": False, "weight_map": None, **BIASED}
+    ptx = compiled(
+        expert_gemm._expert_gemm_kernel, given, warps=cut.warps, stages=cut.stages, count="*i32", bias="*fp32",
+        weight="*u8", scales="*u8", **INTEGERS,
+    )  # fmt: skip
+    assert "ftz" not in ptx  # the smallest number is below the normal ones of float32 before it is scaled
+    # Weights come in asynchronous pieces of 8 or 16 bytes, and no thread takes them from shared memory byte by byte.
+    assert re.search(r"cp\.async\.c[ag]\.shared\.global .* 0x(8|10)\b", ptx)
+    assert "ld.shared.b8" not in ptx
 
 
 def test_recurrent_layers() -> None:

@@ -131,7 +131,7 @@ def test_each_tiling(triton_device: str, tile: int, cut: Config, monkeypatch: py
     from radixrt.kernels.triton.activation import ExpertRule
 
     monkeypatch.setattr(expert_gemm, "tile_of", lambda *sizes: tile)
-    monkeypatch.setattr(expert_gemm, "find_config", lambda tile, gated: cut)
+    monkeypatch.setattr(expert_gemm, "find_config", lambda tile, **kind: cut)
     made = make(triton_device, torch.float16, 40, 3, 2, 72, 40)
     check(expert_gemm.run_experts(*made), made)
     rule = biases(made)

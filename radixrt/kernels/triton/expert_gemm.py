@@ -3,7 +3,7 @@
 Few tokens for each expert are bound by reading the weights, which each program multiplies with all tokens of its tile;
 many are bound by the tensor cores. Two launches compute gate and up, with their activation, and down; a third
 one adds up each token's experts, in the order of their weights and in float32, so that a sum depends on its token
-alone.
+alone. Weights of MXFP4 numbers are dequantized in registers.
 """
 
 from __future__ import annotations
@@ -14,23 +14,41 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from radixrt.kernels.mxfp4_weights import Mxfp4Weights
 from radixrt.kernels.triton.activation import SILU, ExpertRule
 from radixrt.kernels.triton.activation import gated as gated_product
 from radixrt.kernels.triton.expert_gemm_config import FLOAT32, FLOAT32_TILE, Config, find_config, tile_of
 from radixrt.kernels.triton.expert_tiles import Tiles, list_tiles
+from radixrt.kernels.triton.mxfp4 import GROUP, dequantized
 from radixrt.kernels.triton.skinny_gemm import ALIGNMENT, has_copy_engine
+
+Weights = torch.Tensor | Mxfp4Weights
 
 SUM_BLOCK = 1024
 SUM_WARPS = 4
 
 
 @triton.jit
-def _weight_tile(map_, pointers, first_row, start, columns, STEP: tl.constexpr, EVEN: tl.constexpr):
-    """Load [rows, STEP] of a weight at a column: by descriptor if there is one, else by the rows' pointers."""
+def _weight_tile(
+    map_, pointers, scales, first_row, step, columns, weight_stride, scale_stride,
+    DTYPE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Load [ROWS, STEP] of a weight, the columns of a step: by descriptor if there is one, else by the rows' pointers;
+    of MXFP4 numbers if there are pointers to their scales."""
     if map_ is not None:
-        tile = map_.load([first_row, start])
+        tile = map_.load([first_row, step * STEP])
+    elif scales is not None:
+        at = step * (STEP // 2) + tl.arange(0, STEP // 2)[None, :]
+        group = step * (STEP // GROUP) + tl.arange(0, STEP // GROUP)[None, :]
+        if EVEN:
+            codes = tl.load(pointers + at)
+            factors = tl.load(scales + group)
+        else:
+            codes = tl.load(pointers + at, mask=at < weight_stride, other=0)
+            factors = tl.load(scales + group, mask=group < scale_stride, other=0)
+        tile = dequantized(codes, factors, DTYPE, ROWS, STEP)
     else:
-        at = start + tl.arange(0, STEP)[None, :]
+        at = step * STEP + tl.arange(0, STEP)[None, :]
         if EVEN:
             tile = tl.load(pointers + at)
         else:
@@ -59,13 +77,15 @@ def _along_rows(values, TOKENS_FIRST: tl.constexpr):
 
 @triton.jit
 def _expert_gemm_kernel(
-    x, weight, weight_map, bias, pairs, tiles, count, out, num_rows, columns,
+    x, weight, weight_map, scales, bias, pairs, tiles, count, out, num_rows, columns, weight_stride, scale_stride,
     TOP_K: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, GATED: tl.constexpr,
     TOKENS_FIRST: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Multiply one tile with ROWS of its expert's weight. GATED: x has a row for each token, out one for each position
     in `pairs`. Else x has one for each position, and out one for each pair.
 
+    scales: of weights of MXFP4 numbers, see `Mxfp4Weights`; None for others.
+    weight_stride, scale_stride: elements of a row of weight and of scales.
     bias: float32, one for each row of the weights, or None.
     ALPHA, LIMIT: see `activation.gated`.
     """
@@ -91,30 +111,42 @@ def _expert_gemm_kernel(
         x_row = pair // TOP_K
         out_row = position
         in_map = expert * 2 * num_rows + first_row
-        of_expert = weight + expert.to(tl.int64) * 2 * num_rows * columns
+        weight_row = expert.to(tl.int64) * 2 * num_rows
     else:
         x_row = position
         out_row = pair
         in_map = expert * num_rows + first_row
-        of_expert = weight + expert.to(tl.int64) * num_rows * columns
+        weight_row = expert.to(tl.int64) * num_rows
     # Rows past the end compute the last one again, so that loads of the weight need no mask for them.
-    in_weight = of_expert + tl.minimum(row, num_rows - 1).to(tl.int64)[:, None] * columns
-    in_up = in_weight + num_rows.to(tl.int64) * columns
+    own_row = tl.minimum(row, num_rows - 1).to(tl.int64)[:, None]
+    in_weight = weight + weight_row * weight_stride + own_row * weight_stride
+    in_up = in_weight + num_rows.to(tl.int64) * weight_stride
+    in_scales = None
+    up_scales = None
+    if scales is not None:
+        in_scales = scales + weight_row * scale_stride + own_row * scale_stride
+        up_scales = in_scales + num_rows.to(tl.int64) * scale_stride
     in_x = x + x_row.to(tl.int64)[:, None] * columns
     shape: tl.constexpr = (TOKENS, ROWS) if TOKENS_FIRST else (ROWS, TOKENS)
+    dtype: tl.constexpr = x.dtype.element_ty
     sums = tl.zeros(shape, tl.float32)
     up_sums = tl.zeros(shape, tl.float32)
     for step in tl.range(0, tl.cdiv(columns, STEP)):
-        start = step * STEP
-        at = start + tl.arange(0, STEP)[None, :]
+        at = step * STEP + tl.arange(0, STEP)[None, :]
         if EVEN:
             x_tile = tl.load(in_x + at, mask=inside[:, None], other=0.0)
         else:
             x_tile = tl.load(in_x + at, mask=inside[:, None] & (at < columns), other=0.0)
-        w = _weight_tile(weight_map, in_weight, in_map, start, columns, STEP, EVEN)
+        w = _weight_tile(
+            weight_map, in_weight, in_scales, in_map, step, columns, weight_stride, scale_stride, dtype, ROWS, STEP,
+            EVEN,
+        )  # fmt: skip
         sums = _multiply(w, x_tile, sums, TOKENS_FIRST)
         if GATED:
-            up = _weight_tile(weight_map, in_up, in_map + num_rows, start, columns, STEP, EVEN)
+            up = _weight_tile(
+                weight_map, in_up, up_scales, in_map + num_rows, step, columns, weight_stride, scale_stride, dtype,
+                ROWS, STEP, EVEN,
+            )  # fmt: skip
             up_sums = _multiply(up, x_tile, up_sums, TOKENS_FIRST)
     if bias is not None:
         of_row = bias + expert.to(tl.int64) * (2 * num_rows if GATED else num_rows) + tl.minimum(row, num_rows - 1)
@@ -150,25 +182,27 @@ def _weighted_sum_kernel(
 
 
 def run_experts(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Weights, down: Weights,
     early: bool = False, rule: ExpertRule = SILU,
 ) -> torch.Tensor:  # fmt: skip
     """Return the weighted sum [T, hidden] of the outputs of each token's experts, in x's dtype, to which the output of
     each expert is rounded too.
 
     Args:
-        x: [T, hidden] in the weights' dtype, contiguous, T > 0.
+        x: [T, hidden], contiguous, T > 0; in the dtype of the weights, or, where these are MXFP4 numbers, in the one
+            to compute in.
         experts, weights: [T, k], int32 and float32.
         gate_up: [E, 2 * n, hidden], contiguous.
         down: [E, hidden, n], contiguous.
         early: see `CudaOps`.
         rule: biases and activation.
     """
-    (tokens, top_k), num_experts = experts.shape, gate_up.shape[0]
+    (tokens, top_k), mxfp4 = experts.shape, isinstance(gate_up, Mxfp4Weights)
+    num_experts = (gate_up.codes if isinstance(gate_up, Mxfp4Weights) else gate_up).shape[0]
     tile, cut, down_cut = FLOAT32_TILE, FLOAT32, FLOAT32
     if x.element_size() == 2:
         tile = tile_of(tokens, top_k, num_experts)
-        cut, down_cut = find_config(tile, gated=True), find_config(tile, gated=False)
+        cut, down_cut = (find_config(tile, gated=gated, mxfp4=mxfp4) for gated in (True, False))
     tiles = list_tiles(experts, num_experts, tile, early)
     inner = multiply(x, gate_up, tiles, tile, cut, top_k=top_k, gated=True, early=early, rule=rule)
     each = multiply(inner, down, tiles, tile, down_cut, top_k=top_k, gated=False, early=early, rule=rule)
@@ -176,7 +210,7 @@ def run_experts(
 
 
 def multiply(
-    x: torch.Tensor, weight: torch.Tensor, tiles: Tiles, tile: int, cut: Config, *, top_k: int, gated: bool,
+    x: torch.Tensor, weight: Weights, tiles: Tiles, tile: int, cut: Config, *, top_k: int, gated: bool,
     early: bool = False, rule: ExpertRule = SILU,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply each token with the weights of its experts.
@@ -189,15 +223,17 @@ def multiply(
     Returns:
         gated: the gated product [T * k, rows / 2], one row for each position; else [T * k, rows], one for each pair.
     """
-    _, rows, columns = weight.shape
-    rows = rows // 2 if gated else rows
+    values, scales = weight if isinstance(weight, Mxfp4Weights) else (weight, None)
+    _, rows, stride = values.shape
+    rows, columns = rows // 2 if gated else rows, x.shape[1]
     out = torch.empty(tiles.pairs.shape[0], rows, dtype=x.dtype, device=x.device)
     # The copy engine fetches rows of other experts past the end of a matrix; they reach no row that is stored.
-    bulk = cut.bulk and _copies(weight)
-    weight_map = TensorDescriptor.from_tensor(weight.flatten(0, 1), [cut.rows, cut.step]) if bulk else None
+    bulk = cut.bulk and _copies(values)
+    weight_map = TensorDescriptor.from_tensor(values.flatten(0, 1), [cut.rows, cut.step]) if bulk else None
     bias = rule.gate_up_bias if gated else rule.down_bias
     _expert_gemm_kernel[(tiles.tiles.shape[0] * triton.cdiv(rows, cut.rows),)](
-        x, weight, weight_map, bias, tiles.pairs, tiles.tiles, tiles.num_tiles, out, rows, columns,
+        x, values, weight_map, scales, bias, tiles.pairs, tiles.tiles, tiles.num_tiles, out, rows, columns, stride,
+        0 if scales is None else scales.shape[2],
         top_k, tile, cut.rows, cut.step, gated, cut.tokens_first, columns % cut.step == 0, rule.alpha, rule.limit,
         early,
         num_warps=cut.warps, num_stages=cut.stages, launch_pdl=early,

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from radixrt.kernels.mxfp4_weights import GROUP
+
 if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, ...]
-
-GROUP = 32
-"""Values along a row that share a scale in MXFP4."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class CheckpointTensor:
         transposed: whether what is taken is transposed before it fills rows.
         alternating: dimension of what fills the rows along which a value of the parameter's first half and one of its
             second half come in turn; None where they are in the parameter's order.
-        mxfp4: whether the checkpoint has the tensor as MXFP4 numbers, in `name`_blocks and `name`_scales; see
-            `radixrt.models.loading.mxfp4`.
+        mxfp4: whether the checkpoint has the tensor as MXFP4 numbers, in `name`_blocks and `name`_scales, which are
+            dequantized; see `radixrt.models.loading.mxfp4`.
     """
 
     name: str

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixrt.errors import ConfigError
+from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.models.decoder_spec import DecoderSpec
+from radixrt.models.experts_spec import ExpertsSpec
 from radixrt.models.model_config import ModelSpec
 
 VOCAB_ALIGN = 64
@@ -44,11 +46,12 @@ class Partition:
     vocab_rows: int
 
 
-def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
+def partition(spec: ModelSpec, rank: int = 0, size: int = 1, *, whole_groups: bool = False) -> Partition:
     """Return the shard of a decoder that a rank of `size` ranks holds.
 
     Args:
         spec: a spec whose `decoder` is set.
+        whole_groups: ranks have whole groups of columns of experts with MXFP4 numbers, if there are enough of them.
 
     Raises:
         ConfigError: as `check_partition`.
@@ -68,7 +71,7 @@ def partition(spec: ModelSpec, rank: int = 0, size: int = 1) -> Partition:
         heads=range(rank * heads, (rank + 1) * heads),
         kv_heads=range(first_kv, first_kv + kv_heads),
         intermediate=_share(decoder.intermediate_size, rank, size),
-        expert_intermediate=_share(0 if decoder.experts is None else decoder.experts.intermediate_size, rank, size),
+        expert_intermediate=_expert_columns(decoder.experts, rank, size, whole_groups=whole_groups),
         k_heads=_share(0 if recurrent is None else recurrent.k_heads, rank, size),
         v_heads=_share(0 if recurrent is None else recurrent.v_heads, rank, size),
         channels=_share(decoder.hidden_size, rank, size),
@@ -109,6 +112,15 @@ def _fits(decoder: DecoderSpec, size: int) -> bool:
     states_fit = decoder.recurrent_size is None or decoder.recurrent_size[0] % size == 0
     columns_fit = not any(n % size for n in decoder.intermediate_sizes)
     return decoder.num_heads % size == 0 and kv_fit and states_fit and columns_fit
+
+
+def _expert_columns(experts: ExpertsSpec | None, rank: int, size: int, *, whole_groups: bool) -> range:
+    if experts is None:
+        return range(0)
+    groups = experts.intermediate_size // GROUP
+    if not (whole_groups and experts.mxfp4 and groups >= size):
+        return _share(experts.intermediate_size, rank, size)
+    return range(rank * groups // size * GROUP, (rank + 1) * groups // size * GROUP)
 
 
 def _share(count: int, rank: int, size: int) -> range:

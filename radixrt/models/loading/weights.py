@@ -17,11 +17,12 @@ from tqdm import tqdm
 
 from radixrt.distributed.parallel import TPGroup
 from radixrt.errors import ModelLoadError
+from radixrt.kernels.mxfp4_weights import GROUP
 from radixrt.layers.experts import FusedExperts
 from radixrt.layers.linear import Linear
 from radixrt.layers.ops import LayerOps, TorchOps
 from radixrt.models.decoder import Decoder
-from radixrt.models.loading.checkpoint import GROUP, CheckpointTensor, ParameterSources
+from radixrt.models.loading.checkpoint import CheckpointTensor, ParameterSources
 from radixrt.models.loading.mxfp4 import dequantize
 from radixrt.models.loading.partition import check_partition
 from radixrt.models.model_config import DTYPES, ModelSpec
@@ -30,6 +31,8 @@ from radixrt.models.registry import Model, model_class
 from radixrt.models.stages import Stage
 
 DUMMY_STD = 0.02
+DUMMY_SCALE = 120
+"""Scale of random MXFP4 numbers, 2^-7, at which they have this deviation, about."""
 BARE_EMBEDDING = "embed_tokens.weight"
 HEADS = ("lm_head.", "score.")
 TEXT_PART = "model.language_model."
@@ -158,8 +161,7 @@ class Checkpoint:
             first = wanted.taken.start - taken.start * GROUP
         parts = [self._slice(name, wanted.index, wanted.dim, taken) for name in wanted.stored]
         for name, part in zip(wanted.stored, parts, strict=True):
-            if part.dtype != torch.uint8:
-                raise ModelLoadError(f"{name} holds {part.dtype}, but MXFP4 numbers are stored as torch.uint8")
+            _check_bytes(name, part)
         values = dequantize(*(part.to(device) for part in parts))
         return values.narrow(1, first, len(wanted.taken)) if wanted.dim == 1 else values
 
@@ -169,6 +171,11 @@ class Checkpoint:
         where: tuple[int | slice, ...] = (span,) if dim == 0 else (slice(None), span)
         sliced: torch.Tensor = file.get_slice(stored)[where if index is None else (index, *where)]
         return sliced
+
+
+def _check_bytes(name: str, part: torch.Tensor) -> None:
+    if part.dtype != torch.uint8:
+        raise ModelLoadError(f"{name} holds {part.dtype}, but MXFP4 numbers are stored as torch.uint8")
 
 
 def arranged(values: torch.Tensor, tensor: CheckpointTensor) -> torch.Tensor:
@@ -229,6 +236,8 @@ def fill_randomly(model: Decoder, device: torch.device, *, seed: int, tied: bool
                 values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
                 if name.endswith("norm"):
                     values.fill_(1.0)
+                elif name.endswith("_scales"):
+                    values.fill_(DUMMY_SCALE)
                 else:
                     _draw(values, sources[name], seed)
                 module.register_parameter(name.rpartition(".")[2], nn.Parameter(values, requires_grad=False))
@@ -247,15 +256,23 @@ def _draw(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...], seed: int
         digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
         generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest[:7]))
         if tensor.whole and tensor.alternating is None and rows.shape == tensor.shape:
-            rows.normal_(0.0, DUMMY_STD, generator=generator)
+            _randomize(rows, generator)
             continue
         whole = drawn.get(key)
         if whole is None:
             whole = torch.empty(shape, dtype=rows.dtype, device=rows.device)
-            whole.normal_(0.0, DUMMY_STD, generator=generator)
+            _randomize(whole, generator)
             if names[key] > 1:
                 drawn[key] = whole
         _fill(rows, arranged(whole.narrow(tensor.dim, tensor.taken.start, len(tensor.taken)), tensor))
+
+
+def _randomize(values: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill with random weights, or, where they are bytes, with random MXFP4 numbers."""
+    if values.dtype == torch.uint8:
+        values.random_(0, 256, generator=generator)
+    else:
+        values.normal_(0.0, DUMMY_STD, generator=generator)
 
 
 def _read_parameter(
@@ -263,7 +280,10 @@ def _read_parameter(
 ) -> nn.Parameter:
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     for tensor, rows in zip(tensors, _rows_of(values, tensors), strict=True):
-        _fill(rows, checkpoint.read(tensor, device))
+        part = checkpoint.read(tensor, device)
+        if values.dtype == torch.uint8:
+            _check_bytes(tensor.name, part)
+        _fill(rows, part)
         if tensor.offset:
             rows += tensor.offset
     return nn.Parameter(values, requires_grad=False)
@@ -276,8 +296,8 @@ def _rows_of(values: torch.Tensor, tensors: tuple[CheckpointTensor, ...]) -> tup
 
 def _fill(rows: torch.Tensor, part: torch.Tensor) -> None:
     """Copy this rank's slice of a tensor into a parameter's rows, and zeros behind its rows and columns."""
-    if part.dim() > rows.dim():  # weights of a convolution, [channels, 1, taps]
-        part = part.squeeze(1)
+    if part.dim() > rows.dim():  # weights of a convolution, [channels, 1, taps], and MXFP4, [rows, groups, 16]
+        part = part.flatten(1)
     if rows.shape != part.shape:
         rows.zero_()
     rows[tuple(map(slice, part.shape))].copy_(part)

@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from radixrt.errors import ModelLoadError
+from radixrt.kernels.mxfp4_weights import GROUP, Mxfp4Weights
+from radixrt.layers.experts import FusedExperts
+from radixrt.layers.mxfp4_experts import Mxfp4Experts
+from radixrt.layers.ops import TorchOps
+from radixrt.layers.swiglu import BiasedSwiGLU
 from radixrt.models.decoder import Decoder
 from radixrt.models.loading.mxfp4 import dequantize
 from radixrt.models.loading.weights import load_model
 from radixrt.models.model_config import load_model_spec, parse_model_spec
 from tests.distributed.rank_threads import ThreadGroup, on_ranks
 from tests.models.test_gpt_oss_config import GPT_OSS_20B
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import make_tiny_model, save_tokenizer
 
 PUBLISHED = {
     "modules_to_not_convert": [
@@ -34,13 +40,13 @@ def random_mxfp4(*rows: int, columns: int, seed: int) -> tuple[torch.Tensor, tor
     return blocks, torch.randint(120, 125, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model with its experts in MXFP4, and the same one as transformers dequantizes it."""
+def make_mxfp4_models(packed: Path, plain: Path, **changes: Any) -> tuple[Path, Path]:
+    """Make a tiny model with its experts in MXFP4, and the same one as transformers dequantizes it."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    plain = make_tiny_model(tmp_path_factory.mktemp("plain"), "gpt_oss", num_hidden_layers=2, intermediate_size=96)
-    packed = tmp_path_factory.mktemp("packed")
+    make_tiny_model(plain, "gpt_oss", num_hidden_layers=2, intermediate_size=96, **changes)
+    packed.mkdir(exist_ok=True)
+    save_tokenizer(packed)
     config = json.loads((plain / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**config, "quantization_config": PUBLISHED}))
     tensors = load_file(plain / "model.safetensors")
@@ -54,6 +60,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     save_file(stored, packed / "model.safetensors", {"format": "pt"})
     return packed, plain
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_mxfp4_models(tmp_path_factory.mktemp("packed"), tmp_path_factory.mktemp("plain"))
 
 
 def test_equals_transformers_for_every_scale_and_number() -> None:
@@ -84,6 +95,77 @@ def test_parameters_equal_those_of_the_dequantized_checkpoint(size: int, folders
     on_ranks(size, both)
 
 
+class PackedOps(TorchOps):
+    """Operations of a device with a kernel for MXFP4 numbers, which computes with the dequantized weights here."""
+
+    multiplies_mxfp4 = True
+
+    def run_mxfp4_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Mxfp4Weights, down: Mxfp4Weights,
+        biased: BiasedSwiGLU | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        assert biased is not None
+        plain = FusedExperts(len(down.codes), x.shape[1], down.codes.shape[2] * 2, x.dtype, TorchOps(), biased.swiglu)
+        for name, values in (
+            ("gate_up_proj", plain_weights(gate_up)), ("down_proj", plain_weights(down)),
+            ("gate_up_bias", biased.gate_up), ("down_bias", biased.down),
+        ):  # fmt: skip
+            setattr(plain, name, nn.Parameter(values.to(x.dtype), requires_grad=False))
+        return plain(x, experts, weights)
+
+
+def plain_weights(packed: Mxfp4Weights) -> torch.Tensor:
+    codes, scales = packed
+    groups = codes.shape[2] * 2 // GROUP
+    assert scales.shape[2] == 16  # of which a row's groups are the first
+    values = dequantize(codes.reshape(-1, groups, GROUP // 2), scales[..., :groups].reshape(-1, groups))
+    return values.view(*codes.shape[:2], -1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])  # three groups: four ranks divide them, and dequantize
+def test_numbers_stay_as_they_are_stored_where_there_is_a_kernel(size: int, folders: tuple[Path, Path]) -> None:
+    """A rank has whole groups of columns."""
+    packed, plain = folders
+    whole = dict(load_model(plain, load_model_spec(plain), dtype="float32", device="cpu").named_parameters())
+
+    def check(group: ThreadGroup) -> None:
+        model = load_model(packed, load_model_spec(packed), dtype="float32", device="cpu", ops=PackedOps(), group=group)
+        taken = range(group.rank * 3 // size * GROUP, (group.rank + 1) * 3 // size * GROUP)
+        for i, layer in enumerate(model.layers):
+            experts, name = layer.feed_forward.experts, f"layers.{i}.feed_forward.experts"
+            gate, up = whole[f"{name}.gate_up_proj"].chunk(2, dim=1)
+            if size > 3:
+                assert isinstance(experts, FusedExperts)
+                assert torch.equal(experts.down_proj, whole[f"{name}.down_proj"][:, :, group.rank * 24 :][:, :, :24])
+                continue
+            assert isinstance(experts, Mxfp4Experts)
+            part = slice(taken.start, taken.stop)
+            found = plain_weights(Mxfp4Weights(experts.gate_up_proj, experts.gate_up_scales)).float()
+            assert torch.equal(found, torch.cat((gate[:, part], up[:, part]), dim=1))
+            found = plain_weights(Mxfp4Weights(experts.down_proj, experts.down_scales)).float()
+            assert torch.equal(found, whole[f"{name}.down_proj"][:, :, part])
+            gate, up = whole[f"{name}.gate_up_bias"].chunk(2, dim=1)
+            assert torch.equal(experts.gate_up_bias, torch.cat((gate[:, part], up[:, part]), dim=1))
+
+    on_ranks(size, check)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_packed_experts_compute_what_dequantized_ones_do(size: int, folders: tuple[Path, Path]) -> None:
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(0))
+    whole = load_model(folders[0], load_model_spec(folders[0]), dtype="float32", device="cpu")
+    expected = whole.layers[1].feed_forward(x).x
+    addends: list[torch.Tensor] = []
+
+    def run(group: ThreadGroup) -> None:
+        spec = load_model_spec(folders[0])
+        model = load_model(folders[0], spec, dtype="float32", device="cpu", ops=PackedOps(), group=group)
+        addends.append(model.layers[1].feed_forward(x).x)
+
+    on_ranks(size, run)
+    torch.testing.assert_close(torch.stack(addends).sum(0), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_greedy_equals_transformers_on_the_mxfp4_checkpoint(folders: tuple[Path, Path]) -> None:
     """transformers reads the packed folder by itself."""
     from transformers import AutoModelForCausalLM, Mxfp4Config
@@ -108,6 +190,11 @@ def test_greedy_equals_transformers_on_the_mxfp4_checkpoint(folders: tuple[Path,
 def test_random_weights_need_no_checkpoint(folders: tuple[Path, Path]) -> None:
     spec = load_model_spec(folders[0])
     load_model(folders[0], spec, dtype="float32", device="cpu", load_format="dummy")
+    model = load_model(folders[0], spec, dtype="float32", device="cpu", load_format="dummy", ops=PackedOps())
+    experts = model.layers[0].feed_forward.experts
+    drawn = plain_weights(Mxfp4Weights(experts.gate_up_proj, experts.gate_up_scales)).float()
+    assert drawn.std() == pytest.approx(0.02, rel=0.2)
+    assert len(drawn.unique()) == 15
 
 
 def with_tensors(folder: Path, source: Path, **changes: torch.Tensor | None) -> Path:
@@ -135,8 +222,9 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, folders: tuple[Path, 
     for i, (changes, message) in enumerate(cases):
         (tmp_path / str(i)).mkdir()
         folder = with_tensors(tmp_path / str(i), folders[0], **changes)
-        with pytest.raises(ModelLoadError, match=message):
-            load_model(folder, load_model_spec(folder), dtype="float32", device="cpu")
+        for ops in (TorchOps(), PackedOps()):
+            with pytest.raises(ModelLoadError, match=message):
+                load_model(folder, load_model_spec(folder), dtype="float32", device="cpu", ops=ops)
     config = json.loads((folders[0] / "config.json").read_text())
     del config["quantization_config"]  # the files decide nothing by themselves
     (tmp_path / "0" / "config.json").write_text(json.dumps(config))
