@@ -207,11 +207,78 @@ def _settle() -> None:
     gc.freeze()
 
 
+Table = tuple[str, Sequence[str], list[list[str]]]
+"""Title, headings and rows."""
+
+
+def _steps(args: argparse.Namespace, folder: Path) -> Table:
+    rows = []
+    for count in args.rows:
+        part = measure_steps(folder, count, args.steps, detokenize=args.detokenize, profile=args.profile)
+        rows.append([str(count), *(f"{part[p]:.0f} ({part[p] / count:.2f})" for p in STEP_PARTS)])
+    return "microseconds for a step (for each of its rows)", ["rows", *STEP_PARTS], rows
+
+
+def _workloads(args: argparse.Namespace, folder: Path) -> Table:
+    rows = []
+    for name in args.workloads:
+        part = measure_workload(folder, name, detokenize=args.detokenize, profile=args.profile)
+        rows.append([name, f"{part['steps']:.0f}", *(f"{part[p] * 1e3:.1f}" for p in WORKLOAD_PARTS)])
+    return "milliseconds for a workload", ["workload", "steps", *WORKLOAD_PARTS], rows
+
+
+def _chain(args: argparse.Namespace, folder: Path) -> Table:
+    rows = []
+    for count in args.rows:
+        for name, schema in (("plain", None), ("constrained", SCHEMA)):
+            found = measure_chain(folder, CONFIGS[SHAPE], count, args.steps, schema)
+            rows.append([str(count), name, *(_spread(found[part]) for part in (*PARTS, *SPANS))])
+    return "microseconds from an answer, median / 90th percentile", ["rows", "", *PARTS, *SPANS], rows
+
+
+def _busy(args: argparse.Namespace, folder: Path) -> Table:
+    rows = []
+    for step_ms, count in BUSY_STEPS_MS.items():
+        for name, schema in (("plain", None), ("constrained", SCHEMA)):
+            busy, interval = measure_busy(count, step_ms, args.steps, args.depth, folder, CONFIGS[SHAPE], schema)
+            rows.append([f"{step_ms} ms", f"{count} {name}", f"{busy:.1%}", f"{interval:.3f}"])
+    title = f"the device's share of the time, {args.depth} steps in flight"
+    return title, ["step", "rows", "busy", "ms from step to step"], rows
+
+
+def _gaps(args: argparse.Namespace, folder: Path) -> Table:
+    rows = []
+    model = prepare_model(ModelConfig(), device="cpu", show_progress=False).folder
+    for kind, chat in (("text", False), ("chat", True)):
+        for where, threaded in (("at once", False), ("thread", True)):
+            measured = measure_gaps(model, args.prompts, args.words, chat=chat, threaded=threaded)
+            shown = (percentile(measured.gaps, 50), percentile(measured.gaps, 99), max(measured.gaps))
+            rows.append([kind, where, *(f"{gap * 1e3:.0f}" for gap in shown), f"{measured.encoded_s:.1f}"])
+    title = f"milliseconds between two tokens of a stream, while {args.prompts} prompts of {args.words} words come"
+    return title, ["prompts", "encoded", "median", "99th percentile", "longest", "s for all"], rows
+
+
+def _chunks(args: argparse.Namespace, folder: Path) -> Table:
+    rows = []
+    for route in BODIES:
+        costs = measure_chunks(route, args.streams, args.steps)
+        rows.append([route, f"{costs.loop * 1e6:.1f}", f"{costs.dispatch * 1e6:.1f}"])
+    return f"microseconds for a chunk of one of {args.streams} streams", ["route", "event loop", "dispatch"], rows
+
+
+TABLES = {
+    "steps": _steps,
+    "workloads": _workloads,
+    "chain": _chain,
+    "busy": _busy,
+    "gaps": _gaps,
+    "chunks": _chunks,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", nargs="*", choices=["steps", "workloads", "busy", "chain", "gaps", "chunks"], default=["steps"]
-    )
+    parser.add_argument("what", nargs="*", choices=TABLES, default=["steps"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 512])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--steps", type=int, default=200)
@@ -223,55 +290,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     args = parser.parse_args(argv)
     folder = shape_folder(SHAPE)
-    if "steps" in args.what:
-        rows = []
-        for count in args.rows:
-            part = measure_steps(folder, count, args.steps, detokenize=args.detokenize, profile=args.profile)
-            rows.append([str(count), *(f"{part[p]:.0f} ({part[p] / count:.2f})" for p in STEP_PARTS)])
-        print("\nmicroseconds for a step (for each of its rows)\n")
-        print(table(["rows", *STEP_PARTS], rows), flush=True)
-    if "workloads" in args.what:
-        rows = []
-        for name in args.workloads:
-            part = measure_workload(folder, name, detokenize=args.detokenize, profile=args.profile)
-            rows.append([name, f"{part['steps']:.0f}", *(f"{part[p] * 1e3:.1f}" for p in WORKLOAD_PARTS)])
-        print("\nmilliseconds for a workload\n")
-        print(table(["workload", "steps", *WORKLOAD_PARTS], rows), flush=True)
-    if "chain" in args.what:
-        rows = []
-        for count in args.rows:
-            for name, schema in (("plain", None), ("constrained", SCHEMA)):
-                found = measure_chain(folder, CONFIGS[SHAPE], count, args.steps, schema)
-                rows.append([str(count), name, *(_spread(found[part]) for part in (*PARTS, *SPANS))])
-        print("\nmicroseconds from an answer, median / 90th percentile\n")
-        print(table(["rows", "", *PARTS, *SPANS], rows), flush=True)
-    if "busy" in args.what:
-        rows = []
-        for step_ms, count in BUSY_STEPS_MS.items():
-            for name, schema in (("plain", None), ("constrained", SCHEMA)):
-                busy, interval = measure_busy(count, step_ms, args.steps, args.depth, folder, CONFIGS[SHAPE], schema)
-                rows.append([f"{step_ms} ms", f"{count} {name}", f"{busy:.1%}", f"{interval:.3f}"])
-        print(f"\nthe device's share of the time, {args.depth} steps in flight\n")
-        print(table(["step", "rows", "busy", "ms from step to step"], rows), flush=True)
-    if "gaps" in args.what:
-        rows = []
-        model = prepare_model(ModelConfig(), device="cpu", show_progress=False).folder
-        for kind, chat in (("text", False), ("chat", True)):
-            for where, threaded in (("at once", False), ("thread", True)):
-                measured = measure_gaps(model, args.prompts, args.words, chat=chat, threaded=threaded)
-                shown = (percentile(measured.gaps, 50), percentile(measured.gaps, 99), max(measured.gaps))
-                rows.append([kind, where, *(f"{gap * 1e3:.0f}" for gap in shown), f"{measured.encoded_s:.1f}"])
-        print(
-            f"\nmilliseconds between two tokens of a stream, while {args.prompts} prompts of {args.words} words come\n"
-        )
-        print(table(["prompts", "encoded", "median", "99th percentile", "longest", "s for all"], rows), flush=True)
-    if "chunks" in args.what:
-        rows = []
-        for route in BODIES:
-            costs = measure_chunks(route, args.streams, args.steps)
-            rows.append([route, f"{costs.loop * 1e6:.1f}", f"{costs.dispatch * 1e6:.1f}"])
-        print(f"\nmicroseconds for a chunk of one of {args.streams} streams\n")
-        print(table(["route", "event loop", "dispatch"], rows), flush=True)
+    for name, measure in TABLES.items():
+        if name in args.what:
+            title, headings, rows = measure(args, folder)
+            print(f"\n{title}\n")
+            print(table(headings, rows), flush=True)
     return 0
 
 
