@@ -235,13 +235,10 @@ class Engine:
             RequestError: a prompt or an option is not valid; names it. The other requests of the call are aborted.
             EngineError: the engine failed.
         """
-        fields: dict[str, Any] = {
-            "dimensions": dimensions,
-            "normalize": normalize,
-            "prompt_name": prompt_name,
-            "prompt_text": prompt,
-        }
-        jobs = pooled_jobs(EmbedReq, split(prompts)[0], **fields, **options)
+        jobs = pooled_jobs(
+            EmbedReq, split(prompts)[0], dimensions=dimensions, normalize=normalize, prompt_name=prompt_name,
+            prompt_text=prompt, **options,
+        )  # fmt: skip
         with engine_errors():
             return Embedding.of(ask_all(self.client, jobs))
 
@@ -250,13 +247,10 @@ class Engine:
         prompt_name: str | None = None, prompt: str | None = None, **options: Any,
     ) -> Embedding:  # fmt: skip
         """`embed` for an event loop; cancelling it aborts its requests."""
-        fields: dict[str, Any] = {
-            "dimensions": dimensions,
-            "normalize": normalize,
-            "prompt_name": prompt_name,
-            "prompt_text": prompt,
-        }
-        jobs = pooled_jobs(EmbedReq, split(prompts)[0], **fields, **options)
+        jobs = pooled_jobs(
+            EmbedReq, split(prompts)[0], dimensions=dimensions, normalize=normalize, prompt_name=prompt_name,
+            prompt_text=prompt, **options,
+        )  # fmt: skip
         with engine_errors():
             return Embedding.of(await aask_all(self.client, jobs))
 

@@ -41,8 +41,8 @@ State = Literal["starting", "serving", "restarting", "draining", "drained", "fen
 
 
 @dataclass(frozen=True)
-class ReplicaInfo:
-    """One replica, for operators.
+class ReplicaStatus:
+    """State of one replica, for operators.
 
     Attributes:
         state: drained: draining, and nothing is left to do; fenced: it was silent for too long, and counts as dead
@@ -215,12 +215,12 @@ class ReplicaSet:
             self.client.forget_replica(replica.number, replica.life)
         self._stop([replica])
 
-    def describe(self) -> list[ReplicaInfo]:
+    def describe(self) -> list[ReplicaStatus]:
         """Return all replicas, by number."""
         with self._lock:
-            return [self._info(replica) for _, replica in sorted(self._replicas.items())]
+            return [self._status_of(replica) for _, replica in sorted(self._replicas.items())]
 
-    def _info(self, replica: _Replica) -> ReplicaInfo:
+    def _status_of(self, replica: _Replica) -> ReplicaStatus:
         status, latest = replica.status, replica.latest
         state: State = status.state
         if status.state == "serving":
@@ -229,7 +229,7 @@ class ReplicaSet:
             elif replica.is_draining:
                 state = "drained" if self._is_idle(replica) else "draining"
         pids = {} if state == "failed" else replica.supervisor.pids
-        return ReplicaInfo(replica.number, state, status.reason, pids, latest)
+        return ReplicaStatus(replica.number, state, status.reason, pids, latest)
 
     def _get(self, number: int) -> _Replica:
         replica = self._replicas.get(number)

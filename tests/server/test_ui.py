@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
-from radixrt.engine.replica_set import ReplicaInfo
+from radixrt.engine.replica_set import ReplicaStatus
 from radixrt.messages.cache_events import CacheEvents, FromWatched, NodeEvicted, SnapshotHeader, ToWatched
 from radixrt.messages.client import RequestOutput
 from radixrt.messages.parts import Finish
@@ -191,8 +191,8 @@ def test_a_feed_ends_if_the_hub_fails_so_that_its_page_connects_again(
 class TwelveReplicas:
     """Replicas of a server, as its routes see them."""
 
-    def describe(self) -> list[ReplicaInfo]:
-        return [ReplicaInfo(number, "serving", "", {}, None) for number in range(12)]
+    def describe(self) -> list[ReplicaStatus]:
+        return [ReplicaStatus(number, "serving", "", {}, None) for number in range(12)]
 
 
 def test_a_replica_is_named_by_its_whole_number(engine: FakeEngine) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixrt.engine.replica_set import ReplicaInfo, ReplicaSet
+from radixrt.engine.replica_set import ReplicaSet, ReplicaStatus
 from radixrt.errors import RequestError
 from radixrt.server.http.errors import json_response
 from radixrt.server.http.receive import receive_json
@@ -34,7 +34,7 @@ drain_decoder = msgspec.json.Decoder(DrainRequest)
 remove_decoder = msgspec.json.Decoder(RemoveRequest)
 
 
-def replica_body(info: ReplicaInfo) -> dict[str, Any]:
+def replica_body(info: ReplicaStatus) -> dict[str, Any]:
     """Return a replica as JSON members; numbers that are not known yet are 0."""
     view = None if info.stats is None else info.stats.view
     stats = None if info.stats is None else info.stats.stats
