@@ -146,7 +146,11 @@ class ExecutorConfig:
         "while the engine idles, start: all before serving, off: every step is launched kernel by kernel",
         choices=("auto", "start", "off"),
     )
-    step_trace: str | None = option(None, "file for a Chrome trace of every step, which Perfetto opens; default: none")
+    step_trace: str | None = option(
+        None,
+        "file for a Chrome trace of every step, which Perfetto opens; with several ranks a.json is a.rank0.json and so "
+        "on; default: none",
+    )
     cascade: str = option(
         "auto",
         "compute attention over a prefix that rows of a step share once for all of them; auto: where that is cheaper",

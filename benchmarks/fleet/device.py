@@ -5,7 +5,6 @@ A step trace is what `radixrt launch --step-trace FILE` writes (`radixrt.runner.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.common.step_traces import answering_trace, read_events
 from benchmarks.common.tables import percentile
 from radixrt.messages.scheduler import StepTimes
 from radixrt.messages.step_shape import StepShape
@@ -70,7 +70,7 @@ class StepFit(NamedTuple):
 
 
 def read_step_trace(path: Path, *, min_steps: int = MIN_STEPS) -> list[TracedStep]:
-    """Read a step trace.
+    """Read a step trace; of several ranks' that of the one that answers.
 
     A step took the time from its launch, or from the end of the step before if that was later, until its answer.
 
@@ -78,14 +78,10 @@ def read_step_trace(path: Path, *, min_steps: int = MIN_STEPS) -> list[TracedSte
         ValueError: the file is no step trace, or one of an older version, whose events lack the shape of their step, or
             one of fewer steps than min_steps.
     """
-    text = path.read_text().rstrip()
-    try:
-        events = json.loads(text if text.endswith("]") else text.rstrip(",") + "]")
-    except ValueError as error:
-        raise ValueError(f"{path} is not a step trace: {error}") from None
+    path = answering_trace(path)
     launched: dict[int, float] = {}
     steps, ended_at = [], 0.0
-    for event in events if isinstance(events, list) else ():
+    for event in read_events(path):
         name, args = str(event.get("name")), event.get("args", {})
         if name.startswith("launch ") and "step" in args:
             launched[args["step"]] = event["ts"]

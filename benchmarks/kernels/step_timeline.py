@@ -11,7 +11,8 @@ its sampling: constrained steps wait there for their mask. `turnaround` is the h
 to the moment at which the next one may be sampled, which for constrained steps is the arrival of the mask. `busy` is
 the steps' part of the time, less these waits; pauses between a step's own kernels count as busy.
 
-Perfetto (https://ui.perfetto.dev) and chrome://tracing draw the same file as a timeline.
+Of an engine with several ranks it reads trace.rankN.json of the rank that answers; the file of any other rank has no
+answers. Perfetto (https://ui.perfetto.dev) and chrome://tracing draw the same file as a timeline.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.common.step_traces import answering_trace
 from benchmarks.common.tables import percentile, table
 
 DEFAULT_PAUSE_MS = 30.0
@@ -80,6 +82,7 @@ def read_trace(path: Path) -> list[Step]:
     Raises:
         ValueError: a line is not a trace event, or there are no device times.
     """
+    path = answering_trace(path)
     lanes: dict[int, dict[str, dict[str, Any]]] = {}
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):

@@ -10,6 +10,9 @@ nothing lost between them,
   step-time model, which is fitted to this trace and to that of a run with 1 / n of the requests;
 - for each run the stages wait once for the first step to pass them: (n - 1) / n of the median time of the largest ones.
 
+The run with stages writes a trace for each rank, from which follows the busy share of each stage: the part of the time
+with steps in flight in which the stage's first rank computed. What remains to 100 % is bubbles.
+
 Run: python -m benchmarks.offline.stages --shape llama-3.1-8b                  (two GPUs; --ranks 4: four)
      python -m benchmarks.offline.stages --shape tiny --scale 0.05 --runs 1    (any machine; ranks share its cores)
 """
@@ -29,6 +32,7 @@ from typing import Any
 
 from benchmarks.common.engine_options import parse_options
 from benchmarks.common.model_shapes import CONFIGS, shape_folder
+from benchmarks.common.step_traces import busy_shares, rank_traces
 from benchmarks.common.tables import table
 from benchmarks.fleet.device import MIN_STEPS, TracedStep, fit_steps, read_step_trace
 from benchmarks.offline.__main__ import CUDA_OPTIONS, TINY_OPTIONS, machine_facts, measure, run_once
@@ -47,12 +51,14 @@ class Measured:
     Attributes:
         rates: tokens a second of each run.
         kv_slots: tokens that the KV pool holds.
+        busy: busy share of each pipeline stage; empty without stages.
     """
 
     setup: str
     workload: str
     rates: list[float]
     kv_slots: int
+    busy: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -103,7 +109,20 @@ def trace_part(options: dict[str, Any], workload: str, args: argparse.Namespace)
 
 
 def run_setup(setup: str, options: dict[str, Any], workload: str, args: argparse.Namespace) -> Measured:
-    """Measure a workload on an engine of its own."""
+    """Measure a workload on an engine of its own; with pipeline stages its steps are traced."""
+    stages, tp = options.get("pp", 1), options.get("tp", 1)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "steps.json"
+        if stages > 1:
+            options = {**options, "step_trace": str(trace)}
+        measured = _run_engine(setup, options, workload, args)
+        busy = busy_shares(rank_traces(trace)[::tp]) if stages > 1 else []
+    if busy:
+        print(f"{setup}, {workload}: stages busy {_percentages(busy)}", flush=True)
+    return dataclasses.replace(measured, busy=busy)
+
+
+def _run_engine(setup: str, options: dict[str, Any], workload: str, args: argparse.Namespace) -> Measured:
     from radixrt import Engine
 
     with Engine(str(shape_folder(args.shape)), show_progress=False, **options) as engine:
@@ -130,7 +149,16 @@ def report(found: Sequence[Measured], bounds: dict[str, float]) -> str:
     pools = [by[setup, next(iter(bounds))].kv_slots for setup in setups]
     more = [f"{pool:,} ({pool / pools[0]:.2f} times)" for pool in pools[1:]]
     rows.append(["KV slots", f"{pools[0]:,}", *more, "-"])
+    for setup in setups:
+        for workload in bounds:
+            if shares := by[setup, workload].busy:
+                cells = [_percentages(shares) if each == setup else "-" for each in setups]
+                rows.append([f"stages busy, {workload}", *cells, "-"])
     return table(["workload, tok/s", *setups, "bound of stages"], rows)
+
+
+def _percentages(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.0%}" for share in shares)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

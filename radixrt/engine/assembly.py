@@ -129,7 +129,7 @@ def make_runner_worker(
     runner = make_runner(config, settings, rank_info, mask_path=mask_path, progress=progress, start_log=start_log)
     return Worker(
         runner, answers, rank_info.known_as, answers_steps=rank_info.answers, alone=rank_info.size == 1,
-        trace_path=config.executor.step_trace if rank_info.answers else None,
+        trace_path=config.executor.step_trace, rank_info=rank_info,
         step_timeout_s=config.executor.step_timeout_s,
     )  # fmt: skip
 

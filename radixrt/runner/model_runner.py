@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -280,8 +279,7 @@ class ModelRunner:
         for row in step.sampling_rows if self._links.is_last else ():
             self._tables.write(row)
             self._scorer.write(row)
-        staged = self._stage(step)
-        if staged is not None:
+        if (staged := self._stage(step)) is not None:
             return staged
         is_captured = self._prompt_graphs is not None and self._prompt_graphs.has(len(step.out_cache_loc) // 4)
         return self.batches.build(step, narrow=self._model.narrows and not is_captured)
@@ -290,24 +288,26 @@ class ModelRunner:
         """Stage a step of few tokens for a CUDA graph; None if there is no graph for it."""
         if self._graphs is None or len(step.out_cache_loc) // 4 > self._graphs.max_rows:
             return None
-        rows = TokenRows.of(step)
-        if rows is None:
+        if (rows := TokenRows.of(step)) is None:
             return None
         samples = slice(rows.num_samples)
         inputs = self._sampler.plain_inputs(rows.req_pool_idx[samples], rows.seq_lens[samples])
         return self._graphs.stage(rows, *inputs)
 
-    def forward(self, batch: ForwardBatch | StagedStep) -> LogitsProcessorOutput:
-        """Run this stage's part of the model over a batch, between the stage before and the one behind. An IDLE batch
-        runs nothing and has no logits; nor has one of a stage before the last."""
+    def forward(
+        self, batch: ForwardBatch | StagedStep, arrived: Callable[[], None] | None = None
+    ) -> LogitsProcessorOutput:  # fmt: skip
+        """Run this stage's part of the model over a batch; an IDLE one runs nothing. Before the last stage there are no
+        logits. `arrived` is called once the stage before has sent its part (on CUDA, once the stream waits for it)."""
         nothing = torch.empty(0, 0, device=self.device)
         if isinstance(batch, ForwardBatch) and batch.mode is ForwardMode.IDLE:
             return LogitsProcessorOutput(torch.empty(0, self.vocab_size, device=self.device), nothing)
-        received = self._links.receive(partial(self._model.stage_input, batch.num_tokens))
+        received = self._links.receive(lambda: self._model.stage_input(batch.num_tokens))
+        if arrived is not None:
+            arrived()
         if not isinstance(batch, ForwardBatch):
             assert self._graphs is not None
-            sent = self._graphs.forward(batch, received)
-            if sent is not None:
+            if (sent := self._graphs.forward(batch, received)) is not None:
                 self._links.send(sent)
             return LogitsProcessorOutput(nothing, nothing)  # `sample` fetches logits where it needs them
         hidden = self._prompt_graphs.forward(batch, received) if self._prompt_graphs is not None else None
@@ -373,8 +373,7 @@ class ModelRunner:
     def _choose(
         self, logits: torch.Tensor, idx: Int32Array, seq_lens: Int32Array, rows: torch.Tensor, mask: Mask | None
     ) -> SampleResult | None:
-        """Sample uncaptured: rows idx (int32 [S]; `rows`: the same, int64 on the device) of sequences of these
-        lengths."""
+        """Sample uncaptured: rows idx (int32 [S]; `rows`: the same, int64 on the device), of these lengths."""
         if self._group.rank:
             self.batches.future_token_ids[rows] = self._group.broadcast(torch.empty_like(rows))
             return None

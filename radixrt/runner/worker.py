@@ -9,6 +9,7 @@ The worker never waits for the device. Steps whose tokens are still being comput
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from radixrt.channel import Outbox, ZmqInbox
+from radixrt.distributed.rank_info import SINGLE_RANK, RankInfo
 from radixrt.errors import EngineError
 from radixrt.forward_batch.forward_batch import ForwardBatch
 from radixrt.heartbeat import IDLE_WAKE_S, Heartbeat
@@ -82,13 +84,14 @@ class Worker:
         answers_steps: only one rank answers steps.
         alone: no other ranks share the model. With other ranks a failed step is fatal: they, or the device, may be
             waiting in a collective of that step.
-        trace_path: see `StepTrace`; None for no trace.
+        trace_path, rank_info: see `StepTrace`; a path of None is no trace.
         step_timeout_s: time for which the worker waits for the device to complete a step.
     """
 
     def __init__(
         self, runner: ModelRunner, answers: Outbox[FromRunner], rank: int = 0, *, answers_steps: bool = True,
-        alone: bool = True, trace_path: str | None = None, step_timeout_s: float = math.inf,
+        alone: bool = True, trace_path: str | None = None, rank_info: RankInfo = SINGLE_RANK,
+        step_timeout_s: float = math.inf,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._answers = answers
@@ -99,7 +102,7 @@ class Worker:
         self._awaiting_mask: LaunchedStep | None = None
         self._unanswered: deque[Unanswered] = deque()
         self._step_timeout_s = step_timeout_s
-        self._trace_path = trace_path
+        self._trace_path, self._rank_info = trace_path, rank_info
         self._trace: StepTrace | None = None
 
     def start(self, heartbeat: Heartbeat | None = None, allowance: StepAllowance | None = None) -> None:
@@ -113,7 +116,7 @@ class Worker:
         """
         self._runner.initialize()
         if self._trace_path is not None:
-            self._trace = StepTrace(self._trace_path, self._runner.device)
+            self._trace = StepTrace(self._trace_path, self._runner.device, self._rank_info)
         if not self.compiles_kernels:  # on every rank: the step has collectives
             heartbeat, allowance = heartbeat or Heartbeat(), allowance or StepAllowance(0.0, 0.0)
             heartbeat.beat()
@@ -220,27 +223,32 @@ class Worker:
                 raise EngineError(f"step {step.step_id} broke it: {_error_text(error)}") from error
 
     def _launch(self, step: ForwardStep) -> None:
-        started = time.perf_counter()
-        times = None if self._trace is None else self._trace.begin(step)
+        started, trace = time.perf_counter(), self._trace
+        times = None if trace is None else trace.begin(step)
         batch = self._runner.prepare(step)
-        if self._trace is not None and times is not None:
-            self._trace.forward(times)
-        launched = LaunchedStep(step, batch, self._runner.forward(batch), started, times)
-        if self._trace is not None and times is not None:
-            self._trace.forwarded(times)
+        if trace is None or times is None:
+            logits = self._runner.forward(batch)
+        else:
+            trace.forward(times)
+            logits = self._runner.forward(batch, functools.partial(trace.received, times))
+            trace.forwarded(times)
+        launched = LaunchedStep(step, batch, logits, started, times)
         if step.has_grammar:
             self._awaiting_mask = launched
         else:
             self._sample(launched, None)
 
     def _sample(self, launched: LaunchedStep, mask: GrammarMask | None) -> None:
-        if self._trace is not None and launched.times is not None:
-            self._trace.sampling(launched.times)
+        trace, times = self._trace, launched.times
+        if trace is not None and times is not None:
+            trace.sampling(times)
         sampled = self._runner.sample(launched.logits, launched.batch, launched.step, mask)
-        if self._trace is not None and launched.times is not None:
-            self._trace.sampled(launched.times)
+        if trace is not None and times is not None:
+            trace.sampled(times)
         if self._answers_steps:
             self._unanswered.append(Unanswered(launched, sampled))
+        elif trace is not None and times is not None:
+            trace.unanswered(times)
 
     def _answer(self, waiting: Unanswered) -> None:
         sampled, result = waiting.sampled, waiting.sampled.wait()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import radixrt
+from benchmarks.common.step_traces import answering_trace, busy_shares, rank_steps, rank_traces
 from tests.equivalence.test_tiny_models import prompts
 from tests.tiny_models import make_tiny_model
 
@@ -57,15 +58,22 @@ def numbers(engine: radixrt.Engine) -> np.ndarray[Any, Any]:
     return np.concatenate([found, scores, np.ravel(embedded)])
 
 
-def test_two_stages_of_two_ranks(tiny_model: Callable[[str], Path]) -> None:
+def test_two_stages_of_two_ranks(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     folder = str(tiny_model("qwen3_moe"))
     with radixrt.Engine(folder, executor="uni", **OPTIONS, **ROOM) as one:
         expected = greedy(one), constrained(one)
-    with radixrt.Engine(folder, tp=2, pp=2, pp_layers="1,2", **OPTIONS, **ROOM) as engine:
+    trace = tmp_path / "steps.json"
+    with radixrt.Engine(folder, tp=2, pp=2, pp_layers="1,2", step_trace=str(trace), **OPTIONS, **ROOM) as engine:
         assert [name for name in engine.pids if "Runner" in name] == [f"ModelRunner {rank}" for rank in range(4)]
         assert greedy(engine) == expected[0]
         assert constrained(engine) == expected[1]
         engine.check_invariants()
+    traces = rank_traces(trace)
+    assert len(traces) == 4
+    assert len({len(rank_steps(each)) for each in traces}) == 1, "every rank has all steps"
+    assert answering_trace(trace) == traces[2]
+    shares = busy_shares([traces[0], traces[2]])
+    assert all(0 < share < 1 for share in shares)
 
 
 def test_three_stages_with_too_little_memory_and_a_death(tiny_model: Callable[[str], Path]) -> None:

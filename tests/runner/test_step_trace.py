@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from radixrt.distributed.rank_info import RankInfo
 from radixrt.messages.runner import ForwardStep
 from radixrt.messages.wire import pack_i32
 from radixrt.runner.step_trace import LANES, StepTrace
@@ -20,14 +21,15 @@ def decode_step(step_id: int) -> ForwardStep:
     )  # fmt: skip
 
 
-def write(trace: StepTrace, steps: int) -> None:
+def write(trace: StepTrace, steps: int, *, answers: bool = True) -> None:
     for step_id in range(steps):
         times = trace.begin(decode_step(step_id))
         trace.forward(times)
+        trace.received(times)
         trace.forwarded(times)
         trace.sampling(times)
         trace.sampled(times)
-        trace.answered(times)
+        (trace.answered if answers else trace.unanswered)(times)
 
 
 def check(events: list[dict[str, Any]], steps: int) -> None:
@@ -62,3 +64,16 @@ def test_a_trace_that_was_cut_off_lacks_only_the_end_of_its_array(tmp_path: Path
     write(trace, 2)
     check(json.loads((tmp_path / "t.json").read_text() + "]"), 2)
     trace.close()
+
+
+def test_each_rank_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """Rank 1 of three stages waits for the one before and answers nothing."""
+    trace = StepTrace(str(tmp_path / "t.json"), torch.device("cpu"), RankInfo(rank=1, size=3, stages=3))
+    write(trace, 2, answers=False)
+    trace.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["t.rank1.json"]
+    events = json.loads((tmp_path / "t.rank1.json").read_text())
+    assert events[0]["args"]["name"] == "ModelRunner 1, stage 1"
+    assert {event["pid"] for event in events} == {1}
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert names == ["launch decode", "receive decode", "launch-sampling decode"] * 2

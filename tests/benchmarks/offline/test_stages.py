@@ -42,7 +42,7 @@ def test_few_steps_need_no_model() -> None:
 
 def test_the_table() -> None:
     found = [
-        Measured(setup, workload, [rate * factor], slots)
+        Measured(setup, workload, [rate * factor], slots, [0.9, 0.953] if setup == "pp 2" else [])
         for workload, rate in (("prefill", 100.0), ("decode64", 10.0))
         for setup, factor, slots in (("one GPU", 1, 1000), ("tp 2", 1.6, 2050), ("pp 2", 1.9, 2100))
     ]
@@ -53,4 +53,6 @@ def test_the_table() -> None:
         ["prefill", "100", "160 (1.60 times)", "190 (1.90 times)", "1.95 times"],
         ["decode64", "10", "16 (1.60 times)", "19 (1.90 times)", "1.30 times"],
         ["KV slots", "1,000", "2,050 (2.05 times)", "2,100 (2.10 times)", "-"],
+        ["stages busy, prefill", "-", "-", "90%, 95%", "-"],
+        ["stages busy, decode64", "-", "-", "90%, 95%", "-"],
     ]
