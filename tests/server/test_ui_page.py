@@ -15,11 +15,13 @@ import uvicorn
 from benchmarks.common.browser import BROWSER, Browser
 from benchmarks.common.synthetic_scheduler import SyntheticScheduler
 from radixrt.config import ServerConfig
+from radixrt.lang.observe.report_page import report_page
 from radixrt.messages.cache_events import FromWatched, ToWatched
 from radixrt.messages.client import GenerateReq, RequestOutput, TokenLogprob
 from radixrt.messages.parts import Finish, Timings, Usage
 from radixrt.messages.wire import pack_i32
 from radixrt.server import create_app
+from tests.lang.observe.runs import large_run, small_run
 from tests.server.fake_engine import MODEL, FakeEngine, speak
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
@@ -222,6 +224,69 @@ def test_programs_are_shown_as_text(page: Browser) -> None:
     tab(page, "programs")
     page.wait("document.querySelectorAll('#programs tbody tr').length > 3")
     assert HOSTILE in text(page, "#programs tbody")
+    assert page.run("document.querySelector('#calls-section').hidden")
+    page.run("document.querySelector('#programs tbody td.mono').click()")
+    page.wait("document.querySelectorAll('#calls tbody tr').length > 2")
+    page.wait("/new|evicted|reused/.test(document.querySelector('#calls tbody').textContent)")
+    assert HOSTILE in text(page, "#calls-about")
+
+
+def drop(page: Browser, content: str, name: str = "run.html") -> None:
+    """Choose a file in the page, as a user does."""
+    made = f"new File([{json.dumps(content)}], {json.dumps(name)})"
+    page.run(
+        f"{{ const given = new DataTransfer(), input = document.querySelector('#report-file'); given.items.add({made});"
+        "input.files = given.files; input.dispatchEvent(new Event('change')); }"
+    )
+
+
+def test_a_report_of_a_run_is_opened_in_the_page(page: Browser) -> None:
+    """Its texts are text, its own script and markup are not looked at, and nothing is sent to the server."""
+    tab(page, "programs")
+    before = page.run("performance.getEntriesByType('resource').length")
+    small = report_page(small_run()).replace("<body>", f"<body>{HOSTILE}")
+    drop(page, small)
+    page.wait("/judge/.test(document.querySelector('#report-about').textContent)")
+    assert text(page, "#report-totals") == (
+        "5 calls in 4 branches, 1.19 s: of 1,262 prompt tokens 70.5 % reused and 372 computed, 108 generated"
+    )
+    rows = page.run("[...document.querySelectorAll('#report-calls tbody tr:not(.spacer)')].map((row) => row.innerText)")
+    assert [row.split("\t")[1] for row in rows] == ["note", "note", "note", "grade", "verdict"]
+    page.run("document.querySelectorAll('#report-calls tbody tr')[2].children[0].click()")
+    assert "<i>it holds</i>" in text(page, "#report-text")
+    assert "Comment on its" in text(page, "#report-text .user")
+    assert text(page, "#report-text .same"), "what an earlier prompt began with is told apart"
+    drop(page, report_page(large_run()))
+    page.wait("/survey/.test(document.querySelector('#report-about').textContent)")
+    assert "1 failed" in text(page, "#report-totals")
+    widths = "[...document.querySelectorAll('#report-calls .bar')[1].querySelectorAll('i')].map((i) => i.style.width)"
+    assert page.run(widths)[0] == "96.0177%", "rows of the report before are drawn anew"
+    assert page.run("document.querySelectorAll('#report-calls tbody tr').length") < 100, "of 300 calls, those in sight"
+    assert page.run("performance.getEntriesByType('resource').length") == before, "nothing was sent or loaded"
+
+
+def test_what_is_no_report_is_refused_with_words(page: Browser) -> None:
+    tab(page, "programs")
+
+    def refusal(content: str) -> str:
+        page.run("document.querySelector('#report-failure').hidden = true")
+        drop(page, content, f"{HOSTILE}.html")
+        page.wait("!document.querySelector('#report-failure').hidden")
+        assert page.run("document.querySelector('#report').hidden")
+        return text(page, "#report-failure")
+
+    def data(body: str) -> str:
+        return f'<script type="application/json" id="run">{body}</script>'
+
+    assert refusal("hello").startswith(f"{HOSTILE}.html: this is no report of a run")
+    assert "damaged" in refusal(data("{"))
+    for body in ("null", "[]", "{}", '{"calls": 1, "branches": []}'):
+        assert "another version" in refusal(data(body))
+    assert "at most 20,000" in refusal(data(json.dumps({"calls": [0] * 20_001, "branches": []})))
+    call = {"id": {}, "prompt": "x", "text": 5, "end": "y", "chars": -1}
+    odd = {"calls": [None, 1, call], "branches": [None], "name": 3}
+    drop(page, data(json.dumps(odd)))
+    page.wait("/^1 call in 1 branch, 0 s/.test(document.querySelector('#report-totals').textContent)")
 
 
 def test_the_playground(page: Browser) -> None:

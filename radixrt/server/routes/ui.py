@@ -23,7 +23,7 @@ from radixrt.server.ui.lines import line
 
 READ_S = 0.2
 FLEET_S = 1.0
-SCRIPTS = ("tools", "fleet", "tree", "icicle", "plots", "requests", "playground", "page")
+SCRIPTS = ("tools", "fleet", "tree", "icicle", "plots", "requests", "report", "playground", "page")
 FILES = {
     "page.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",

@@ -3,6 +3,7 @@ import { Fleet } from "./fleet.js";
 import { Icicle, MODES, SCALES } from "./icicle.js";
 import { Playground } from "./playground.js";
 import { Plots } from "./plots.js";
+import { Report } from "./report.js";
 import { Requests } from "./requests.js";
 import { $, call, count, fillStack, hasKey, legend, lines, make, percent, plural, readColors, short, storeKey, time } from "./tools.js";
 import { kindOf, Tree } from "./tree.js";
@@ -17,6 +18,8 @@ const fleet = new Fleet((replica) => {
   feed?.abort();
 });
 let hello = null, tab = "live", drawnSlow = 0, live = false;
+
+new Report(); // it draws itself when a file is opened
 
 const now = () => Date.now() / 1000 + clock;
 

@@ -52,7 +52,7 @@ export function expected(row) {
 
 // A table body whose rows are kept, by key: only what has changed is written. Of a long table, only the rows that are in
 // sight are there, between two that are as high as the rest.
-class Rows {
+export class Rows {
   constructor(table) {
     this.body = table.tBodies[0];
     this.frame = table.parentElement;
@@ -60,6 +60,11 @@ class Rows {
     this.spacers = [0, 1].map(() => make("tr", { class: "spacer" }, make("td", { colspan: table.tHead.rows[0].cells.length })));
     this.frame.addEventListener("scroll", () => this.show(this.items, this.build), { passive: true });
     this.items = [];
+  }
+
+  keyOf(node) { // of the row that holds a node; undefined for none
+    const tr = node.closest("tr");
+    for (const [key, row] of this.rows) if (row.node === tr) return key;
   }
 
   // build(item) returns [key, class, [text, or [class, text], or [class, what it depends on, maker of an element], ...]]
@@ -115,7 +120,12 @@ export class Requests {
     this.holds = [];
     this.misses = new Map(); // by number, in order of admission
     this.byRid = new Map();
-    this.tables = { rows: new Rows($("rows")), misses: new Rows($("misses")), programs: new Rows($("programs")) };
+    this.program = null; // whose calls are listed
+    this.tables = { rows: new Rows($("rows")), misses: new Rows($("misses")), programs: new Rows($("programs")), calls: new Rows($("calls")) };
+    $("programs").tBodies[0].addEventListener("click", (event) => {
+      this.program = this.tables.programs.keyOf(event.target) ?? this.program;
+      this.drawCalls();
+    });
   }
 
   takeRequests(line) {
@@ -206,11 +216,24 @@ export class Requests {
         ["lanes", `${calls.length} ${open} ${Math.round(to)}`, () => lanes(calls, from, to)],
       ]];
     });
+    this.drawCalls();
+  }
+
+  drawCalls() { // of the program that was clicked, and why their prompts missed the cache
+    $("calls-section").hidden = this.program === null;
+    if (this.program === null) return;
+    const calls = [...this.misses.values()].filter((miss) => miss.program === this.program), begun = calls[0]?.at;
+    $("calls-about").textContent = `${this.program}: ${calls.length ? plural(calls.length, "call") : "too long ago"}`;
+    this.tables.calls.show(calls, (miss) => [miss.number, miss.ended === "error" ? "bad" : "", [
+      ["clipped mono", miss.rid], ["clipped", miss.branch || "–"], ["number", time(miss.at - begun)], number(miss.prompt), ["number", percent(miss.cached, miss.prompt)], number(miss.prompt - miss.cached),
+      ["bar", CAUSES.map(([, , of]) => of(miss)).join(), () => stack(CAUSES.map(([, name, of]) => [of(miss), name]))], ["clipped why", why(miss)],
+      ["number", miss.ended === null ? "–" : count(miss.out)], miss.ended === null ? "runs" : `${miss.ended} after ${time(miss.endedAt - miss.at)}`,
+    ]]);
   }
 }
 
 // The calls of a program as bars, in as few lanes as they need.
-function lanes(calls, from, to) {
+export function lanes(calls, from, to, height = 20) {
   const canvas = make("canvas"), ends = [], places = [];
   for (const call of calls) {
     let lane = ends.findIndex((end) => end <= call.at + 1e-6);
@@ -218,7 +241,7 @@ function lanes(calls, from, to) {
     ends[lane] = call.ended === null ? to : call.endedAt;
     places.push([call, lane, ends[lane]]);
   }
-  const height = 20, each = height / Math.max(ends.length, 4);
+  const each = height / Math.max(ends.length, 4);
   const holder = make("div", {}, canvas);
   requestAnimationFrame(() => {
     const [context, width] = prepare(canvas, height), x = (at) => ((at - from) / Math.max(to - from, 1e-6)) * width;
