@@ -86,11 +86,8 @@ def plan_chat(
     planned = plan_constraint(
         constraint, offered, form.tool_format, dialect.tokens, defaults, names, stops, harmony=harmony
     )
-    if harmony and stops:
-        chosen["stop_scope"] = FREE_TEXT
-    elif thinking is not Thinking.OFF and stops and not planned.fields:
-        start = THINK_START if thinking is Thinking.FREE else ""
-        chosen["stop_scope"] = StopScope(reasoning_end=THINK_END, reasoning_start=start)
+    if stops and (scope := _stop_scope(thinking, harmony=harmony, constrained=bool(planned.fields))) is not None:
+        chosen["stop_scope"] = scope
     form = replace(form, tool_format=planned.tool_format)
     marker = planned.fields["structured"].reasoning_end if planned.fields else None
     if marker is not None:
@@ -102,6 +99,19 @@ def plan_chat(
     except RequestError as error:
         raise renamed(error, planned.names) from None
     return ChatPlan(prompt, validated, form, planned.names)
+
+
+def _stop_scope(thinking: Thinking, *, harmony: bool, constrained: bool) -> StopScope | None:
+    """Return the part of the answer in which stop strings end it: not the reasoning; None for all of it.
+
+    Args:
+        constrained: a constraint takes care of the stop strings (`radixrt.constrained.stop_strings`).
+    """
+    if harmony:
+        return FREE_TEXT
+    if thinking is Thinking.OFF or constrained:
+        return None
+    return StopScope(reasoning_end=THINK_END, reasoning_start=THINK_START if thinking is Thinking.FREE else "")
 
 
 def _reasoning_budget(conversation: Conversation) -> int | None:
